@@ -1,0 +1,84 @@
+"""What a run tells the world, round by round, and what it needs to go on after it was stopped.
+
+The engine fills these; a `RunRecorder` keeps them (`experiments.results` on disk, a list in tests).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of one run. Accuracies are per cent and None in rounds without evaluation."""
+
+    round: int
+    clients: tuple[int, ...]
+    trained: tuple[int, ...]
+    entropy: float
+    classes_covered: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    accuracy: float | None = None
+    loss: float | None = None
+    class_accuracy: tuple[float, ...] | None = None
+
+    @property
+    def worst_class_accuracy(self) -> float | None:
+        """Accuracy of the class the model knows least."""
+        return min(self.class_accuracy) if self.class_accuracy else None
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What is fixed before round 1."""
+
+    label_counts: np.ndarray
+    reported_counts: np.ndarray | None
+    class_names: tuple[str, ...]
+    train_samples: int
+    test_samples: int
+    trainer: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to continue after `round`, bit for bit: tensors, and JSON for the rest."""
+
+    round: int
+    tensors: dict[str, torch.Tensor]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run. `diverged_round` is the first round whose global model was not finite."""
+
+    records: tuple[RoundRecord, ...]
+    model: dict[str, torch.Tensor]
+    diverged_round: int | None
+    num_classes: int
+    clients: int
+
+
+class RunRecorder(Protocol):
+    """Keeps one run. The engine calls start once, record in order of rounds, save now and then, finish last."""
+
+    def start(self, start: RunStart) -> None: ...
+
+    def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
+        """The last checkpoint and the records up to it, or None to start at round 1."""
+
+    def record(self, record: RoundRecord) -> None: ...
+
+    def save(self, checkpoint: Checkpoint) -> None: ...
+
+    def finish(self, outcome: Outcome) -> None: ...
