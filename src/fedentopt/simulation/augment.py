@@ -1,0 +1,68 @@
+"""From stored uint8 images to what a model sees: augmentation and standardisation, on the device.
+
+Per sample and in this order: brightness, contrast, saturation (factors uniform in [max(0, 1-j), 1+j], as
+torchvision's ColorJitter without its random order), grey with probability `grayscale`, horizontal flip with
+probability `flip`, then (x - mean) / std per channel. A sample's draws hang on its key alone.
+This is the plain version; `kernels.gather` does the same in one pass on CUDA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedentopt.simulation.randomness import uniform_torch
+
+GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision's rgb_to_grayscale
+FLIP, BRIGHTNESS, CONTRAST, SATURATION, GREYED = range(5)  # draw numbers of a sample's key
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Augmentation strengths (zero is off) and the data set's per-channel statistics."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    jitter: float = 0.0
+    flip: float = 0.0
+    grayscale: float = 0.0
+
+    def standardise(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 (M, 1 or 3, H, W) -> float32 (M, 3, H, W), without augmentation."""
+        return self._standardise(_to_rgb(images))
+
+    def augment(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """uint8 (M, 1 or 3, H, W) and int64 keys (M,) -> float32 (M, 3, H, W)."""
+        x = _to_rgb(images)
+        if self.jitter > 0:
+            low = max(0.0, 1.0 - self.jitter)
+            span = 1.0 + self.jitter - low
+            factor = [_per_sample(uniform_torch(keys, draw) * span + low) for draw in (BRIGHTNESS, CONTRAST, SATURATION)]
+            x = (x * factor[0]).clamp_(0, 1)
+            level = _grey(x).mean(dim=(1, 2, 3), keepdim=True)
+            x = torch.lerp(level, x, factor[1]).clamp_(0, 1)
+            x = torch.lerp(_grey(x), x, factor[2]).clamp_(0, 1)
+        if self.grayscale > 0:
+            x = torch.where(_per_sample(uniform_torch(keys, GREYED) < self.grayscale), _grey(x), x)
+        if self.flip > 0:
+            x = torch.where(_per_sample(uniform_torch(keys, FLIP) < self.flip), x.flip(-1), x)
+        return self._standardise(x)
+
+    def _standardise(self, x: torch.Tensor) -> torch.Tensor:
+        mean = torch.tensor(self.mean, device=x.device).view(1, 3, 1, 1)
+        scale = torch.tensor([1.0 / s for s in self.std], device=x.device).view(1, 3, 1, 1)
+        return (x - mean) * scale
+
+
+def _to_rgb(images: torch.Tensor) -> torch.Tensor:
+    x = images.to(torch.float32) * (1.0 / 255.0)
+    return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
+
+
+def _grey(x: torch.Tensor) -> torch.Tensor:
+    return (GREY[0] * x[:, 0:1] + GREY[1] * x[:, 1:2]) + GREY[2] * x[:, 2:3]
+
+
+def _per_sample(values: torch.Tensor) -> torch.Tensor:
+    return values.view(-1, 1, 1, 1)
