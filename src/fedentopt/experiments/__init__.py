@@ -1,0 +1,1 @@
+"""Experiments: methods by name, sweeps of runs, and what they leave on disk."""
