@@ -1,0 +1,12 @@
+"""Models: plain `torch.nn.Module`s, nothing federated inside.
+
+`build` makes one by name, from a seed, on the CPU; `head_name` tells where its last linear layer is;
+`dropout_key` gives the handle by which a trainer keys the dropout masks of a step.
+"""
+
+from __future__ import annotations
+
+from fedentopt.models.building import NAMES, build, head_name
+from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
+
+__all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "head_name"]

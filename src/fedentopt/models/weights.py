@@ -1,0 +1,64 @@
+"""Start weights from a local file: safetensors, or a .pth read as plain tensors only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedentopt.errors import InputError
+
+
+def load_weights(model: nn.Module, path: str, head: str) -> None:
+    """Copy the tensors of `path` into `model`, name by name.
+
+    The last layer (`head`) stays as initialised when the file has none or one of another shape: other
+    classes. Every other missing, unknown, misshapen or non-finite tensor is refused by name.
+    """
+    found = _read(Path(path).expanduser())
+    state = model.state_dict()
+    mine = {name for name in state if name.startswith(f"{head}.")}
+    same_head = all(name in found and found[name].shape == state[name].shape for name in mine)
+    skipped = set() if same_head else mine | {name for name in found if name.startswith(f"{head}.")}
+    for name in sorted(set(found) - set(state) - skipped):
+        raise InputError(f"weights: {path} holds a tensor {name!r} that the model does not have")
+    chosen: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name in skipped:
+            chosen[name] = tensor
+            continue
+        if name not in found:
+            raise InputError(f"weights: {path} lacks the tensor {name!r}")
+        given = found[name]
+        if given.shape != tensor.shape:
+            raise InputError(
+                f"weights: tensor {name!r} of {path} has shape {tuple(given.shape)}, "
+                f"the model's has {tuple(tensor.shape)}"
+            )
+        if given.is_floating_point() != tensor.is_floating_point():
+            raise InputError(f"weights: tensor {name!r} of {path} is {given.dtype}, the model's is {tensor.dtype}")
+        if given.is_floating_point() and not torch.isfinite(given).all():
+            raise InputError(f"weights: tensor {name!r} of {path} holds NaN or infinity")
+        chosen[name] = given.to(tensor.dtype)
+    model.load_state_dict(chosen)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise InputError(f"weights: {path} is not a file; accepted: a local .safetensors or .pth file")
+    try:
+        if path.suffix in (".pth", ".pt"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            from safetensors.torch import load_file
+
+            content = load_file(path)
+    except Exception as error:  # both readers raise many kinds for one thing: not such a file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"weights: {path} cannot be read ({reason}); accepted: safetensors, or .pth with tensors only"
+        ) from error
+    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise InputError(f"weights: {path} is not a plain mapping of names to tensors")
+    return content
