@@ -1,0 +1,178 @@
+"""Label-skewed splits of a data set among clients, by the rules of NIID-Bench.
+
+Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos: An Experimental Study (ICDE 2022).
+
+* ``classes:J`` (label quantity, "C = J"): client i owns class i mod C and draws further classes uniformly,
+  without repeats, until it owns J. The samples of a class are shuffled and cut into as many nearly equal parts
+  as it has owners, handed out by increasing client number.
+* ``dir:BETA`` (Dirichlet): for each class in order draw p ~ Dir_K(BETA), set p_i = 0 for every client that
+  already holds N/K samples or more, renormalise, and cut the shuffled samples at floor(cumsum(p) * n_c).
+  If a client ends with fewer samples than the minimum, everything is drawn anew.
+* ``iid``: all samples shuffled and cut into K nearly equal parts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedentopt.errors import InputError
+from fedentopt.labels import check_labels
+
+MOST_TRIES = 1000
+_DRAW = 0x5041  # keeps these draws apart from others made with the same seed
+_SHUFFLE = 0x5042
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """A kind of split: `kind` is "dir", "classes" or "iid"; `value` is BETA, J, or 0 for iid."""
+
+    kind: str
+    value: float
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "iid" else f"{self.kind}:{self.value:g}"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds what: sample numbers per client (sorted), and the (K, C) int64 matrix of label counts."""
+
+    indices: list[np.ndarray]
+    counts: np.ndarray
+
+
+def parse(spec: str) -> PartitionSpec:
+    """Read "dir:0.1", "classes:2" or "iid"; anything else is refused."""
+    kind, colon, text = str(spec).strip().partition(":")
+    if kind == "iid" and not colon:
+        return PartitionSpec("iid", 0.0)
+    if kind == "dir" and colon:
+        try:
+            beta = float(text)
+        except ValueError:
+            beta = math.nan
+        if not (math.isfinite(beta) and beta > 0):
+            raise InputError(f"partition: {spec!r} has the concentration {text!r}; accepted: a number above 0, such as dir:0.1")
+        return PartitionSpec("dir", beta)
+    if kind == "classes" and colon:
+        if not (text.isascii() and text.isdigit() and int(text) >= 1):
+            raise InputError(f"partition: {spec!r} has {text!r} classes a client; accepted: a whole number from 1, such as classes:2")
+        return PartitionSpec("classes", float(int(text)))
+    raise InputError(f"partition: {spec!r} is unknown; accepted: dir:BETA, classes:J, iid")
+
+
+def partition(
+    labels: ArrayLike,
+    spec: str | PartitionSpec,
+    clients: int,
+    seed: int,
+    *,
+    num_classes: int | None = None,
+    min_samples: int = 10,
+) -> Partition:
+    """Split samples with these labels among `clients` clients; the same arguments give the same split.
+
+    `labels` holds whole class numbers from 0; `num_classes` is their number where it is more than the largest
+    label tells. `min_samples` is the fewest samples a client may end with under dir:BETA. The parts are
+    disjoint and hold every sample. Refused: bad labels or settings, more clients than samples, a class that
+    no client would own or that has fewer samples than owners, and a minimum not met in 1000 tries.
+    """
+    spec = parse(spec) if isinstance(spec, str) else spec
+    y = check_labels(labels)
+    _at_least("clients", clients, 1)
+    _at_least("seed", seed, 0)
+    _at_least("min_samples", min_samples, 0)
+    if y.size < clients:
+        raise InputError(f"clients: {clients} clients for {y.size} samples; accepted: at most one client a sample")
+    present = int(y.max()) + 1
+    if num_classes is None:
+        num_classes = present
+    elif num_classes < present:
+        raise InputError(f"num_classes: {num_classes}, but the labels go up to {present - 1}; accepted: {present} or more")
+
+    if spec.kind == "iid":
+        sizes = None
+    elif spec.kind == "classes":
+        sizes = _label_quantity(y, int(spec.value), clients, seed, num_classes)
+    else:
+        sizes = _dirichlet(y, spec.value, clients, seed, num_classes, min_samples)
+    indices = _deal(y, sizes, clients, seed)
+    counts = np.stack([np.bincount(y[part], minlength=num_classes) for part in indices]).astype(np.int64)
+    return Partition(indices, counts)
+
+
+def _deal(y: np.ndarray, sizes: np.ndarray | None, clients: int, seed: int) -> list[np.ndarray]:
+    """Shuffle and hand out the samples: `sizes[c, k]` of class c to client k, or all alike where it is None."""
+    rng = np.random.default_rng([seed, _SHUFFLE])
+    if sizes is None:
+        return [np.sort(part) for part in np.array_split(rng.permutation(y.size), clients)]
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for c, row in enumerate(sizes):
+        members = rng.permutation(np.flatnonzero(y == c))
+        for part, piece in zip(parts, np.split(members, np.cumsum(row)[:-1]), strict=True):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes: int) -> np.ndarray:
+    if j > num_classes:
+        raise InputError(f"partition: classes:{j} asks for {j} of {num_classes} classes; accepted: at most {num_classes}")
+    rng = np.random.default_rng([seed, _DRAW])
+    owns = np.zeros((clients, num_classes), dtype=bool)
+    for k in range(clients):
+        first = k % num_classes
+        others = np.delete(np.arange(num_classes), first)
+        owns[k, first] = True
+        owns[k, rng.permutation(others)[: j - 1]] = True
+    sizes = np.zeros((num_classes, clients), dtype=np.int64)
+    for c, n in enumerate(np.bincount(y, minlength=num_classes)):
+        owners = np.flatnonzero(owns[:, c])
+        if n and not owners.size:
+            raise InputError(
+                f"partition: classes:{j} among {clients} clients leaves class {c} ({n} samples) without an owner; "
+                f"accepted: more clients (from {num_classes} every class has one) or more classes a client"
+            )
+        if n < owners.size:
+            raise InputError(f"partition: classes:{j} gives class {c} {owners.size} owners, but it has {n} samples; accepted: fewer clients")
+        if owners.size:
+            sizes[c, owners] = n // owners.size
+            sizes[c, owners[: n % owners.size]] += 1
+    return sizes
+
+
+def _dirichlet(y: np.ndarray, beta: float, clients: int, seed: int, num_classes: int, min_samples: int) -> np.ndarray:
+    if clients * min_samples > y.size:
+        raise InputError(
+            f"min_samples: {min_samples} samples for each of {clients} clients, but there are {y.size}; "
+            f"accepted: at most {y.size // clients}"
+        )
+    rng = np.random.default_rng([seed, _DRAW])
+    per_class = np.bincount(y, minlength=num_classes)
+    for _ in range(MOST_TRIES):
+        sizes = np.zeros((num_classes, clients), dtype=np.int64)
+        for c, n in enumerate(per_class):
+            p = rng.dirichlet(np.full(clients, beta))
+            p[sizes.sum(axis=0) >= y.size / clients] = 0.0
+            total = p.sum()
+            # With a tiny BETA all the mass can sit, to the last bit, on clients that are full: draw anew.
+            if not total > 0:
+                break
+            cuts = np.floor(np.cumsum(p / total)[:-1] * n).astype(np.int64)
+            sizes[c] = np.diff(cuts, prepend=0, append=n)
+        else:
+            if sizes.sum(axis=0).min() >= min_samples:
+                return sizes
+    raise InputError(
+        f"partition: dir:{beta:g} among {clients} clients never gave every client {min_samples} samples in "
+        f"{MOST_TRIES} tries; accepted: a larger BETA, fewer clients or a smaller min_samples"
+    )
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise InputError(f"{name}: {value!r} is out of range; accepted: a whole number, at least {low}")
