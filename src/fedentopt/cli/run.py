@@ -1,7 +1,48 @@
+"""`fedentopt run`: one setting, one seed or several."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import typer
 
+from fedentopt.cli.conduct import conduct
+from fedentopt.cli.console import out, print_json
+from fedentopt.cli.result_table import as_json, print_methods
+from fedentopt.cli.settings import command, field_options, fields_of, gather, shared_options
+from fedentopt.experiments.execution import Execution
+from fedentopt.simulation.config import RunConfig
+
+FIELDS = fields_of(RunConfig, Execution)
+DEFAULTS = {"out": "out/run"}
+
+
+def run(given: dict[str, Any]) -> None:
+    """Train one method on one setting, with one seed or several, and keep everything in a folder.
+
+    A run that was stopped continues where it was; a finished one is not repeated.
+    """
+    request = gather(given, fields=FIELDS, defaults=DEFAULTS)
+    first = RunConfig.from_dict(request.settings)
+    seeds = request.seeds or (first.seed,)
+    configs = [RunConfig.from_dict({**request.settings, "seed": seed}) for seed in seeds]
+    runs = conduct(configs, request.execution)
+
+    from fedentopt.experiments.aggregate import by_method, reached_by_all
+
+    methods = by_method(runs)
+    targets = list(request.execution.target)
+    if given["as_json"]:
+        print_json({"out": request.execution.out, **as_json(runs, methods, targets)})
+        return
+    best = reached_by_all(methods)
+    print_methods(methods, targets or ([best] if best else []))
+    out().print("accuracy: mean of the last ten rounds, and ± the standard deviation over seeds" if len(runs) > 1
+                else "accuracy: mean of the last ten rounds")
+    for one in runs:
+        out().print(f"results: {one.path}", soft_wrap=True, markup=False)
+
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the command."""
+    app.command("run")(command(run, [*field_options(FIELDS, DEFAULTS), *shared_options()]))

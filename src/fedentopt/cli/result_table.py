@@ -1,0 +1,96 @@
+"""Results of runs as a table for people and as JSON for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from fedentopt.cli.console import note, out
+
+if TYPE_CHECKING:
+    from fedentopt.experiments.aggregate import MethodResult
+    from fedentopt.experiments.results import RunResult
+    from fedentopt.experiments.summary import Spread
+
+
+def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
+    """One row a method: mean ± sample standard deviation over its seeds."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True)
+    table.add_column("seeds", justify="right")
+    table.add_column("accuracy %", justify="right", no_wrap=True)
+    table.add_column("worst class %", justify="right", no_wrap=True)
+    for target in targets:
+        table.add_column(f"rounds to {target:g} %", justify="right")
+    table.add_column("label entropy", justify="right")
+    table.add_column("sent up", justify="right")
+    table.add_column("sent down", justify="right")
+    for method in methods:
+        figures = method.to_dict()
+        table.add_row(
+            method.label,
+            str(len(method.runs)),
+            _spread(method.spread("accuracy")),
+            _spread(method.spread("worst_class_accuracy")),
+            *(_rounds(method.rounds_to(target)) for target in targets),
+            _spread(method.spread("mean_entropy"), digits=2),
+            size(figures["bytes_up"]),
+            size(figures["bytes_down"]),
+        )
+    out().print(table)
+    for method in methods:
+        for seed, number in method.diverged.items():
+            chance = method.runs[0].summary["chance"]
+            note(
+                f"{method.label}, seed {seed}: diverged in round {number}; "
+                f"it counts as chance ({chance:.1f} %) from there on"
+            )
+
+
+def as_json(runs: Sequence[RunResult], methods: Sequence[MethodResult], targets: Sequence[float]) -> dict[str, Any]:
+    """All figures of all runs, and of the methods over their seeds."""
+    return {
+        "runs": [
+            {
+                "run_id": run.config.run_id,
+                "path": str(run.path),
+                "method": run.config.method,
+                "seed": run.config.seed,
+                **run.summary,
+                "rounds_to": run.summary["rounds_to"] | _targets(run, targets),
+            }
+            for run in runs
+        ],
+        "methods": [method.to_dict(targets) for method in methods],
+    }
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of ten."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _targets(run: RunResult, targets: Sequence[float]) -> dict[str, int | None]:
+    from fedentopt.experiments.summary import rounds_to
+
+    # From the rounds: a run finished long ago was not asked for these targets.
+    return {f"{target:g}": rounds_to(run.curve, target) for target in targets}
+
+
+def _spread(spread: Spread | None, digits: int = 1) -> str:
+    if spread is None:
+        return "–"
+    tail = "" if spread.std is None else f" ± {spread.std:.{digits}f}"
+    return f"{spread.mean:.{digits}f}{tail}"
+
+
+def _rounds(rounds: Sequence[int | None]) -> str:
+    reached = [number for number in rounds if number is not None]
+    if len(reached) == len(rounds):
+        return f"{sum(reached) / len(reached):.0f}"
+    return "never" if not reached else f"{len(reached)} of {len(rounds)} seeds"

@@ -1,0 +1,70 @@
+"""What a result depends on besides its settings: versions and hardware. No host name, no path of the machine."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import fedentopt
+
+
+@functools.cache  # the same for every run of a sweep, and asking git takes a moment
+def environment() -> dict[str, Any]:
+    """Versions of the code and its libraries, and the processor, for `run.json`."""
+    return {
+        "fedentopt": fedentopt.__version__,
+        "commit": commit(Path(fedentopt.__file__).resolve().parent),
+        "python": platform.python_version(),
+        "numpy": _version("numpy"),
+        "torch": _version("torch"),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def commit(package: Path) -> str | None:
+    """Commit of the checkout that holds `package` as src/fedentopt, `+changes` behind it where files differ.
+
+    None for an installed package, also when it lies inside somebody else's repository.
+    """
+    root = package.parent.parent
+    if package.parent.name != "src" or not (root / ".git").exists():
+        return None
+    head = _git(root, "rev-parse", "HEAD")
+    if not head:
+        return None
+    changed = _git(root, "status", "--porcelain", "--", "src")
+    return f"{head}+changes" if changed else head
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
