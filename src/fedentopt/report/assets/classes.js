@@ -1,0 +1,41 @@
+// What the model knows of each class, at the end and round by round.
+const drawClasses = () => {
+  const methods = shownMethods().filter((method) => method.classAccuracy.some((value) => value !== null));
+  if (!methods.length) return drawEmpty("classes-chart", "No method that is switched on has accuracies per class.");
+  const names = view.group.classes;
+  const rows = [...methods].reverse();
+  const place = document.getElementById("classes-chart");
+  place.style.height = `${Math.max(200, 110 + 34 * rows.length)}px`;
+  const many = names.length > (isNarrow() ? 6 : 25);
+  return draw("classes-chart", [{
+    type: "heatmap", z: rows.map((method) => method.classAccuracy), zmin: 0, zmax: 100, colorscale: amounts(), xgap: 2, ygap: 2,
+    texttemplate: many ? "" : "%{z:.0f}",
+    customdata: rows.map((method) => names.map((name) => [plain(clipped(method.label, 40)), plain(clipped(name, 40))])),
+    hovertemplate: "%{customdata[0]}<br>%{customdata[1]}: %{z:.1f} %<extra></extra>",
+    colorbar: { title: { text: "%", side: "right" }, thickness: 12, outlinewidth: 0 },
+  }], layout({
+    margin: { l: 54, r: 12, t: 14, b: 46 },
+    xaxis: axis("", { tickvals: names.map((_, c) => c), ticktext: names.map((name) => plain(clipped(name, 12))), showgrid: false }),
+    yaxis: axis("", { tickvals: rows.map((_, i) => i), ticktext: rows.map((method) => plain(clipped(method.label, isNarrow() ? 12 : 28))), showgrid: false }),
+  }));
+};
+
+const drawForgetting = (side) => {
+  const method = methodOn(side);
+  const run = runOf(method);
+  const id = `forget-${side}`;
+  if (!run.classRounds.length) return drawEmpty(id, "No accuracies per class are kept for this run.");
+  const names = view.group.classes;
+  return draw(id, [{
+    type: "heatmap", x: run.classRounds, z: names.map((_, c) => run.classAccuracy.map((row) => row[c])), zmin: 0, zmax: 100,
+    // Unlike amounts, here nothing is what should catch the eye: zero is dark on white and bright on black.
+    colorscale: isDark() ? [[0, "#f3c9a5"], [0.15, "#a8562a"], [0.5, "#23425c"], [1, "#12161c"]] : [[0, "#7a2d00"], [0.15, "#d55e00"], [0.5, "#9ecae1"], [1, "#ffffff"]],
+    showscale: false,
+    customdata: names.map((name) => run.classRounds.map(() => plain(clipped(name, 40)))),
+    hovertemplate: "round %{x}<br>%{customdata}: %{z:.1f} %<extra></extra>",
+  }], layout({
+    title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
+    xaxis: axis("Round", { showgrid: false }),
+    yaxis: axis("", { tickvals: names.map((_, c) => c), ticktext: names.map((name) => plain(clipped(name, isNarrow() ? 9 : 14))), showgrid: false }),
+  }));
+};

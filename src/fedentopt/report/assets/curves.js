@@ -1,0 +1,142 @@
+// Lines over rounds: accuracy, cohort entropy, bytes to an accuracy, participation.
+const shownMethods = () => view.group.methods.filter((method) => method.shown);
+
+const bandAndLine = (method, curve, unit, digits) => {
+  const colour = colourOf(method);
+  const traces = [];
+  if (curve.std.some((value) => value > 0)) {
+    const upper = curve.mean.map((value, i) => value + curve.std[i]);
+    const lower = curve.mean.map((value, i) => value - curve.std[i]);
+    traces.push({
+      x: [...curve.x, ...[...curve.x].reverse()], y: [...upper, ...lower.reverse()],
+      fill: "toself", fillcolor: faded(colour, isDark() ? 0.22 : 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
+    });
+  }
+  traces.push({
+    x: curve.x, y: curve.mean, name: plain(clipped(method.label, 40)), mode: curve.x.length < 2 ? "markers" : "lines",
+    line: { color: colour, width: 2.2, dash: method.style.dash }, marker: { color: colour },
+    customdata: curve.std, meta: method.label,
+    hovertemplate: method.seeds > 1 ? `%{y:.${digits}f} ± %{customdata:.${digits}f}${unit}` : `%{y:.${digits}f}${unit}`,
+  });
+  return traces;
+};
+
+const drawAccuracy = () => {
+  const methods = shownMethods().filter((method) => method.accuracy.x.length);
+  if (!methods.length) return drawEmpty("accuracy-chart", "Nothing to show: no method is switched on, or no round was evaluated.");
+  const traces = methods.flatMap((method) => bandAndLine(method, method.accuracy, " %", 2));
+  return draw("accuracy-chart", traces, layout({
+    hovermode: "x unified", xaxis: axis("Round"), yaxis: axis("Test accuracy (%)", { rangemode: "tozero" }),
+  }));
+};
+
+const drawEntropy = () => {
+  const methods = shownMethods();
+  if (!methods.length) return drawEmpty("entropy-chart", "No method is switched on.");
+  const classes = view.group.classes.length;
+  const traces = methods.flatMap((method) => bandAndLine(method, method.entropy, " bits", 3));
+  const level = (count, text, position) => ({
+    line: { x0: 0, x1: 1, xref: "paper", y0: Math.log2(count), y1: Math.log2(count), line: { color: cssColour("--soft"), width: 1.3, dash: "dash" } },
+    note: { x: 0, xref: "paper", xanchor: "left", y: Math.log2(count), yanchor: position, text: `${text} = ${Math.log2(count).toFixed(3)}`, showarrow: false, font: { size: 12, color: cssColour("--soft") } },
+  });
+  const levels = [level(classes, `log₂(${classes})`, "bottom")];
+  if (classes > 2) levels.push(level(classes - 1, `log₂(${classes - 1})`, "top"));
+  const lows = methods.flatMap((method) => method.entropy.mean.map((value, i) => value - method.entropy.std[i]));
+  const top = Math.log2(classes);
+  return draw("entropy-chart", traces, layout({
+    hovermode: "x unified", xaxis: axis("Round"),
+    yaxis: axis("Entropy (bits)", { range: [Math.max(0, Math.min(...lows, classes > 2 ? Math.log2(classes - 1) : 0) - 0.15), top + 0.12 * Math.max(top, 1)] }),
+    shapes: levels.map((item) => item.line), annotations: levels.map((item) => item.note),
+  }));
+};
+
+const drawParticipation = () => {
+  const byClient = document.getElementById("participation-order").value === "client";
+  const methods = shownMethods();
+  if (!methods.length) return drawEmpty("participation-chart", "No method is switched on.");
+  const names = view.group.clients;
+  const traces = methods.map((method) => {
+    const run = runOf(method);
+    const order = run.times.map((_, client) => client);
+    if (!byClient) order.sort((a, b) => run.times[b] - run.times[a] || a - b);
+    const colour = colourOf(method);
+    return {
+      x: order.map((_, rank) => rank + (byClient ? 0 : 1)), y: order.map((client) => run.times[client]),
+      customdata: order.map((client) => plain(clipped(names[client], 30))),
+      name: plain(`${clipped(method.label, 40)}: H_norm ${method.hNorm === null ? "–" : method.hNorm.toFixed(3)}`), meta: method.label,
+      mode: byClient ? "markers" : "lines", line: { color: colour, width: 2.2, shape: "hvh", dash: method.style.dash },
+      marker: { color: colour, size: 6, opacity: 0.8 },
+      hovertemplate: "client %{customdata}: chosen %{y} times<extra>%{fullData.name}</extra>",
+    };
+  });
+  const ticks = clientTicks(names);
+  return draw("participation-chart", traces, layout({
+    showlegend: true, legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0, itemclick: false, itemdoubleclick: false },
+    hovermode: "closest", margin: { l: 54, r: 12, t: 14, b: 60 },
+    xaxis: byClient ? axis("Client", ticks) : axis("Clients, most chosen first"),
+    yaxis: axis("Times chosen", { rangemode: "tozero" }),
+  }));
+};
+
+// At most a dozen names on an axis of clients, never read as numbers or HTML.
+const clientTicks = (names) => {
+  const step = Math.max(1, Math.ceil(names.length / 12));
+  const tickvals = names.map((_, client) => client).filter((client) => client % step === 0);
+  return { tickvals, ticktext: tickvals.map((client) => plain(clipped(names[client], 12))) };
+};
+
+const megabytes = (bytes) => (bytes / 1e6 >= 100 ? Math.round(bytes / 1e6).toLocaleString("en") : (bytes / 1e6).toPrecision(3));
+
+const drawBytes = () => {
+  const targets = view.group.targets;
+  const methods = shownMethods().filter((method) => method.costs.some((cost) => cost));
+  drawTargetTable();
+  if (!methods.length) return drawEmpty("bytes-chart", "No method that is switched on reached one per cent.");
+  const traces = methods.map((method) => {
+    const reached = targets.map((_, i) => i).filter((i) => method.costs[i]);
+    return {
+      x: reached.map((i) => targets[i]), y: reached.map((i) => method.costs[i][1] / 1e6), name: plain(clipped(method.label, 40)), meta: method.label,
+      mode: "lines", line: { color: colourOf(method), width: 2.2, dash: method.style.dash, shape: "hv" },
+      customdata: reached.map((i) => [method.costs[i][0], method.costs[i][2], method.seeds]),
+      hovertemplate: "%{y:,.1f} MB, %{customdata[0]} rounds (%{customdata[1]} of %{customdata[2]} seeds)",
+    };
+  });
+  const at = Number(document.getElementById("target").value);
+  return draw("bytes-chart", traces, layout({
+    hovermode: "x unified", xaxis: axis("Test accuracy to reach (%)"), yaxis: axis("Sent (MB)", { rangemode: "tozero" }),
+    shapes: [{ x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: cssColour("--accent"), width: 1.5, dash: "dot" } }],
+  }));
+};
+
+const drawTargetTable = () => {
+  const place = document.getElementById("target-table");
+  const target = Number(document.getElementById("target").value);
+  const index = view.group.targets.indexOf(target);
+  document.getElementById("target-number").textContent = `${target} %`;
+  const table = document.createElement("table");
+  const head = table.createTHead().insertRow();
+  for (const [name, kind] of [["Method", "text"], ["Sent (MB)", "number"], ["Rounds", "number"], ["Seeds that reached it", "number"]]) {
+    const title = document.createElement("th");
+    title.scope = "col";
+    title.className = kind;
+    title.textContent = name;
+    head.append(title);
+  }
+  const body = table.createTBody();
+  shownMethods()
+    .map((method) => ({ method, cost: index < 0 ? null : method.costs[index] }))
+    .sort((a, b) => (a.cost ? a.cost[1] : Infinity) - (b.cost ? b.cost[1] : Infinity))
+    .forEach(({ method, cost }) => {
+      const row = body.insertRow();
+      row.append(
+        cell("th", method.label, method.label),
+        cell("td", cost ? megabytes(cost[1]) : "not reached", cost ? cost[1] : "", "number"),
+        cell("td", cost ? String(cost[0]) : "–", cost ? cost[0] : "", "number"),
+        cell("td", `${cost ? cost[2] : 0} of ${method.seeds}`, cost ? cost[2] : 0, "number"),
+      );
+    });
+  const scroll = document.createElement("div");
+  scroll.className = "scroll";
+  scroll.append(table);
+  place.replaceChildren(scroll);
+};

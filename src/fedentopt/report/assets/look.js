@@ -1,0 +1,81 @@
+// Colours, line styles and the plain look that all charts share.
+// Okabe and Ito's palette: told apart by readers with any common colour vision. The neutral one goes to plain
+// averaging, the blues to entropy selection; past eight methods the dashes tell them apart.
+const PALETTE = ["#E69F00", "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#0072B2", "#56B4E9"];
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+
+const isDark = () => document.documentElement.dataset.theme === "dark";
+const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Plotly reads a little HTML in labels; names from users are shown as they are.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const clipped = (text, most = 18) => (String(text).length > most ? `${String(text).slice(0, most - 1)}…` : String(text));
+
+const styleMethods = (group) => {
+  let next = 0;
+  group.methods.forEach((method, index) => {
+    if (index === group.left && group.methods.length > 1) method.style = { light: "#000000", dark: "#FFFFFF", dash: "solid" };
+    else if (index === group.right) method.style = { light: "#0072B2", dark: "#3D9BD6", dash: "solid" };
+    else {
+      const colour = PALETTE[next % PALETTE.length];
+      method.style = { light: colour, dark: colour, dash: DASHES[Math.min(DASHES.length - 1, 1 + Math.floor(next / PALETTE.length))] };
+      if (next < 4) method.style.dash = "solid";
+      next += 1;
+    }
+  });
+};
+const colourOf = (method) => (isDark() ? method.style.dark : method.style.light);
+const faded = (colour, opacity) => {
+  const part = (at) => parseInt(colour.slice(at, at + 2), 16);
+  return `rgba(${part(1)},${part(3)},${part(5)},${opacity})`;
+};
+
+const isTouch = () => window.matchMedia("(pointer: coarse)").matches;
+const isNarrow = () => window.innerWidth < 760;
+
+const axis = (title, more = {}) => ({
+  title: { text: title, standoff: 8 },
+  gridcolor: cssColour("--line"),
+  linecolor: cssColour("--line"),
+  zeroline: false,
+  automargin: true,
+  ...more,
+});
+
+const layout = (more = {}) => ({
+  paper_bgcolor: "rgba(0,0,0,0)",
+  plot_bgcolor: "rgba(0,0,0,0)",
+  font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: cssColour("--text") },
+  margin: { l: 54, r: 12, t: 34, b: 46 },
+  showlegend: false,
+  // A finger that scrolls the page must not zoom the chart.
+  dragmode: isTouch() ? false : "zoom",
+  hoverlabel: { bgcolor: cssColour("--panel"), bordercolor: cssColour("--line"), font: { color: cssColour("--text") }, align: "left" },
+  ...more,
+});
+
+const draw = (id, traces, chartLayout) => {
+  const place = document.getElementById(id);
+  const note = place.querySelector(":scope > .empty");
+  if (note) note.remove();
+  return Plotly.react(place, traces, chartLayout, {
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: isTouch() ? false : "hover",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    toImageButtonOptions: { format: "svg", filename: id },
+  });
+};
+
+const drawEmpty = (id, reason) => {
+  const place = document.getElementById(id);
+  if (place.data) Plotly.purge(place);
+  const note = document.createElement("div");
+  note.className = "empty";
+  note.textContent = reason;
+  place.replaceChildren(note);
+};
+
+// Sequential scales that stay readable in grey: light to dark on white, dark to light on black.
+const AMOUNTS = { light: [[0, "#ffffff"], [0.001, "#deebf7"], [0.5, "#56a0ce"], [1, "#08306b"]], dark: [[0, "#12161c"], [0.001, "#1d3450"], [0.5, "#3a87bd"], [1, "#d6ecfb"]] };
+const amounts = () => (isDark() ? AMOUNTS.dark : AMOUNTS.light);

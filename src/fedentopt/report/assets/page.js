@@ -1,0 +1,168 @@
+// What is shown, and what happens when a control moves.
+const view = { group: null, left: 0, right: 0, seed: 0, rounds: [] };
+const byId = (id) => document.getElementById(id);
+
+const drawRound = () => {
+  byId("round-number").textContent = currentRound() ?? "–";
+  SIDES.forEach(drawCohort);
+  drawClients();
+};
+const markRound = () => SIDES.forEach((side) => {
+  const round = currentRound();
+  if (byId(`picks-${side}`).data && round !== undefined) Plotly.relayout(`picks-${side}`, { "shapes[0].x0": round, "shapes[0].x1": round });
+});
+const drawSides = () => {
+  SIDES.forEach((side) => { drawPicks(side); drawForgetting(side); });
+};
+const drawShown = () => {
+  drawAccuracy();
+  drawEntropy();
+  drawClasses();
+  drawParticipation();
+  drawBytes();
+};
+const drawAll = () => {
+  if (!view.group) return;
+  paintSwatches();
+  drawShown();
+  drawRound();
+  drawSides();
+};
+
+// Rounds and seeds to step through depend on the two methods that are compared.
+const useSides = () => {
+  const round = view.rounds.length ? currentRound() : undefined;
+  view.rounds = keptRounds();
+  const slider = byId("round");
+  slider.max = Math.max(0, view.rounds.length - 1);
+  slider.disabled = view.rounds.length < 2;
+  slider.value = Math.max(0, view.rounds.indexOf(round));
+};
+
+const fillSelect = (select, options, chosen) => {
+  select.replaceChildren(...options.map(([value, text]) => new Option(text, value, false, value === chosen)));
+};
+
+const fillMethods = () => {
+  const place = byId("methods");
+  place.querySelectorAll("label").forEach((label) => label.remove());
+  view.group.methods.forEach((method, index) => {
+    method.shown ??= true;
+    const label = document.createElement("label");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = method.shown;
+    box.dataset.method = index;
+    box.addEventListener("change", () => { method.shown = box.checked; drawShown(); });
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    line.setAttribute("width", "26");
+    line.setAttribute("height", "10");
+    line.setAttribute("aria-hidden", "true");
+    label.append(box, line, method.label);
+    place.append(label);
+  });
+};
+
+const SVG_DASHES = { solid: "", dash: "7 4", dot: "2 4", dashdot: "7 3 2 3", longdash: "11 4" };
+const paintSwatches = () => {
+  const number = byId("group") ? byId("group").value : "0";
+  view.group.methods.forEach((method, index) => {
+    const colour = colourOf(method);
+    const line = byId("methods").querySelectorAll("svg")[index];
+    const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    for (const [name, value] of Object.entries({ x1: 0, x2: 26, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": SVG_DASHES[method.style.dash] })) stroke.setAttribute(name, value);
+    line.replaceChildren(stroke);
+    const row = document.querySelector(`#summary .of-group[data-group="${number}"] tr[data-method="${index}"] .swatch`);
+    if (row) row.style.background = colour;
+  });
+};
+
+const showGroup = async (number) => {
+  const group = await loadGroup(number);
+  view.group = group;
+  view.left = group.left;
+  view.right = group.right;
+  styleMethods(group);
+  document.querySelectorAll(".of-group").forEach((part) => { part.hidden = part.dataset.group !== String(number); });
+  if (byId("group")) byId("group").value = String(number);
+  byId("setting").textContent = group.title;
+  byId("thinned").hidden = !group.thinned.length;
+  byId("thinned").textContent = `To keep this page small, ${group.thinned.join(", ")}; totals and tables use everything.`;
+  byId("noisy").hidden = !group.noisyLabels;
+  const methods = group.methods.map((method, index) => [String(index), method.label]);
+  fillSelect(byId("left"), methods, String(view.left));
+  fillSelect(byId("right"), methods, String(view.right));
+  const seeds = [...new Set(group.methods.flatMap((method) => method.runs.map((run) => run.seed)))].sort((a, b) => a - b);
+  view.seed = seeds[0];
+  fillSelect(byId("seed"), seeds.map((seed) => [String(seed), String(seed)]), String(view.seed));
+  byId("seed").disabled = seeds.length < 2;
+  const target = byId("target");
+  target.min = group.targets[0] ?? 0;
+  target.max = group.targets.at(-1) ?? 0;
+  // Something that most methods reach, so that the first look compares them.
+  const ends = group.methods.map((method) => method.costs.filter((cost) => cost).length).sort((a, b) => a - b);
+  target.value = group.targets[Math.max(0, ends[Math.floor((ends.length - 1) / 2)] - 1)] ?? 0;
+  view.rounds = [];
+  byId("round").value = 0;
+  useSides();
+  fillMethods();
+  drawAll();
+};
+
+const step = (by) => {
+  const slider = byId("round");
+  slider.value = Math.min(Number(slider.max), Math.max(0, Number(slider.value) + by));
+  drawRound();
+  markRound();
+};
+
+let playing = null;
+const play = () => {
+  const stop = playing !== null;
+  if (stop) clearInterval(playing);
+  playing = stop ? null : setInterval(() => {
+    const slider = byId("round");
+    if (Number(slider.value) >= Number(slider.max)) play();
+    else step(1);
+  }, 700);
+  byId("play").setAttribute("aria-pressed", String(!stop));
+  byId("play").textContent = stop ? "Play" : "Stop";
+};
+
+const setTheme = (dark) => {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  byId("theme").setAttribute("aria-pressed", String(dark));
+  byId("theme").textContent = dark ? "Light" : "Dark";
+};
+
+const wire = () => {
+  for (const side of SIDES) byId(side).addEventListener("change", (event) => { view[side] = Number(event.target.value); useSides(); drawRound(); drawSides(); });
+  byId("seed").addEventListener("change", (event) => { view.seed = Number(event.target.value); useSides(); drawRound(); drawSides(); drawParticipation(); });
+  byId("round").addEventListener("input", () => step(0));
+  byId("previous").addEventListener("click", () => step(-1));
+  byId("next").addEventListener("click", () => step(1));
+  byId("play").addEventListener("click", play);
+  byId("target").addEventListener("input", drawBytes);
+  byId("participation-order").addEventListener("change", drawParticipation);
+  byId("theme").addEventListener("click", () => { setTheme(!isDark()); drawAll(); });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => { setTheme(event.matches); drawAll(); });
+  byId("group")?.addEventListener("change", (event) => showGroup(Number(event.target.value)));
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-show-group]");
+    if (button) showGroup(Number(button.dataset.showGroup)).then(() => byId("summary").scrollIntoView());
+  });
+};
+
+setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches);
+(async () => {
+  if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to unpack them; any browser from 2023 on can");
+  await loadPlotly();
+  wire();
+  await showGroup(0);
+  document.documentElement.dataset.ready = "true";
+})().catch((error) => {
+  const problem = byId("problem");
+  problem.hidden = false;
+  problem.textContent = `The charts cannot be shown: ${error.message}`;
+  throw error;
+});

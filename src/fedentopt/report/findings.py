@@ -1,0 +1,60 @@
+"""The page's first lines: what this comparison shows, in sentences made from its numbers alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from fedentopt.report.figures import Figures, Spread
+from fedentopt.report.grouping import Group, Method
+from fedentopt.report.reading import RunResult
+
+
+def plus_minus(value: Spread, digits: int = 2) -> str:
+    """`53.84 ± 0.31`; without ± for a single seed, a dash for nothing."""
+    if not math.isfinite(value.mean):
+        return "–"
+    text = f"{value.mean:.{digits}f}"
+    return f"{text} ± {value.std:.{digits}f}" if math.isfinite(value.std) else text
+
+
+def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
+    """Up to three plain-text sentences; empty where there is nothing to compare."""
+    figures_of = {method.label: figures for method, figures in rows}
+    sentences = []
+    scored = [(method, values) for method, values in rows if math.isfinite(values.accuracy.mean)]
+    if scored:
+        best, values = max(scored, key=lambda row: row[1].accuracy.mean)
+        among = f"The best of {len(scored)} methods is {best.label}: " if len(scored) > 1 else f"{best.label}: "
+        sentences.append(f"{among}{plus_minus(values.accuracy)} % test accuracy, mean of the last ten rounds.")
+    plain, balanced = group.plain(), group.balanced()
+    if plain is None or balanced is None:
+        return sentences
+    gains = _paired_gains(plain, balanced)
+    if gains:
+        mean = statistics.fmean(gains)
+        verb = "gains" if mean >= 0 else "loses"
+        seeds = f"{len(gains)} seeds" if len(gains) > 1 else "one seed"
+        spread = f" (± {statistics.stdev(gains):.2f})" if len(gains) > 1 else ""
+        sentences.append(
+            f"Against random selection {balanced.label} {verb} {abs(mean):.2f}{spread} points, "
+            f"seed by seed over {seeds}."
+        )
+    ours, random = figures_of[balanced.label].full_cover, figures_of[plain.label].full_cover
+    sentences.append(
+        f"Every class was in the cohort in {ours.mean:.0f} % of the rounds with {balanced.label}, "
+        f"in {random.mean:.0f} % with random selection."
+    )
+    return sentences
+
+
+def _paired_gains(plain: Method, balanced: Method) -> list[float]:
+    """Accuracy differences between runs of the same seed: same partition, same start."""
+    base = {run.seed: _accuracy(run) for run in plain.finished}
+    pairs = [(base.get(run.seed), _accuracy(run)) for run in balanced.finished]
+    return [after - before for before, after in pairs if before is not None and after is not None]
+
+
+def _accuracy(run: RunResult) -> float | None:
+    value = (run.summary or {}).get("accuracy")
+    return float(value) if isinstance(value, (int, float)) else None

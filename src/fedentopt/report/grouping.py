@@ -1,0 +1,133 @@
+"""What may be compared with what: runs of one setting side by side, seeds of one method together.
+
+A *setting* is what the methods of a table share: data, partition, model, clients, cohort, availability, rounds.
+A *method* is everything else but the seed; where two methods of a setting carry the same name (two buffer
+sizes, two values of mu), the settings that differ are added to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedentopt.report.reading import RunResult
+
+SETTING = (
+    "dataset", "fine_labels", "image_size", "partition", "model",
+    "clients", "cohort", "dropout", "stragglers", "rounds",
+)  # fmt: skip
+# Printing order of a setting's methods: plain averaging first, the method of the paper last.
+_SELECTOR_ORDER = {"random": 0, "kl": 1, "fedentopt": 2}
+
+
+@dataclass(frozen=True)
+class Method:
+    """The runs of one method in one setting, ordered by seed."""
+
+    label: str
+    name: str
+    config: Mapping[str, Any]
+    runs: tuple[RunResult, ...]
+
+    @property
+    def finished(self) -> tuple[RunResult, ...]:
+        """The runs whose figures count."""
+        return tuple(run for run in self.runs if run.summary is not None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One setting with its methods."""
+
+    title: str
+    methods: tuple[Method, ...]
+
+    def plain(self) -> Method | None:
+        """Federated averaging with random selection, what the others are measured against."""
+        return self._first(algorithm="fedavg", selector="random")
+
+    def balanced(self) -> Method | None:
+        """Entropy selection, without noise where there is such a run."""
+        return (
+            self._first(algorithm="fedavg", selector="fedentopt", epsilon=None)
+            or self._first(algorithm="fedavg", selector="fedentopt")
+            or self._first(selector="fedentopt")
+        )
+
+    def _first(self, **wanted: Any) -> Method | None:
+        for method in self.methods:
+            if all(method.config.get(key) == value for key, value in wanted.items()):
+                return method
+        return None
+
+
+def group_runs(runs: Iterable[RunResult]) -> tuple[Group, ...]:
+    """Sort runs into settings and methods; any order of the input gives the same groups."""
+    settings: dict[str, list[RunResult]] = {}
+    for run in runs:
+        settings.setdefault(_key(run.config, SETTING), []).append(run)
+    members = sorted(settings.values(), key=_setting_order)
+    titles = [_title(group[0].config, short=True) for group in members]
+    titles = [
+        title if titles.count(title) == 1 else _title(group[0].config, short=False)
+        for title, group in zip(titles, members, strict=True)
+    ]
+    return tuple(Group(title, _methods(group)) for title, group in zip(titles, members, strict=True))
+
+
+def _key(config: Mapping[str, Any], names: Iterable[str]) -> str:
+    return json.dumps([config.get(name) for name in names], sort_keys=True, default=str)
+
+
+def _setting_order(runs: list[RunResult]) -> tuple[str, ...]:
+    config = runs[0].config
+    order = ("dataset", "model", "partition", "dropout", "stragglers", "cohort", "clients", "rounds")
+    return (*(str(config.get(name, "")).rjust(12) for name in order), _key(config, SETTING))
+
+
+def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
+    own = sorted({name for run in runs for name in run.config} - {*SETTING, "seed"})
+    seeds: dict[tuple[str, str], list[RunResult]] = {}
+    for run in runs:
+        seeds.setdefault((run.method, _key(run.config, own)), []).append(run)
+    methods = []
+    for (name, _), members in seeds.items():
+        namesakes = [others[0].config for (other, _), others in seeds.items() if other == name]
+        differing = [key for key in own if len({str(config.get(key)) for config in namesakes}) > 1]
+        config = members[0].config
+        details = ", ".join(f"{key} {config.get(key)}" for key in differing)
+        methods.append(
+            Method(
+                label=f"{name} ({details})" if details else name,
+                name=name,
+                config=config,
+                runs=tuple(sorted(members, key=lambda run: (run.seed, run.run_id))),
+            )
+        )
+    return tuple(sorted(methods, key=_method_order))
+
+
+def _method_order(method: Method) -> tuple[int, int, bool, str]:
+    config = method.config
+    selector = _SELECTOR_ORDER.get(str(config.get("selector")), 3)
+    return selector, int(config.get("algorithm") != "fedavg"), config.get("epsilon") is not None, method.label
+
+
+def _title(config: Mapping[str, Any], *, short: bool) -> str:
+    """A setting in words; the short form leaves out the folders of a data set that is a path."""
+    dataset = str(config.get("dataset", "unknown data"))
+    if short:
+        dataset = dataset.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    parts = [dataset, str(config.get("partition", "")), str(config.get("model", ""))]
+    if config.get("fine_labels"):
+        parts[0] += " (fine labels)"
+    if not short and config.get("image_size") is not None:
+        parts.append(f"{config['image_size']} px")
+    parts.append(f"{config.get('clients', '?')} clients, {config.get('cohort', '?')} a round")
+    for name, word in (("dropout", "dropout"), ("stragglers", "stragglers")):
+        if config.get(name):
+            parts.append(f"{100 * float(config[name]):g} % {word}")
+    parts.append(f"{config.get('rounds', '?')} rounds")
+    return " · ".join(part for part in parts if part)

@@ -1,0 +1,142 @@
+"""One HTML file that shows a results folder: no network, no second file, opened straight from disk.
+
+The charting library (Plotly) and the data are gzip-compressed and base64-coded inside the page, which the
+browser unpacks; that keeps a page with five megabytes of library near two. Base64 also means that nothing of
+the data can end a script element. Tables are plain HTML, so they can be read without any script.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import tempfile
+from functools import cache
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedentopt import __version__
+from fedentopt.errors import InputError
+from fedentopt.report.figures import figures
+from fedentopt.report.findings import findings
+from fedentopt.report.grouping import Group, group_runs
+from fedentopt.report.paper import PaperFigures
+from fedentopt.report.payload import LEVELS, group_payload
+from fedentopt.report.reading import ResultFolder, read_folder
+from fedentopt.report.tables import overview_table, settings_tables, summary_table
+
+LARGEST_PAGE = 6_000_000  # bytes
+_SCRIPTS = ("unpack.js", "look.js", "tables.js", "curves.js", "cohorts.js", "classes.js", "page.js")
+
+
+def write_report(directory: Path, *, out: Path | None = None) -> Path:
+    """Make the page of a results folder and return its path (`directory/report.html` unless `out` is given).
+
+    Refused: a folder without results, a malformed file in it, a missing Plotly, a place that cannot be written.
+    """
+    directory = Path(directory)
+    target = Path(out) if out is not None else directory / "report.html"
+    text = render(read_folder(directory))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed: a reader never sees half a page.
+        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(text)
+            os.chmod(aside, 0o644)
+            os.replace(aside, target)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"{target}: cannot be written ({error.strerror}); accepted: a file in a writable folder"
+        ) from error
+    return target
+
+
+def render(folder: ResultFolder) -> str:
+    """The page as text, at the finest level of detail that stays under `LARGEST_PAGE`."""
+    groups = group_runs(folder.runs)
+    paper = PaperFigures(folder.paper)
+    rows = [[(method, figures(method)) for method in group.methods] for group in groups]
+    sections = []
+    for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
+        found = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(group, group_rows))
+        sections.append(
+            {
+                "summary": _part(
+                    number, f'<ul class="findings">{found}</ul>{summary_table(group_rows, paper, number)}'
+                ),
+                "settings": _part(number, settings_tables(group)),
+            }
+        )
+    several = len(groups) > 1
+    values = {
+        "title": escape(folder.path.resolve().name or "results"),
+        "version": escape(__version__),
+        "runs": str(len(folder.runs)),
+        "skipped": _skipped(folder),
+        "css": _asset("page.css"),
+        "chooser": _chooser(groups) if several else "",
+        "overview": f"<section><h2>All settings</h2>{overview_table(groups, rows)}</section>" if several else "",
+        "summaries": "".join(section["summary"] for section in sections),
+        "settings": "".join(section["settings"] for section in sections),
+        "plotly": _plotly(),
+        "scripts": "\n".join(_asset(name) for name in _SCRIPTS),
+    }
+    page = Template(_asset("page.html"))
+    for detail in LEVELS:
+        packed = [_packed(group_payload(group, detail)) for group in groups]
+        data = "".join(
+            f'<script type="text/plain" class="data" data-group="{number}">{text}</script>'
+            for number, text in enumerate(packed)
+        )
+        text = page.substitute(values, data=data)
+        if len(text.encode()) < LARGEST_PAGE:
+            break
+    return text
+
+
+def _part(number: int, content: str) -> str:
+    """What belongs to one setting; the first one is shown, the script shows the others."""
+    return f'<div class="of-group" data-group="{number}"{"" if number == 0 else " hidden"}>{content}</div>'
+
+
+def _chooser(groups: tuple[Group, ...]) -> str:
+    options = "".join(f'<option value="{number}">{escape(group.title)}</option>' for number, group in enumerate(groups))
+    return f'<label class="chooser">Setting <select id="group">{options}</select></label>'
+
+
+def _skipped(folder: ResultFolder) -> str:
+    if not folder.skipped:
+        return ""
+    names = ", ".join(escape(name) for name in folder.skipped)
+    return f'<p class="warn">Not shown, no round finished yet: {names}</p>'
+
+
+def _packed(value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    # No time stamp in the gzip header: the same results give the same page, byte for byte.
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+@cache
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise InputError(
+            "report: needs Plotly, which is not installed; accepted: pip install 'fedentopt[sim]'"
+        ) from error
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("fedentopt.report").joinpath("assets", name).read_text(encoding="utf-8")

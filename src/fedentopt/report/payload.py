@@ -1,0 +1,165 @@
+"""What the charts of a page draw, as JSON: one object a setting, at a chosen level of detail.
+
+A page must stay small enough to send by mail, also for hundreds of runs. `LEVELS` goes from everything to the
+least; the page takes the first level that fits. Totals (selection counts, accuracies, bytes to a target) are
+always computed from all rounds: only what is drawn round by round gets thinner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedentopt.report.figures import costs, curve, figures, thin
+from fedentopt.report.grouping import Group, Method
+from fedentopt.report.reading import RunResult
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much is kept; `all_seeds` is about the picks, curves always use every seed.
+
+    A label table with more than `label_cells` numbers is left out.
+    """
+
+    curve_points: int
+    pick_rounds: int
+    class_rounds: int
+    all_seeds: bool
+    label_cells: int
+
+
+LEVELS = (
+    Detail(curve_points=500, pick_rounds=2000, class_rounds=250, all_seeds=True, label_cells=4_000_000),
+    Detail(curve_points=250, pick_rounds=500, class_rounds=125, all_seeds=False, label_cells=200_000),
+    Detail(curve_points=120, pick_rounds=150, class_rounds=60, all_seeds=False, label_cells=50_000),
+    Detail(curve_points=60, pick_rounds=50, class_rounds=30, all_seeds=False, label_cells=20_000),
+    Detail(curve_points=30, pick_rounds=15, class_rounds=15, all_seeds=False, label_cells=5_000),
+    Detail(curve_points=20, pick_rounds=0, class_rounds=0, all_seeds=False, label_cells=0),
+)
+
+
+def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
+    """Everything the charts of one setting need. Clients and classes are numbers; names are in two lists."""
+    tables: list[list[list[float | None]]] = []
+    table_of: dict[bytes, int] = {}
+    targets = _targets(group)
+
+    def label_table(run: RunResult) -> int | None:
+        if run.labels.size > detail.label_cells:
+            return None
+        key = run.labels.tobytes()
+        if key not in table_of:
+            table_of[key] = len(tables)
+            tables.append([_list(row, 1) for row in run.labels.tolist()])
+        return table_of[key]
+
+    methods = []
+    for method in group.methods:
+        shown = method.runs if detail.all_seeds else method.runs[:1]
+        values = figures(method)
+        methods.append(
+            {
+                "label": method.label,
+                "accuracy": _curve(method, "accuracy", 2, detail),
+                "entropy": _curve(method, "entropy", 4, detail),
+                "classAccuracy": _list(values.class_accuracy.tolist(), 2),
+                "hNorm": _short(values.h_norm.mean, 4),
+                "costs": [
+                    None if cost is None else [_short(cost.rounds, 1), round(cost.bytes_sent), cost.reached]
+                    for cost in costs(method, targets)
+                ],
+                "seeds": len(method.finished or method.runs),
+                "runs": [_run(run, label_table(run), detail) for run in shown],
+            }
+        )
+    plain, balanced = group.plain(), group.balanced()
+    return {
+        "title": group.title,
+        "classes": list(group.methods[0].runs[0].classes),
+        "clients": list(group.methods[0].runs[0].clients),
+        "targets": targets,
+        "methods": methods,
+        "labelTables": tables,
+        "noisyLabels": any(run.labels_are_noisy for method in group.methods for run in method.runs),
+        "left": group.methods.index(plain) if plain else 0,
+        "right": group.methods.index(balanced) if balanced else len(group.methods) - 1,
+        "thinned": _thinned(group, detail),
+    }
+
+
+def _run(run: RunResult, table: int | None, detail: Detail) -> dict[str, Any]:
+    """The picks of one run; `absent` are chosen clients that did not train."""
+    kept = thin(range(len(run.rounds)), detail.pick_rounds)
+    evaluated = [i for i in range(len(run.rounds)) if np.isfinite(run.class_accuracy[i]).any()]
+    by_class = thin(evaluated, detail.class_rounds)
+    return {
+        "seed": run.seed,
+        "table": table,
+        "rounds": [int(run.rounds[i]) for i in kept],
+        "picks": [list(run.picks[i]) for i in kept],
+        "absent": {
+            str(int(run.rounds[i])): sorted(set(run.picks[i]) - set(run.trained[i]))
+            for i in kept
+            if set(run.picks[i]) - set(run.trained[i])
+        },
+        "entropy": _list((run.entropy[i] for i in kept), 4),
+        "covered": [int(run.covered[i]) for i in kept],
+        "accuracy": _list((run.accuracy[i] for i in kept), 2),
+        "classRounds": [int(run.rounds[i]) for i in by_class],
+        "classAccuracy": [_list(run.class_accuracy[i].tolist(), 1) for i in by_class],
+        "times": run.times_selected.tolist(),
+    }
+
+
+def _curve(method: Method, field: str, digits: int, detail: Detail) -> dict[str, Any]:
+    line = curve(method.runs, lambda run: getattr(run, field), detail.curve_points)
+    return {"x": line.rounds, "mean": _list(line.mean, digits), "std": _list(line.std, digits)}
+
+
+def _targets(group: Group) -> list[int]:
+    """Whole per cents from just above nothing to the best accuracy anyone reached."""
+    best = max(
+        (float(np.nanmax(run.accuracy)) for m in group.methods for run in m.runs if _evaluated(run)), default=0.0
+    )
+    return list(range(1, math.floor(best) + 1))
+
+
+def _evaluated(run: RunResult) -> bool:
+    return bool(np.isfinite(run.accuracy).any())
+
+
+def _thinned(group: Group, detail: Detail) -> list[str]:
+    """What was left out, in words, so that no reader takes a thinned chart for the whole."""
+    runs = [run for method in group.methods for run in method.runs]
+    longest = max(len(run.rounds) for run in runs)
+    notes = []
+    if not detail.all_seeds and any(len(method.runs) > 1 for method in group.methods):
+        notes.append("client picks are kept for one seed")
+    if longest > detail.pick_rounds:
+        notes.append(
+            f"client picks are kept for {detail.pick_rounds} of {longest} rounds"
+            if detail.pick_rounds
+            else "client picks are left out"
+        )
+    if any(run.labels.size > detail.label_cells for run in runs):
+        notes.append("label counts are left out")
+    if longest > detail.curve_points:
+        notes.append(f"curves show {detail.curve_points} of {longest} rounds")
+    return notes
+
+
+def _short(value: float, digits: int) -> float | None:
+    """A JSON number without needless digits: whole where it is whole, nothing where it is not finite."""
+    if not math.isfinite(value):
+        return None
+    rounded = round(float(value), digits)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def _list(values: Iterable[float], digits: int) -> list[float | None]:
+    return [_short(value, digits) for value in values]

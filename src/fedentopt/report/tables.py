@@ -1,0 +1,187 @@
+"""The page's tables as HTML. Every text that comes from results is escaped here, in `_cell` and `_text`.
+
+A cell carries the number it is sorted by in `data-value`; the script of the page sorts by it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from fedentopt.report.figures import Figures, Spread
+from fedentopt.report.findings import plus_minus
+from fedentopt.report.grouping import SETTING, Group, Method
+from fedentopt.report.paper import PaperFigures
+
+Rows = list[tuple[Method, Figures]]
+
+
+def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
+    """One row a method: mean ± standard deviation over seeds, the best marked, the paper's figure if known."""
+    printed = [paper.of(method) for method, _ in rows]
+    with_paper = any(figure is not None for figure in printed)
+    heads = [("Method", "text"), ("Accuracy %", "number")]
+    if with_paper:
+        heads += [("Paper %", "number"), ("Difference", "number")]
+    heads += [
+        ("Worst class %", "number"), ("Cohort entropy (bits)", "number"), ("Rounds with every class %", "number"),
+        ("H_norm", "number"), ("Never selected", "number"), ("Sent (MB)", "number"), ("Seeds", "number"),
+    ]  # fmt: skip
+    best = [_best(rows, "accuracy"), _best(rows, "worst_class"), _best(rows, "entropy"), _best(rows, "full_cover")]
+    lines = []
+    for index, ((method, values), figure) in enumerate(zip(rows, printed, strict=True)):
+        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index == best[0])]
+        if with_paper:
+            gap = math.nan if figure is None else values.accuracy.mean - figure
+            cells += [_number_cell(figure, "{:.2f}"), _number_cell(gap, "{:+.2f}")]
+        cells += [
+            _spread_cell(values.worst_class, index == best[1]),
+            _spread_cell(values.entropy, index == best[2], 3),
+            _spread_cell(values.full_cover, index == best[3], 0),
+            _spread_cell(values.h_norm, False, 3),
+            _spread_cell(values.never_selected, False, 1),
+            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}"),
+            _number_cell(values.finished + values.unfinished, "{:.0f}"),
+        ]
+        lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
+    return _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+
+
+def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
+    """One row a setting, for folders with several: its best method, and a button that shows it."""
+    heads = [
+        ("Setting", "text"),
+        ("Methods", "number"),
+        ("Runs", "number"),
+        ("Best method", "text"),
+        ("Accuracy %", "number"),
+    ]
+    lines = []
+    for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
+        best = _best(group_rows, "accuracy")
+        name = group_rows[best][0].label if best is not None else "–"
+        accuracy = group_rows[best][1].accuracy if best is not None else Spread.of([])
+        button = f'<button type="button" class="link" data-show-group="{number}">{escape(group.title)}</button>'
+        lines.append(
+            f'<tr><th scope="row" data-value="{escape(group.title)}">{button}</th>'
+            f"{_number_cell(len(group.methods), '{:.0f}')}"
+            f"{_number_cell(sum(len(method.runs) for method in group.methods), '{:.0f}')}"
+            f'<td class="text" data-value="{escape(name)}">{escape(name)}</td>{_spread_cell(accuracy, False)}</tr>'
+        )
+    return _table("overview", "All settings in this folder", heads, lines)
+
+
+def settings_tables(group: Group) -> str:
+    """Settings shared by all runs, settings in which methods differ, environment, commands."""
+    runs = [run for method in group.methods for run in method.runs]
+    names = [*SETTING, *sorted({name for run in runs for name in run.config} - set(SETTING))]
+    shared, differing = [], []
+    for name in names:
+        values = {json.dumps(run.config.get(name), sort_keys=True) for run in runs}
+        if len(values) == 1 and any(name in run.config for run in runs):
+            shared.append((name, runs[0].config.get(name)))
+        elif len(values) > 1 and name != "seed":
+            differing.append(name)
+    parts = [_pairs("Settings of every run", shared)]
+    if differing:
+        heads = [("Method", "text"), *((name, "text") for name in differing), ("seeds", "text")]
+        lines = []
+        for method in group.methods:
+            seeds = ", ".join(str(run.seed) for run in method.runs)
+            cells = "".join(_text(method.config.get(name)) for name in differing)
+            lines.append(f'<tr><th scope="row">{escape(method.label)}</th>{cells}{_text(seeds)}</tr>')
+        parts.append(_table("", "Settings in which methods differ", heads, lines, sortable=False))
+    environments = _distinct(
+        {key: value for key, value in run.environment.items() if key not in {"command", "started", "dataset"}}
+        for run in runs
+    )
+    for number, environment in enumerate(environments, start=1):
+        title = "Environment" if len(environments) == 1 else f"Environment {number} of {len(environments)}"
+        parts.append(_pairs(title, list(environment.items())))
+    commands = _distinct(run.environment["command"] for run in runs if run.environment.get("command"))
+    for command in commands:
+        parts.append(
+            '<div class="command"><pre tabindex="0" aria-label="Command that made these runs"><code>'
+            f'{escape(str(command))}</code></pre><button type="button" data-copy>Copy</button></div>'
+        )
+    return "".join(parts)
+
+
+def _best(rows: Rows, field: str) -> int | None:
+    """Index of the highest mean, None where nothing can be compared."""
+    means = [(getattr(values, field).mean, -index) for index, (_, values) in enumerate(rows)]
+    known = [pair for pair in means if math.isfinite(pair[0])]
+    return -max(known)[1] if len(known) > 1 or (known and len(rows) == 1) else None
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    seen: dict[str, Any] = {}
+    for value in values:
+        seen.setdefault(json.dumps(value, sort_keys=True, default=str), value)
+    return list(seen.values())
+
+
+def _table(
+    identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Sequence[str], *, sortable: bool = True
+) -> str:
+    cells = []
+    for name, kind in heads:
+        title = escape(name)
+        inside = (
+            f'<button type="button" data-sort="{kind}">{title}<span aria-hidden="true"></span></button>'
+            if sortable
+            else title
+        )
+        cells.append(f'<th scope="col" class="{kind}">{inside}</th>')
+    name = f' id="{identity}"' if identity else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{name}>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{''.join(cells)}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _pairs(caption: str, pairs: Sequence[tuple[str, Any]]) -> str:
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(_shown(value))}</dd></div>" for name, value in pairs)
+    return f"<h3>{escape(caption)}</h3><dl>{items}</dl>"
+
+
+def _method_cell(method: Method, values: Figures) -> str:
+    notes = []
+    if values.unfinished:
+        done = min(len(run.rounds) for run in method.runs if run.summary is None)
+        notes.append(f"{values.unfinished} unfinished, round {done} of {method.config.get('rounds', '?')}")
+    if values.diverged:
+        notes.append("diverged: " + ", ".join(f"seed {seed} in round {number}" for seed, number in values.diverged))
+    note = f'<small class="warn">{escape("; ".join(notes))}</small>' if notes else ""
+    return (
+        f'<th scope="row" data-value="{escape(method.label)}"><span class="swatch" aria-hidden="true"></span>'
+        f"{escape(method.label)}{note}</th>"
+    )
+
+
+def _spread_cell(value: Spread, best: bool, digits: int = 2) -> str:
+    mark = ' <span class="best" title="best">★<span class="unseen"> best</span></span>' if best else ""
+    number = f"{value.mean:.6g}" if math.isfinite(value.mean) else ""
+    return (
+        f'<td class="number{" is-best" if best else ""}" data-value="{number}">{plus_minus(value, digits)}{mark}</td>'
+    )
+
+
+def _number_cell(value: float | None, form: str) -> str:
+    if value is None or not math.isfinite(value):
+        return '<td class="number" data-value="">–</td>'
+    return f'<td class="number" data-value="{value:.10g}">{form.format(value)}</td>'
+
+
+def _text(value: Any) -> str:
+    return f'<td class="text">{escape(_shown(value))}</td>'
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
