@@ -1,0 +1,13 @@
+"""Data sets: from official files to uint8 arrays.
+
+`load` gives a `Dataset` by name or path. Official files are read from the data folder, checked, converted
+once to memory-mapped arrays, and checked against what was converted at every later load.
+"""
+
+from __future__ import annotations
+
+from fedentopt.datasets.dataset import Dataset
+from fedentopt.datasets.loading import default_image_size, load
+from fedentopt.datasets.locations import resolve_data_dir
+
+__all__ = ["Dataset", "default_image_size", "load", "resolve_data_dir"]

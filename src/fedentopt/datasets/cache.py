@@ -1,0 +1,232 @@
+"""The converted form of a data set: uint8 arrays that are memory-mapped, with the fingerprints of their sources.
+
+A folder `DATA_DIR/.fedentopt/<key>-<size>/` holds `meta.json` and the files it names. New files are written
+under names of their own; replacing `meta.json` is the one step that makes them the cache, so a failure at any
+point leaves the old cache as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedentopt.datasets.fingerprint import Fingerprint, sha256
+from fedentopt.datasets.locations import CACHE
+from fedentopt.datasets.source import Content, Images, Labels
+from fedentopt.errors import InputError
+
+FORMAT = 1
+META = "meta.json"
+STALE_SECONDS = 24 * 3600
+Progress = Callable[[int, int], None]  # images done, images in all
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A converted data set, in memory or memory-mapped."""
+
+    x_train: np.ndarray
+    x_test: np.ndarray
+    labels: Mapping[str, Labels]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class Colours:
+    """Exact mean and standard deviation per channel, from counts of the 256 values."""
+
+    counts: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, images: np.ndarray) -> None:
+        new = [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(images.shape[1])]
+        self.counts = [old + more for old, more in zip(self.counts, new, strict=True)] if self.counts else new
+
+    def mean_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Three values each; those of a grey set are repeated."""
+        values = np.arange(256) / 255
+        means = [float(values @ count / count.sum()) for count in self.counts]
+        spreads = [
+            float(np.sqrt(((values - mean) ** 2) @ count / count.sum()))
+            for mean, count in zip(means, self.counts, strict=True)
+        ]
+        repeat = 3 // len(means)
+        return tuple(means * repeat), tuple(spreads * repeat)
+
+
+def folder(data_dir: Path, key: str, size: int) -> Path:
+    """Where the arrays of a data set lie."""
+    return data_dir / CACHE / f"{key}-{size}"
+
+
+def in_memory(content: Content, size: int, progress: Progress | None) -> Arrays:
+    """Convert without writing anything: for the built-in set and for data folders that cannot be written."""
+    colours = Colours()
+    count = _Counter(content, progress)
+    arrays = []
+    for split, images in (("train", content.train), ("test", content.test)):
+        total = count.images[split]
+        out = np.empty((total, content.channels, size, size), np.uint8)
+        start = 0
+        for piece in images(size):
+            out[start : start + len(piece)] = piece
+            start += len(piece)
+            count.step(len(piece))
+            if split == "train":
+                colours.add(piece)
+        arrays.append(out)
+    return Arrays(arrays[0], arrays[1], content.labels, *colours.mean_std(), content.notes)
+
+
+def write(target: Path, content: Content, size: int, sources: list[Fingerprint], progress: Progress | None) -> None:
+    """Convert into `target`; on any failure what was there before is still there, and nothing else."""
+    _sweep(target)
+    token = secrets.token_hex(4)
+    made: list[Path] = []
+
+    def new(name: str) -> Path:
+        made.append(_file(target, name, token))
+        return made[-1]
+
+    colours = Colours()
+    count = _Counter(content, progress)
+    try:
+        for split, images in (("train", content.train), ("test", content.test)):
+            shape = (count.images[split], content.channels, size, size)
+            _write_images(new(f"x_{split}.npy"), images, size, shape, colours if split == "train" else None, count)
+        for variant, labels in content.labels.items():
+            for split, values in (("train", labels.train), ("test", labels.test)):
+                with new(f"y_{split}{variant}.npy").open("wb") as file:
+                    np.save(file, values, allow_pickle=False)
+        new("sources.json").write_text(json.dumps([asdict(source) for source in sources]))
+        mean, std = colours.mean_std()
+        meta = {
+            "format": FORMAT,
+            "token": token,
+            "size": size,
+            "channels": content.channels,
+            "classes": {variant: labels.names for variant, labels in content.labels.items()},
+            "images": count.images,
+            "mean": mean,
+            "std": std,
+            "notes": content.notes,
+            "files": {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in made},
+        }
+        _commit(target, meta)
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def read_meta(target: Path) -> dict[str, Any] | None:
+    """The description of a cache; None if there is none, or none that is whole."""
+    try:
+        meta: dict[str, Any] = json.loads((target / META).read_text())
+        whole = meta["format"] == FORMAT and all(
+            (target / name).stat().st_size == told["size"] for name, told in meta["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return meta if whole else None
+
+
+def read_sources(target: Path, meta: Mapping[str, Any]) -> list[Fingerprint]:
+    """The fingerprints that the sources had when they were converted."""
+    return [Fingerprint(**source) for source in json.loads((_file(target, "sources.json", meta["token"])).read_text())]
+
+
+def refresh(target: Path, meta: Mapping[str, Any], sources: list[Fingerprint]) -> None:
+    """Remember new file times of sources whose content is the same; a folder that cannot be written stays."""
+    path = _file(target, "sources.json", meta["token"])
+    part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
+    try:
+        part.write_text(json.dumps([asdict(source) for source in sources]))
+        told = {"size": part.stat().st_size, "sha256": sha256(part)}
+        os.replace(part, path)
+        _commit(target, {**meta, "files": {**meta["files"], path.name: told}})
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def open_arrays(target: Path, meta: Mapping[str, Any]) -> Arrays:
+    """Map the arrays of a cache that `read_meta` has described."""
+    token = meta["token"]
+
+    def array(name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+        found: np.ndarray = np.load(_file(target, f"{name}.npy", token), mmap_mode=mmap_mode, allow_pickle=False)
+        return found
+
+    labels = {
+        variant: Labels(tuple(names), array(f"y_train{variant}"), array(f"y_test{variant}"))
+        for variant, names in meta["classes"].items()
+    }
+    mean, std, notes = (tuple(meta[name]) for name in ("mean", "std", "notes"))
+    return Arrays(array("x_train", "r"), array("x_test", "r"), labels, mean, std, notes)
+
+
+def _file(target: Path, name: str, token: str) -> Path:
+    stem, dot, kind = name.partition(".")
+    return target / f"{stem}-{token}{dot}{kind}"
+
+
+class _Counter:
+    def __init__(self, content: Content, progress: Progress | None) -> None:
+        labels = next(iter(content.labels.values()))
+        self.images = {"train": len(labels.train), "test": len(labels.test)}
+        self.done, self.progress = 0, progress
+
+    def step(self, images: int) -> None:
+        self.done += images
+        if self.progress is not None:
+            self.progress(self.done, sum(self.images.values()))
+
+
+def _write_images(
+    path: Path, images: Images, size: int, shape: tuple[int, ...], colours: Colours | None, count: _Counter
+) -> None:
+    """Plain writes instead of a writable map: a full disk is then an error message, not a killed process."""
+    with path.open("wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        written = 0
+        for piece in images(size):
+            file.write(np.ascontiguousarray(piece).data)
+            written += len(piece)
+            count.step(len(piece))
+            if colours is not None:
+                colours.add(piece)
+        if written != shape[0]:
+            raise InputError(f"{path}: {written} images came where {shape[0]} were announced")
+
+
+def _commit(target: Path, meta: Mapping[str, Any]) -> None:
+    old = read_meta(target)
+    part = target / f"{META}.part-{secrets.token_hex(4)}"
+    try:
+        part.write_text(json.dumps(meta, indent=1))
+        os.replace(part, target / META)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    for name in set(old["files"] if old else ()) - set(meta["files"]):
+        # A process that has the old arrays mapped keeps them until it ends.
+        (target / name).unlink(missing_ok=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what a killed conversion left behind a day ago or earlier."""
+    meta = read_meta(target)
+    keep = {META, *(meta["files"] if meta else ())}
+    for path in target.iterdir():
+        if path.name not in keep and path.stat().st_mtime < time.time() - STALE_SECONDS:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,156 @@
+"""The data sets known by name: what they are, where they come from, which checksums their publishers give.
+
+Sources of the checksums: CIFAR-10/-100 https://www.cs.toronto.edu/~kriz/cifar.html; CINIC-10 the archive of
+https://doi.org/10.7488/ds/2448 as checked by its common loaders; MedMNIST `medmnist/info.py`, version 3.0.2
+(https://github.com/MedMNIST/MedMNIST), record https://zenodo.org/records/10519652.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+_CINIC = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192"
+_MEDMNIST = "https://zenodo.org/records/10519652/files"
+
+
+@dataclass(frozen=True)
+class Download:
+    """A published file. `into`: the folder it is unpacked into; None if it is used as it is."""
+
+    filename: str
+    url: str
+    md5: str
+    megabytes: int
+    into: str | None = None
+    image_size: int | None = None  # where one set is published in several sizes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set. `place` is what must lie in the data folder, as people would write it."""
+
+    name: str
+    title: str
+    classes: int
+    train: int
+    test: int
+    image_size: int
+    place: str
+    downloads: tuple[Download, ...] = ()
+    by_hand: str = ""  # what to do where nothing can be fetched
+    embedded: bool = False
+
+
+def _medmnist(name: str, files: dict[int, tuple[str, int]]) -> tuple[Download, ...]:
+    downloads = []
+    for size, (md5, megabytes) in files.items():
+        filename = f"{name}.npz" if size == 28 else f"{name}_{size}.npz"
+        downloads.append(Download(filename, f"{_MEDMNIST}/{filename}?download=1", md5, megabytes, None, size))
+    return tuple(downloads)
+
+
+ENTRIES = {
+    entry.name: entry
+    for entry in (
+        Entry("digits", "Handwritten digits of scikit-learn", 10, 1_438, 359, 32, "nothing: built in", embedded=True),
+        Entry(
+            "cifar10",
+            "CIFAR-10, binary version",
+            10,
+            50_000,
+            10_000,
+            32,
+            "cifar-10-batches-bin/data_batch_1.bin … data_batch_5.bin, test_batch.bin",
+            (
+                Download(
+                    "cifar-10-binary.tar.gz",
+                    f"{_CIFAR}/cifar-10-binary.tar.gz",
+                    "c32a1d4ab5d03f1284b67883e8d87530",
+                    162,
+                    "",
+                ),
+            ),
+        ),
+        Entry(
+            "cifar100",
+            "CIFAR-100, binary version (20 coarse or 100 fine labels)",
+            20,
+            50_000,
+            10_000,
+            32,
+            "cifar-100-binary/train.bin, test.bin",
+            (
+                Download(
+                    "cifar-100-binary.tar.gz",
+                    f"{_CIFAR}/cifar-100-binary.tar.gz",
+                    "03b5dce01913d631647c71ecec9e9cb8",
+                    161,
+                    "",
+                ),
+            ),
+        ),
+        Entry(
+            "cinic10",
+            "CINIC-10 (train split to clients, test split for evaluation)",
+            10,
+            90_000,
+            90_000,
+            32,
+            "cinic10/train/<class>/*.png, cinic10/test/<class>/*.png",
+            (
+                Download(
+                    "CINIC-10.tar.gz", f"{_CINIC}/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372", 656, "cinic10"
+                ),
+            ),
+        ),
+        Entry(
+            "pathmnist",
+            "PathMNIST of MedMNIST+ (colon tissue)",
+            9,
+            89_996,
+            7_180,
+            224,
+            "pathmnist_224.npz, or a smaller one such as pathmnist.npz (28 pixels)",
+            _medmnist(
+                "pathmnist",
+                {
+                    28: ("a8b06965200029087d5bd730944a56c1", 206),
+                    64: ("55aa9c1e0525abe5a6b9d8343a507616", 1_100),
+                    128: ("ac42d08fb904d92c244187169d1fd1d9", 4_200),
+                    224: ("2c51a510bcdc9cf8ddb2af93af1eadec", 12_600),
+                },
+            ),
+        ),
+        Entry(
+            "tissuemnist",
+            "TissueMNIST of MedMNIST+ (kidney cortex cells)",
+            8,
+            165_466,
+            47_280,
+            224,
+            "tissuemnist_224.npz, or a smaller one such as tissuemnist.npz (28 pixels)",
+            _medmnist(
+                "tissuemnist",
+                {
+                    28: ("ebe78ee8b05294063de985d821c1c34b", 125),
+                    64: ("123ece2eba09d0aa5d698fda57103344", 600),
+                    128: ("61b955355d7425a89687b06cca3ce0c2", 1_800),
+                    224: ("b077128c4a949f0a4eb01517f9037b9c", 4_500),
+                },
+            ),
+        ),
+        Entry(
+            "brain-tumor-mri",
+            "Brain Tumor MRI Dataset (Masoud Nickparvar, Kaggle)",
+            4,
+            5_712,
+            1_311,
+            224,
+            "brain-tumor-mri/Training/<class>/*, brain-tumor-mri/Testing/<class>/* "
+            "with the classes glioma, meningioma, notumor, pituitary",
+            by_hand="Kaggle gives it to account holders only: download "
+            "https://www.kaggle.com/datasets/masoudnickparvar/brain-tumor-mri-dataset and unpack it so that",
+        ),
+    )
+}

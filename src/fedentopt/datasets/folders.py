@@ -1,0 +1,158 @@
+"""Class folders: a folder a split, in it a folder a class, in it image files; CINIC-10, Brain Tumor MRI, one's own.
+
+`train/<class>/*` and `test/<class>/*` (also Training and Testing), or `<class>/*` alone, of which a fixed
+stratified fifth becomes the test split (`split.held_out`). Classes are ordered by name. Images of any common
+format; all are read as grey if all are grey, else as RGB.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedentopt.datasets.missing import missing
+from fedentopt.datasets.npz import absent, own_key
+from fedentopt.datasets.source import Content, Images, Labels
+from fedentopt.datasets.split import held_out
+from fedentopt.errors import InputError
+
+KINDS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"})
+_LITTER = frozenset({"thumbs.db", "desktop.ini"})
+_TRAIN, _TEST, _UNUSED = ("train", "training"), ("test", "testing"), ("valid", "val", "validation")
+PIECE = 256
+
+
+@dataclass(frozen=True)
+class Folders:
+    """A folder of class folders. `classes` and `data_dir` are given for the sets known by name."""
+
+    name: str
+    path: Path
+    classes: tuple[str, ...] | None = None
+    data_dir: Path | None = None
+    grey: bool | None = None  # None: as the files are
+
+    @property
+    def official(self) -> bool:
+        return self.classes is not None
+
+    @property
+    def key(self) -> str:
+        return self.name if self.official else own_key(self.path)
+
+    @property
+    def root(self) -> Path:
+        return self.path
+
+    def files(self) -> list[Path]:
+        return [path for members in self._scan()[1].values() for found in members.values() for path in found]
+
+    def open(self) -> Content:
+        names, splits, notes = self._scan()
+        paths: dict[str, list[Path]] = {}
+        labels: dict[str, np.ndarray] = {}
+        for split, members in splits.items():
+            paths[split] = [path for found in members.values() for path in found]
+            labels[split] = np.repeat(np.arange(len(names)), [len(found) for found in members.values()])
+        if "test" not in paths:
+            train, test = held_out(labels["all"])
+            notes = (*notes, f"{self.name}: no test split, so a fixed fifth of every class is the test")
+            paths = {split: [paths["all"][i] for i in chosen] for split, chosen in (("train", train), ("test", test))}
+            labels = {"train": labels["all"][train], "test": labels["all"][test]}
+            if not len(test):
+                raise InputError(f"{self.path}: one image a class leaves none for a test split; accepted: two or more")
+        channels = 1 if (self._all_grey(paths) if self.grey is None else self.grey) else 3
+        return Content(
+            channels,
+            {"": Labels(names, labels["train"], labels["test"])},
+            _images(paths["train"], channels),
+            _images(paths["test"], channels),
+            (*notes, *absent(self.name, names, labels["train"], labels["test"])),
+        )
+
+    def _scan(self) -> tuple[tuple[str, ...], dict[str, dict[str, list[Path]]], tuple[str, ...]]:
+        """Class names; split -> class -> files ("all" alone where there are no splits); notes."""
+        if not self.path.is_dir():
+            raise self._gone(self.path)
+        folders = _folders(self.path)
+        train, test = (_one_of(self.path, folders, accepted) for accepted in (_TRAIN, _TEST))
+        if train is None and test is None and not self.official:
+            names = tuple(sorted(folders))
+            return self._checked(names), {"all": {name: self._members(folders[name]) for name in names}}, ()
+        if train is None or test is None:
+            raise self._gone(self.path / ("train" if train is None else "test"))
+        inside = {"train": _folders(train), "test": _folders(test)}
+        names = self.classes or tuple(sorted({*inside["train"], *inside["test"]}))
+        for split, found in inside.items():
+            for name in names:
+                if name not in found and (self.official or split == "train"):
+                    raise self._gone((train if split == "train" else test) / name)
+            for name in sorted(set(found) - set(names)):
+                raise InputError(f"{found[name]}: no class of {self.name}; accepted: {', '.join(names)}")
+        splits = {
+            split: {name: self._members(found[name]) if name in found else [] for name in names}
+            for split, found in inside.items()
+        }
+        if not any(splits["test"].values()):
+            raise InputError(f"{test}: no class folders with images; accepted: one folder a class, as in {train}")
+        unused = [] if self.official else [name for name in folders if name.lower() in _UNUSED]
+        return self._checked(names), splits, tuple(f"{self.path / name} is not used" for name in unused)
+
+    def _checked(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(names) < 2:
+            there = ", ".join(names) or "none"
+            raise InputError(f"{self.path}: class folders found: {there}; accepted: two or more, each with images")
+        return names
+
+    def _members(self, folder: Path) -> list[Path]:
+        """The image files of a class, in a fixed order. Anything else is refused, lest samples go missing silently."""
+        found = []
+        for place, folders, files in os.walk(folder, followlinks=True):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                if name.startswith(".") or name.lower() in _LITTER:
+                    continue
+                if Path(name).suffix.lower() not in KINDS:
+                    raise InputError(f"{Path(place) / name}: not an image; accepted: {', '.join(sorted(KINDS))}")
+                found.append(Path(place) / name)
+        if not found:
+            raise InputError(f"{folder}: no images in it; accepted: at least one of {', '.join(sorted(KINDS))}")
+        return found
+
+    def _gone(self, path: Path) -> InputError:
+        if self.data_dir is not None:
+            return missing(self.name, path, self.data_dir)
+        return InputError(f"dataset: {path} is not there; accepted: train/<class>/* and test/<class>/*, or <class>/*")
+
+    def _all_grey(self, paths: dict[str, list[Path]]) -> bool:
+        from fedentopt.datasets.pixels import GREY_MODES, mode
+
+        return all(mode(path) in GREY_MODES for split in paths.values() for path in split)
+
+
+def _folders(path: Path) -> dict[str, Path]:
+    return {found.name: found for found in path.iterdir() if found.is_dir() and not found.name.startswith(".")}
+
+
+def _one_of(path: Path, folders: dict[str, Path], accepted: Sequence[str]) -> Path | None:
+    found = [folder for name, folder in folders.items() if name.lower() in accepted]
+    if len(found) > 1:
+        raise InputError(f"{path}: both {found[0].name} and {found[1].name} are there; accepted: one of them")
+    return found[0] if found else None
+
+
+def _images(paths: Sequence[Path], channels: int) -> Images:
+    def iterate(side: int) -> Iterator[np.ndarray]:
+        from fedentopt.datasets.pixels import decode
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow lets go of the interpreter while it decodes
+            for start in range(0, len(paths), PIECE):
+                piece = paths[start : start + PIECE]
+                yield np.stack(list(pool.map(lambda path: decode(path, side, channels), piece)))
+
+    return iterate

@@ -1,0 +1,168 @@
+"""A user's own data in one .npz file: x_train, y_train, x_test, y_test, and class_names if there are any.
+
+Images: uint8, or floats in 0..1 (scaled by 255 and rounded), shaped (n, H, W), (n, H, W, 1 or 3) or
+(n, 1 or 3, H, W). Labels: integers, one an image. With class_names (text, one a class) the labels are
+0..C-1; without, the distinct labels of both splits in ascending order are the classes, named by their value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedentopt.datasets.npz_reading import NpzArray, array, keys
+from fedentopt.datasets.source import Content, Images, Labels
+from fedentopt.errors import InputError
+
+_SHAPES = "(n, H, W), (n, H, W, 1 or 3) or (n, 1 or 3, H, W)"
+
+
+@dataclass(frozen=True)
+class Npz:
+    """An .npz file."""
+
+    path: Path
+    official: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def key(self) -> str:
+        return own_key(self.path)
+
+    @property
+    def root(self) -> Path:
+        return self.path.parent
+
+    def files(self) -> list[Path]:
+        if not self.path.is_file():
+            raise InputError(f"dataset: {self.path} is not there")
+        return [self.path]
+
+    def open(self) -> Content:
+        images = {split: array(self.path, f"x_{split}") for split in ("train", "test")}
+        channels = {split: check_images(found) for split, found in images.items()}
+        if channels["train"] != channels["test"]:
+            raise InputError(f"{self.path}: x_train has {channels['train']} channels, x_test {channels['test']}")
+        raw = {split: read_labels(array(self.path, f"y_{split}"), images[split]) for split in ("train", "test")}
+        names, labels, notes = self._classes(raw["train"], raw["test"])
+        return Content(
+            channels["train"],
+            {"": Labels(names, *labels)},
+            image_pieces(images["train"]),
+            image_pieces(images["test"]),
+            notes,
+        )
+
+    def _classes(
+        self, train: np.ndarray, test: np.ndarray
+    ) -> tuple[tuple[str, ...], tuple[np.ndarray, np.ndarray], tuple[str, ...]]:
+        if "class_names" in keys(self.path):
+            given = array(self.path, "class_names")
+            if given.dtype.kind != "U" or len(given.shape) != 1:
+                raise InputError(f"{given}; accepted: one text a class, as in np.array(['cat', 'dog'])")
+            names = tuple(str(name) for name in given.read())
+            if len(set(names)) < len(names):
+                raise InputError(f"{self.path}: class_names holds a name twice; accepted: distinct names")
+            for key, labels in (("y_train", train), ("y_test", test)):
+                check_range(self.path, key, labels, len(names))
+        else:
+            distinct = np.unique(np.concatenate([train, test]))
+            names = tuple(str(label) for label in distinct)
+            train, test = np.searchsorted(distinct, train), np.searchsorted(distinct, test)
+        if len(names) < 2:
+            raise InputError(f"{self.path}: y_train holds one class only ({', '.join(names)}); accepted: two or more")
+        return names, (train.astype(np.int64), test.astype(np.int64)), absent(str(self.path), names, train, test)
+
+
+def own_key(path: Path) -> str:
+    """Cache folder of a user's own data: a readable name, made unique by the whole path."""
+    whole = str(path.expanduser().resolve())
+    readable = "".join(c if c.isalnum() else "-" for c in path.stem)[:24]
+    return f"own-{readable}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+
+
+def absent(where: str, names: tuple[str, ...], train: np.ndarray, test: np.ndarray) -> tuple[str, ...]:
+    """Notes on classes without a single image in one of the splits."""
+    notes = []
+    for split, labels in (("training", train), ("test", test)):
+        without = [names[i] for i in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)]
+        if without:
+            notes.append(f"{where}: no {split} images of {', '.join(without)}")
+    return tuple(notes)
+
+
+def check_range(path: Path, key: str, labels: np.ndarray, classes: int) -> None:
+    """Refuse a label outside 0..classes-1, by its place."""
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(f"{path}: {key}[{at}] is {labels[at]}; accepted: 0 to {classes - 1}")
+
+
+def read_labels(found: NpzArray, images: NpzArray) -> np.ndarray:
+    """Labels as int64 (n,); refused unless they are integers, one for every image."""
+    shape = found.shape
+    if found.dtype.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+        raise InputError(f"{found}; accepted: integers of shape (n,), one label an image")
+    if shape[0] != images.shape[0]:
+        raise InputError(f"{found}; accepted: {images.shape[0]} labels, as many as {images.key} has images")
+    values = found.read().reshape(-1)
+    if values.size and int(values.max()) > np.iinfo(np.int64).max:
+        raise InputError(f"{found}: {values.max()} is too large a label")
+    return values.astype(np.int64)
+
+
+def check_images(found: NpzArray) -> int:
+    """The number of channels; refused are shapes and types that are not images."""
+    if found.dtype != np.uint8 and found.dtype.kind != "f":
+        raise InputError(f"{found}; accepted: uint8 (0 to 255), or floats from 0 to 1")
+    if 0 in found.shape:
+        raise InputError(f"{found}; accepted: at least one image, {_SHAPES}")
+    return _axis(found)[1]
+
+
+def _axis(found: NpzArray) -> tuple[int | None, int]:
+    """Where the channels are (None: nowhere) and how many there are."""
+    shape = found.shape
+    if len(shape) == 3:
+        return None, 1
+    if len(shape) == 4 and (shape[1] in (1, 3)) != (shape[3] in (1, 3)):
+        axis = 1 if shape[1] in (1, 3) else 3
+        return axis, shape[axis]
+    if len(shape) == 4 and shape[1] in (1, 3):
+        raise InputError(f"{found}; the channels may be axis 1 or axis 3; accepted: {_SHAPES} with H and W above 3")
+    raise InputError(f"{found}; accepted: {_SHAPES}")
+
+
+def image_pieces(found: NpzArray) -> Images:
+    """The images of an array that `check_images` has passed."""
+
+    def iterate(side: int) -> Iterator[np.ndarray]:
+        from fedentopt.datasets.pixels import resize
+
+        axis = _axis(found)[0]
+        for piece in found.pieces():
+            if axis is None:
+                piece = piece[:, None]
+            elif axis == 3:
+                piece = piece.transpose(0, 3, 1, 2)
+            yield resize(_bytes(found, piece), side)
+
+    return iterate
+
+
+def _bytes(found: NpzArray, piece: np.ndarray) -> np.ndarray:
+    if piece.dtype == np.uint8:
+        return np.ascontiguousarray(piece)
+    low, high = float(piece.min()), float(piece.max())
+    if not (low >= 0 and high <= 1):  # NaN fails both
+        raise InputError(f"{found}: values from {low:g} to {high:g}; accepted: floats from 0 to 1, or uint8")
+    scaled: np.ndarray = np.rint(piece * 255).astype(np.uint8)
+    return scaled

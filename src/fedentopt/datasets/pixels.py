@@ -1,0 +1,62 @@
+"""Pixels: decoding image files and resizing, always to uint8, one image at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fedentopt.errors import InputError
+
+GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L"})
+
+
+def resize(images: np.ndarray, side: int) -> np.ndarray:
+    """uint8 (n, 1 or 3, H, W) -> uint8 (n, 1 or 3, side, side), bilinear; as they are if they have that size."""
+    if images.shape[2:] == (side, side):
+        return images
+    out = np.empty((*images.shape[:2], side, side), np.uint8)
+    for i, image in enumerate(images):
+        picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        out[i] = _planes(picture.resize((side, side), Image.Resampling.BILINEAR))
+    return out
+
+
+def mode(path: Path) -> str:
+    """The colour mode that the file's header tells, without decoding the pixels."""
+    try:
+        with Image.open(path) as picture:
+            return str(picture.mode)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: not an image that can be read ({error})") from error
+
+
+def decode(path: Path, side: int, channels: int) -> np.ndarray:
+    """An image file as uint8 (channels, side, side): upright as its EXIF says, transparency on black, bilinear."""
+    try:
+        with Image.open(path) as picture:
+            upright = ImageOps.exif_transpose(picture)
+            return _planes(_eight_bit(upright, channels).resize((side, side), Image.Resampling.BILINEAR))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: the image is damaged or of an unknown kind ({error})") from error
+
+
+def _eight_bit(picture: Image.Image, channels: int) -> Image.Image:
+    target = "L" if channels == 1 else "RGB"
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):
+        # Pillow's own conversion clips 16 bits at 255 instead of scaling them.
+        picture = Image.fromarray((np.asarray(picture, np.int64) >> 8).astype(np.uint8))
+    elif picture.mode in ("I", "F"):
+        raise InputError(f"pixels of mode {picture.mode} have no known range; accepted: 8 or 16 bits a channel")
+    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
+        black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
+        picture = Image.alpha_composite(black, picture.convert("RGBA"))
+    return picture.convert(target)
+
+
+def _planes(picture: Image.Image) -> np.ndarray:
+    pixels = np.asarray(picture, np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
