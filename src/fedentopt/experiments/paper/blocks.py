@@ -110,7 +110,7 @@ def _cell(
     documents: Sequence[Document],
     block: Document,
     chosen: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    settings: dict[str, Any],
     swept: tuple[str, ...],
     printed: Mapping[Place, Printed],
 ) -> Cell:
@@ -130,13 +130,13 @@ def _cell(
         chosen.get("availability"),
         chosen.get("buffer"),
     )
-    figure = printed.get(place, Printed(block.get("paper"), None))
+    figure = printed.get(place)
     common: dict[str, Any] = {
         **{name: chosen.get(name) for name in ("model", "dataset", "partition", "method", "availability")},
         "table": table,
         "metric": metric,
-        "paper": figure.mean,
-        "paper_std": figure.std,
+        "paper": figure.mean if figure else block.get("paper"),
+        "paper_std": figure.std if figure else None,
         "extra": bool(block.get("extra", False)),
         "swept": tuple((name, chosen[name]) for name in swept),
     }

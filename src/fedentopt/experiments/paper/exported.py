@@ -1,0 +1,187 @@
+"""Results small enough to commit: one CSV a table, a row per cell and seed, without the run folders.
+
+    DIR/<table>.csv         cell, seed, its figure, and what else is known of the run
+    DIR/<table>_curves.csv  thinned curves: settings, seed, round, accuracy, entropy
+    DIR/provenance.json     which commands made them, with which code, on what
+
+`settings` in both files is `measures.settings_key` of the run, by which rows find back to their cells: a row made
+with other settings than the cell has now is not counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedentopt.errors import InputError
+from fedentopt.experiments.atomic import make_folder, write_text
+from fedentopt.experiments.paper.cells import Cell
+from fedentopt.experiments.paper.measures import Curve, Measured, Results, settings_key
+
+CELL = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer", "swept")
+MEASURED = tuple(field.name for field in dataclasses.fields(Measured) if field.name not in ("settings", "seed"))
+COLUMNS = (*CELL, "metric", "seed", "value", *MEASURED, "baseline", "baseline_accuracy", "settings")
+CURVE_COLUMNS = ("settings", "seed", "round", "accuracy", "entropy")
+POINTS = 20
+"""About how many rounds of a run stay in its thinned curve."""
+
+Key = tuple[str, int]
+
+
+def read_exported(folder: Path) -> Results:
+    """Everything an exported folder holds; a file that cannot be used is an `InputError` naming file and line."""
+    if not folder.is_dir():
+        raise InputError(f"results: {folder} is not a folder; accepted: one that `reproduce --export` wrote")
+    measured: dict[Key, Measured] = {}
+    baselines: dict[Key, Measured] = {}
+    curves: dict[Key, Curve] = {}
+    for path in sorted(folder.glob("*.csv")):
+        if path.stem.endswith("_curves"):
+            for row in _rows(path, CURVE_COLUMNS):
+                point = (row.need("round", int), row.read("accuracy", float), row.read("entropy", float))
+                curves.setdefault((row.need("settings", str), row.need("seed", int)), []).append(point)
+            continue
+        for row in _rows(path, COLUMNS):
+            run = _read_measured(row)
+            measured[run.settings, run.seed] = run
+            baseline = row.read("baseline", str)
+            if baseline:
+                baselines[baseline, run.seed] = Measured(
+                    settings=baseline, seed=run.seed, rounds=run.rounds, accuracy=row.read("baseline_accuracy", float)
+                )
+    # A baseline is known by its accuracy alone unless it has a row of its own.
+    return Results(None, baselines | measured, curves)
+
+
+def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
+    """Write what is known of `cells` into `folder`; rows of other seeds that are there already stay.
+
+    Gives the files written. Files of tables without any result are not made.
+    """
+    known = read_exported(folder) if folder.is_dir() else Results()
+    seeds = _seeds_in(folder)
+    make_folder(folder)
+    written = []
+    for table in dict.fromkeys(cell.table for cell in cells):
+        rows, curves = [], []
+        for cell in (cell for cell in cells if cell.table == table and cell.config and not cell.shortened):
+            key = settings_key(_config(cell))
+            for seed in sorted({*cell.seeds, *seeds.get(key, ())}):
+                source = results if results.value(cell, seed) is not None else known
+                row = _row(cell, seed, source)
+                if row is not None:
+                    rows.append(row)
+                    curves += _curve_rows(cell, seed, source if source.curve(_config(cell, seed)) else known)
+        for name, columns, content in (
+            (f"{table}.csv", COLUMNS, rows),
+            (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves))),
+        ):
+            if content:
+                write_text(folder / name, _csv(columns, content))
+                written.append(folder / name)
+    return written
+
+
+def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
+    value = results.value(cell, seed)
+    run = results.get(_config(cell, seed))
+    if value is None or run is None:
+        return None
+    baseline = results.get(dataclasses.replace(cell.baseline, seed=seed)) if cell.baseline else None
+    fields: Mapping[str, Any] = {
+        **{name: getattr(cell, name) for name in (*CELL, "metric")},
+        "swept": " ".join(f"{name}={value}" for name, value in cell.swept),
+        **dataclasses.asdict(run),
+        "value": value,
+        "baseline": baseline.settings if baseline else None,
+        "baseline_accuracy": baseline.accuracy if baseline else None,
+    }
+    return [fields[name] for name in COLUMNS]
+
+
+def _curve_rows(cell: Cell, seed: int, results: Results) -> list[tuple[Any, ...]]:
+    """The curve of one run, thinned to about `POINTS` rounds; every round where the figure is the curve itself.
+
+    Figure 2 keeps none: its hundreds of runs are points, not curves.
+    """
+    if cell.table == "figure2":
+        return []
+    config = _config(cell, seed)
+    curve = results.curve(config)
+    last = curve[-1][0] if curve else 0
+    every = 1 if cell.metric == "entropy" else max(1, config.rounds // POINTS)
+    key = settings_key(config)
+    return [
+        (key, seed, number, accuracy, None if entropy is None else round(entropy, 4))
+        for number, accuracy, entropy in curve
+        if number % every == 0 or number == last
+    ]
+
+
+def _seeds_in(folder: Path) -> dict[str, set[int]]:
+    seeds: dict[str, set[int]] = {}
+    for path in folder.glob("*.csv"):
+        if not path.stem.endswith("_curves"):
+            for row in _rows(path, COLUMNS):
+                seeds.setdefault(row.need("settings", str), set()).add(row.need("seed", int))
+    return seeds
+
+
+def _config(cell: Cell, seed: int = 0) -> Any:
+    assert cell.config is not None
+    return dataclasses.replace(cell.config, seed=seed)
+
+
+def _read_measured(row: _Row) -> Measured:
+    whole = {"rounds", "never_selected", "rounds_to_40", "rounds_to_45", "rounds_to_50", "diverged_round"}
+    fields: dict[str, Any] = {name: row.read(name, int if name in whole else float) for name in MEASURED}
+    return Measured(**fields | {"settings": row.need("settings", str), "seed": row.need("seed", int)})
+
+
+class _Row:
+    """A line of an exported file whose cells are read by name."""
+
+    def __init__(self, where: str, cells: Mapping[str, str | None]) -> None:
+        self._where, self._cells = where, cells
+
+    def read(self, column: str, convert: type) -> Any:
+        """The cell's value, None where it is empty."""
+        text = self._cells[column]
+        if not text:
+            return None
+        try:
+            return convert(text)
+        except ValueError:
+            raise InputError(f"{self._where}: {column} {text!r} is not a number") from None
+
+    def need(self, column: str, convert: type) -> Any:
+        """The cell's value, which must be there."""
+        value = self.read(column, convert)
+        if value is None:
+            raise InputError(f"{self._where}: {column} is empty")
+        return value
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterable[_Row]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    lines = csv.DictReader(io.StringIO(text))
+    missing = [name for name in columns if name not in (lines.fieldnames or [])]
+    if missing:
+        raise InputError(f"{path}: column {missing[0]} is missing; accepted: a file that `reproduce --export` wrote")
+    for number, cells in enumerate(lines, 2):
+        yield _Row(f"{path}, line {number}", cells)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    return text.getvalue()

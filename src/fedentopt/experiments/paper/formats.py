@@ -1,0 +1,85 @@
+"""A table as text, in Markdown and in LaTeX. `**...**` in a cell means bold in both."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows under a common heading."""
+
+    heading: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A printed table: all cells are text by now. The first column is left-aligned, the others right."""
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+def markdown(table: Table, level: int = 1) -> str:
+    """The table with its title as a heading of this level; sections become headings one level below."""
+    lines = [f"{'#' * level} {table.title}", "", table.note, ""]
+    for section in table.sections:
+        if section.heading:
+            lines += [f"{'#' * (level + 1)} {section.heading}", ""]
+        lines.append(f"| {' | '.join(_pipe(name) for name in table.columns)} |")
+        lines.append(f"| --- |{' ---: |' * (len(table.columns) - 1)}")
+        lines += [f"| {' | '.join(_pipe(cell) for cell in row)} |" for row in section.rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def latex(table: Table) -> str:
+    """The table as a `longtable` with `booktabs` rules, so that it may break over pages."""
+    width = len(table.columns)
+    head = [
+        "% needs \\usepackage{booktabs,longtable}",
+        f"\\begin{{longtable}}{{l{'r' * (width - 1)}}}",
+        f"\\caption{{{_tex(table.title)}. {_tex(table.note)}}}\\label{{tab:{table.name}}}\\\\",
+        "\\toprule",
+        f"{' & '.join(_tex(name) for name in table.columns)} \\\\",
+        "\\midrule",
+        "\\endhead",
+    ]
+    body: list[str] = []
+    for number, section in enumerate(table.sections):
+        if number:
+            body.append("\\midrule")
+        if section.heading:
+            body.append(f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(section.heading)}}}}} \\\\*")
+        body += [f"{' & '.join(_tex(cell) for cell in row)} \\\\" for row in section.rows]
+    return "\n".join([*head, *body, "\\bottomrule", "\\end{longtable}", ""])
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+_TEX = {
+    "\\": "\\textbackslash{}",
+    "±": "$\\pm$",
+    "–": "--",
+    "ε": "$\\varepsilon$",
+    "µ": "$\\mu$",
+    "→": "$\\rightarrow$",
+    "²": "$^2$",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+}
+
+
+def _tex(text: str) -> str:
+    escaped = "".join(_TEX.get(char, char) for char in text)
+    escaped = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", escaped)
+    escaped = re.sub(r"`(.+?)`", r"\\texttt{\1}", escaped)
+    return re.sub(r"(?<![\w\]}.])-(?=\d)", "$-$", escaped)  # a minus sign, not a hyphen

@@ -1,0 +1,148 @@
+"""What is known of finished runs, from their folders on disk and from exported results.
+
+Figures are rounded the same way in both, so that a table made from exported results equals, byte for byte, the
+one made from the run folders they came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedentopt.experiments.paper.cells import Cell
+from fedentopt.experiments.results import SUMMARY, RunFolder, RunResult, read_run
+from fedentopt.experiments.summary import rounds_to
+from fedentopt.simulation.config import RunConfig
+
+TARGETS = (40, 45, 50)
+"""Accuracies in per cent whose first round is compared."""
+
+DIGITS = {"h_norm": 6, "mean_entropy": 6, "min_entropy": 6, "seconds": 1}
+Curve = list[tuple[int, float | None, float | None]]
+"""Round, accuracy, entropy; None where not evaluated or not kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The figures of one finished run; None where it has none. `settings` and `seed` say which run."""
+
+    settings: str
+    seed: int
+    rounds: int
+    accuracy: float | None
+    final_accuracy: float | None = None
+    worst_class_accuracy: float | None = None
+    h_norm: float | None = None
+    never_selected: int | None = None
+    mean_entropy: float | None = None
+    min_entropy: float | None = None
+    rounds_to_40: int | None = None
+    rounds_to_45: int | None = None
+    rounds_to_50: int | None = None
+    diverged_round: int | None = None
+    seconds: float | None = None
+
+
+def settings_key(config: RunConfig) -> str:
+    """Eight hexadecimal digits for the settings of a run, its seed apart.
+
+    Only what differs from the defaults counts, so results stay valid when a later version brings a new setting
+    whose default changes nothing.
+    """
+    default = RunConfig()
+    changed = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("seed", "rounds", "dataset", "model") and value != getattr(default, name)
+    }
+    named = {name: getattr(config, name) for name in ("rounds", "dataset", "model")}
+    return hashlib.sha256(json.dumps(changed | named, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class Results:
+    """Finished runs by their settings: those exported, and those in the folders below `out_dir`."""
+
+    def __init__(
+        self,
+        out_dir: Path | None = None,
+        exported: Mapping[tuple[str, int], Measured] | None = None,
+        curves: Mapping[tuple[str, int], Curve] | None = None,
+    ) -> None:
+        self._out_dir = out_dir
+        self._exported = dict(exported or {})
+        self._curves = dict(curves or {})
+        self._read: dict[str, Measured | None] = {}
+
+    def get(self, config: RunConfig) -> Measured | None:
+        """The run of these settings, if it has finished; a run folder wins over an exported result."""
+        if config.run_id not in self._read:
+            self._read[config.run_id] = self._from_folder(config)
+        return self._read[config.run_id] or self._exported.get((settings_key(config), config.seed))
+
+    def curve(self, config: RunConfig) -> Curve:
+        """Its rounds; empty where nothing is known."""
+        run = self._folder(config)
+        if run is None:
+            return list(self._curves.get((settings_key(config), config.seed), []))
+        curve, records = run.curve, {record.round: record for record in run.records}
+        rounds = sorted(curve.keys() | records.keys())
+        return [
+            (
+                number,
+                _rounded("accuracy", curve.get(number)),
+                _rounded("mean_entropy", records[number].entropy) if number in records else None,
+            )
+            for number in rounds
+        ]
+
+    def value(self, cell: Cell, seed: int, metric: str | None = None) -> float | None:
+        """The cell's figure in one seed (or another metric of the same run), None while it is not known."""
+        if cell.config is None:
+            return None
+        measured = self.get(dataclasses.replace(cell.config, seed=seed))
+        if measured is None:
+            return None
+        metric = metric or cell.metric
+        if metric == "accuracy_change":
+            baseline = cell.baseline and self.get(dataclasses.replace(cell.baseline, seed=seed))
+            if not baseline or baseline.accuracy is None or measured.accuracy is None:
+                return None
+            return round(measured.accuracy - baseline.accuracy, 4)
+        return figure(measured, metric)
+
+    def _folder(self, config: RunConfig) -> RunResult | None:
+        if self._out_dir is None or not (self._out_dir / config.run_id / SUMMARY).exists():
+            return None
+        folder = RunFolder(self._out_dir, config)
+        return read_run(folder.path) if folder.is_finished() else None
+
+    def _from_folder(self, config: RunConfig) -> Measured | None:
+        run = self._folder(config)
+        return None if run is None else _measured(run, config)
+
+
+def figure(measured: Measured, metric: str) -> float | None:
+    """One of a run's figures by the name a cell gives it."""
+    return {"accuracy": measured.accuracy, "h_norm": measured.h_norm, "entropy": measured.mean_entropy}[metric]
+
+
+def _measured(run: RunResult, config: RunConfig) -> Measured:
+    summary = run.summary
+    names = [field.name for field in dataclasses.fields(Measured)]
+    given: dict[str, Any] = {name: _rounded(name, summary[name]) for name in names if name in summary}
+    known = summary["rounds_to"]
+    given |= {
+        f"rounds_to_{target}": known[str(target)] if str(target) in known else rounds_to(run.curve, target)
+        for target in TARGETS
+    }
+    # A run of FedConcat has more rounds than asked for; what was asked for is what tells a full run from a cut one.
+    return Measured(**given | {"settings": settings_key(config), "seed": config.seed, "rounds": config.rounds})
+
+
+def _rounded(name: str, value: Any) -> Any:
+    return round(value, DIGITS.get(name, 4)) if isinstance(value, float) else value
