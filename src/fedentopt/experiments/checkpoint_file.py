@@ -21,6 +21,7 @@ from fedentopt.simulation.recording import Checkpoint, RoundRecord
 if TYPE_CHECKING:
     import torch
 
+KEY = "fedentopt"  # of the one entry in the file's header
 REMEDY = "delete the file, or start the run again with --no-resume"
 
 
@@ -28,22 +29,19 @@ def save_checkpoint(
     path: Path, config: RunConfig, checkpoint: Checkpoint, records: Sequence[RoundRecord]
 ) -> None:
     """Write the checkpoint and the records up to it, whole or not at all."""
-    state = json.dumps(
-        {
-            "config": config.to_dict(),
-            "round": checkpoint.round,
-            "records": [dataclasses.asdict(record) for record in records],
-            "meta": checkpoint.meta,
-        }
-    )
-    save_tensors(path, checkpoint.tensors, {"state": state})
+    state = {
+        "config": config.to_dict(),
+        "round": checkpoint.round,
+        "records": [dataclasses.asdict(record) for record in records],
+        "meta": checkpoint.meta,
+    }
+    save_tensors(path, checkpoint.tensors, state)
 
 
 def load_checkpoint(path: Path, config: RunConfig) -> tuple[Checkpoint, list[RoundRecord]]:
     """Read a checkpoint back. One that cannot be read, or is another run's, is an `InputError`; nothing is deleted."""
-    tensors, header = load_tensors(path)
+    tensors, state = load_tensors(path)
     try:
-        state: dict[str, Any] = json.loads(header["state"])
         theirs = state["config"]
         records = [_record(fields) for fields in state["records"]]
         checkpoint = Checkpoint(round=state["round"], tensors=tensors, meta=state["meta"])
@@ -56,32 +54,35 @@ def load_checkpoint(path: Path, config: RunConfig) -> tuple[Checkpoint, list[Rou
     return checkpoint, records
 
 
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
-    """Write tensors (of any device) and text as one safetensors file, whole or not at all."""
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors (of any device) and JSON as one safetensors file, whole or not at all."""
     from safetensors.torch import save_file
 
     own: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
         own[name] = _own(tensor, seen)
-    text = {"format": "pt", **header}
-    text["crc32"] = _checksum(own, text)
-    write_aside(path, lambda aside: save_file(own, str(aside), metadata=text))
+    text = json.dumps(about)
+    # One entry only: safetensors writes several in an order that changes from process to process.
+    header = {KEY: f"{_checksum(own, text)} {text}"}
+    write_aside(path, lambda aside: save_file(own, str(aside), metadata=header))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote, on the CPU; a cut or changed file is an `InputError`."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = dict(file.metadata() or {})
+            header = dict(file.metadata() or {}).get(KEY, "")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {REMEDY}") from error
-    if header.pop("crc32", None) != _checksum(tensors, header):
+    checksum, _, text = header.partition(" ")
+    if checksum != _checksum(tensors, text):
         raise InputError(f"{path}: was changed or damaged (its checksum does not fit); {REMEDY}")
-    return tensors, header
+    about: dict[str, Any] = json.loads(text)
+    return tensors, about
 
 
 def _record(fields: dict[str, Any]) -> RoundRecord:
@@ -98,10 +99,10 @@ def _own(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
     return tensor
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str:
+def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
     import torch
 
-    value = zlib.crc32(json.dumps(dict(header), sort_keys=True).encode())
+    value = zlib.crc32(text.encode())
     for name in sorted(tensors):
         value = zlib.crc32(name.encode(), value)
         value = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, value)

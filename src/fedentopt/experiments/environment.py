@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,15 @@ import fedentopt
 @functools.cache  # the same for every run of a sweep, and asking git takes a moment
 def environment() -> dict[str, Any]:
     """Versions of the code and its libraries, and the processor, for `run.json`."""
+    import numpy
+    import torch
+
     return {
         "fedentopt": fedentopt.__version__,
         "commit": commit(Path(fedentopt.__file__).resolve().parent),
         "python": platform.python_version(),
-        "numpy": _version("numpy"),
-        "torch": _version("torch"),
+        "numpy": numpy.__version__,
+        "torch": str(torch.__version__),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -51,13 +53,6 @@ def _git(root: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:
