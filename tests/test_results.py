@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
 
 from fedentopt.errors import InputError
 from fedentopt.experiments import environment
 from fedentopt.experiments.results import RunFolder, command_of, find_runs, read_run
 from fedentopt.experiments.round_files import read_rounds
 from fedentopt.simulation.recording import Checkpoint, Outcome
+from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
 
 HEADER = (
     "round,accuracy,loss,worst_class_accuracy,class_accuracy,entropy,classes_covered,clients,trained,"
@@ -258,7 +258,7 @@ def test_a_full_disk_is_an_input_error_and_the_last_checkpoint_survives(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(InputError, match="out: cannot write .*No space left"):
+        with pytest.raises(InputError, match=r"out: cannot write .*No space left"):
             folder.save(Checkpoint(4, {"value": torch.zeros(2)}, {}))
     assert not list(folder.path.glob("*.part"))
     again = RunFolder(tmp_path, CONFIG)
