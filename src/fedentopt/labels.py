@@ -58,7 +58,9 @@ def validate_report(client: object, counts: Any, num_classes: int, noisy: bool) 
     vector = raw.astype(np.float64)
     if vector.shape != (num_classes,):
         given = str(vector.size) if vector.ndim == 1 else f"an array of shape {vector.shape}"
-        raise InputError(f"client {client!r}: label counts for {given} classes; accepted: {num_classes} numbers, one a class")
+        raise InputError(
+            f"client {client!r}: label counts for {given} classes; accepted: {num_classes} numbers, one a class"
+        )
     check_values(vector[None, :], [client], noisy)
     return vector
 
@@ -70,10 +72,14 @@ def check_values(table: np.ndarray, clients: Any, noisy: bool) -> None:
     low, high = table.min(), table.max()
     if not (np.isfinite(low) and np.isfinite(high)):
         row, column = np.argwhere(~np.isfinite(table))[0]
-        raise InputError(f"client {clients[row]!r}: the count of class {column} is {table[row, column]}; accepted: finite numbers")
+        raise InputError(
+            f"client {clients[row]!r}: the count of class {column} is {table[row, column]}; accepted: finite numbers"
+        )
     if max(high, -low) > LARGEST_COUNT:
         row, column = np.argwhere(np.abs(table) > LARGEST_COUNT)[0]
-        raise InputError(f"client {clients[row]!r}: the count of class {column} is {table[row, column]:g}; accepted: at most 2**53")
+        raise InputError(
+            f"client {clients[row]!r}: the count of class {column} is {table[row, column]:g}; accepted: at most 2**53"
+        )
     if noisy:
         return
     if low < 0:

@@ -57,11 +57,15 @@ def parse(spec: str) -> PartitionSpec:
         except ValueError:
             beta = math.nan
         if not (math.isfinite(beta) and beta > 0):
-            raise InputError(f"partition: {spec!r} has the concentration {text!r}; accepted: a number above 0, such as dir:0.1")
+            raise InputError(
+                f"partition: {spec!r} has the concentration {text!r}; accepted: a number above 0, such as dir:0.1"
+            )
         return PartitionSpec("dir", beta)
     if kind == "classes" and colon:
         if not (text.isascii() and text.isdigit() and int(text) >= 1):
-            raise InputError(f"partition: {spec!r} has {text!r} classes a client; accepted: a whole number from 1, such as classes:2")
+            raise InputError(
+                f"partition: {spec!r} has {text!r} classes a client; accepted: a whole number from 1, such as classes:2"
+            )
         return PartitionSpec("classes", float(int(text)))
     raise InputError(f"partition: {spec!r} is unknown; accepted: dir:BETA, classes:J, iid")
 
@@ -93,7 +97,9 @@ def partition(
     if num_classes is None:
         num_classes = present
     elif num_classes < present:
-        raise InputError(f"num_classes: {num_classes}, but the labels go up to {present - 1}; accepted: {present} or more")
+        raise InputError(
+            f"num_classes: {num_classes}, but the labels go up to {present - 1}; accepted: {present} or more"
+        )
 
     if spec.kind == "iid":
         sizes = None
@@ -121,7 +127,9 @@ def _deal(y: np.ndarray, sizes: np.ndarray | None, clients: int, seed: int) -> l
 
 def _label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes: int) -> np.ndarray:
     if j > num_classes:
-        raise InputError(f"partition: classes:{j} asks for {j} of {num_classes} classes; accepted: at most {num_classes}")
+        raise InputError(
+            f"partition: classes:{j} asks for {j} of {num_classes} classes; accepted: at most {num_classes}"
+        )
     rng = np.random.default_rng([seed, _DRAW])
     owns = np.zeros((clients, num_classes), dtype=bool)
     for k in range(clients):
@@ -138,7 +146,9 @@ def _label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes:
                 f"accepted: more clients (from {num_classes} every class has one) or more classes a client"
             )
         if n < owners.size:
-            raise InputError(f"partition: classes:{j} gives class {c} {owners.size} owners, but it has {n} samples; accepted: fewer clients")
+            raise InputError(
+                f"partition: classes:{j} gives class {c} {owners.size} owners, but it has {n} samples; accepted: fewer clients"
+            )
         if owners.size:
             sizes[c, owners] = n // owners.size
             sizes[c, owners[: n % owners.size]] += 1

@@ -1,0 +1,183 @@
+"""FedEntOpt: cohorts of maximum label entropy, with a buffer that keeps recent clients out (Algorithm 1).
+
+Every round starts from L = 0. The first client is drawn uniformly from those outside the buffer B; every further
+one maximises H((L + l) / |L + l|) over the available clients that are neither in B nor in this round's cohort.
+A chosen client enters B at once, and while B holds more than Q clients the one that entered first leaves it.
+Ties (within 1e-9 bits) go to the client registered first. Q may be 0 to K - M.
+
+With a `target` distribution q the greedy step minimises KL(cohort || q) = sum_c p_c log2(p_c / q_c) instead; a
+uniform target gives the same picks, since then KL = log2 C - H. A class with weight 0 in the target counts as
+2**-1000, which keeps KL finite: samples of it cost 1000 bits times their share, so clients that hold some are
+avoided as long as there is any other choice.
+
+When clients are away and nobody is left to pick, the buffered clients that are available leave the buffer, the
+one that entered first first, one at a time and only until a pick is possible; they are named in
+`Cohort.released`. Clients that are away keep their place in the buffer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedentopt.errors import InputError
+from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.measures import row_scores
+from fedentopt.selection.reports import client_ids
+from fedentopt.selection.scoring import Scorer
+from fedentopt.selection.selector import TableSelector, whole
+
+_DRAW = 0x4645  # keeps these draws apart from others made with the same seed
+ZERO_WEIGHT_BITS = 1000.0
+
+
+class EntropySelector(TableSelector):
+    """FedEntOpt: `cohort_size` is M, `buffer_size` Q, `target` a label prior other than uniform.
+
+    A buffer of more than K - M clients is refused at `select`, K being the most clients that were ever
+    registered at a time: those who left since count as away.
+    """
+
+    name = "fedentopt"
+    settings = ("cohort_size", "buffer_size", "target")
+
+    def __init__(self, cohort_size: int, buffer_size: int = 0, seed: int = 0, target: ArrayLike | None = None) -> None:
+        super().__init__(cohort_size)
+        self.buffer_size = whole("buffer_size", buffer_size, 0)
+        self.seed = whole("seed", seed, 0)
+        self.target = None if target is None else _distribution(target)
+        self._log_target = None if self.target is None else _log2(self.target)
+        self._buffer: OrderedDict[ClientId, None] = OrderedDict()
+        self._most_clients = 0
+        # A uniform target is entropy; taking that path keeps the picks the same to the last tie.
+        self._scorer = Scorer(
+            self._table, None if self.target is None or np.ptp(self.target) == 0 else self._log_target
+        )
+
+    @property
+    def buffer(self) -> tuple[ClientId, ...]:
+        """Clients kept out at present, the one that entered first first."""
+        return tuple(self._buffer)
+
+    def register(
+        self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None, num_classes: int | None = None
+    ) -> None:
+        if self.target is not None and self.num_classes is None and num_classes is None:
+            num_classes = self.target.size
+        super().register(counts, noisy=noisy, ids=ids, num_classes=num_classes)
+        self._most_clients = max(self._most_clients, len(self._table))
+
+    def remove(self, ids: Iterable[ClientId]) -> None:
+        """Forget clients, in the buffer too; unknown ones are refused, and then nobody is removed."""
+        for gone in self._table.remove(ids):
+            self._buffer.pop(gone, None)
+
+    def _pick(self, rows: np.ndarray) -> Cohort:
+        self._check_sizes()
+        buffer = self._buffer.copy()  # put in place at the end: an interrupted round leaves no trace
+        kept_out = self._places(buffer, rows)
+        scores = self._scorer.begin(rows, closed=np.fromiter(kept_out.values(), dtype=np.int64, count=len(kept_out)))
+        candidates = rows.size - len(kept_out)
+        oldest_first = iter(tuple(kept_out))
+        picked: list[int] = []
+        released: list[ClientId] = []
+        while len(picked) < self.cohort_size:
+            if not candidates:
+                let_go = next((client for client in oldest_first if client in kept_out), None)
+                if let_go is None:
+                    break
+                del buffer[let_go]
+                scores.admit(kept_out.pop(let_go))
+                released.append(let_go)
+                candidates += 1
+            place = scores.best() if picked else self._draw_first(scores.open)
+            scores.gather(place)
+            candidates -= 1
+            number = int(rows[place])
+            picked.append(number)
+            buffer[self._table.ids[number]] = None
+            while len(buffer) > self.buffer_size:
+                leaver, _ = buffer.popitem(last=False)
+                if leaver in kept_out:  # else it is away, or already in this cohort
+                    scores.admit(kept_out.pop(leaver))
+                    candidates += 1
+        self._buffer = buffer
+        cohort = self._cohort(picked, released=tuple(released))
+        if self._log_target is None:
+            return cohort
+        divergence = -float(row_scores(cohort.label_counts[None, :].astype(np.float64), self._log_target)[0])
+        return replace(cohort, divergence=max(divergence, 0.0))
+
+    def _check_sizes(self) -> None:
+        most = max(self._most_clients - self.cohort_size, 0)
+        if self.buffer_size > most:
+            raise InputError(
+                f"buffer_size: {self.buffer_size}; accepted: at most {most}, with {self._most_clients} clients and "
+                f"cohorts of {self.cohort_size}"
+            )
+
+    def _places(self, buffer: Iterable[ClientId], rows: np.ndarray) -> dict[ClientId, int]:
+        """The buffered clients that are available, oldest first, and their places among `rows`."""
+        numbers = self._table.numbers_of(buffer)
+        places = np.searchsorted(rows, numbers)
+        here = rows[np.minimum(places, rows.size - 1)] == numbers
+        return {client: int(place) for client, place, is_here in zip(buffer, places, here, strict=True) if is_here}
+
+    def _draw_first(self, open_rows: np.ndarray) -> int:
+        places = np.flatnonzero(open_rows)
+        rng = np.random.default_rng([self.seed, _DRAW, self._round])
+        return int(places[rng.integers(places.size)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "seed": self.seed,
+            "buffer_size": self.buffer_size,
+            "target": None if self.target is None else self.target.tolist(),
+            "buffer": list(self._buffer),
+            "most_clients": self._most_clients,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the selector that made `state` stood; its seed becomes this one's.
+
+        Register the clients first. Refused, with no change: a state of other settings, and a buffer that
+        names unknown clients, one twice, or more than fit.
+        """
+        self._check_state(state)
+        seed = whole("state: seed", state["seed"], 0)
+        most_clients = whole("state: most_clients", state["most_clients"], 0)
+        if not isinstance(state["buffer"], Sequence):
+            raise InputError(f"state: buffer is {state['buffer']!r}; accepted: a list of client ids")
+        buffer = client_ids(state["buffer"])
+        self._table.numbers_of(buffer, "state: buffer: client")
+        if len(set(buffer)) != len(buffer) or len(buffer) > self.buffer_size:
+            raise InputError(
+                f"state: buffer holds {len(buffer)} clients; accepted: at most {self.buffer_size}, each once"
+            )
+        super().load_state_dict(state)
+        self.seed = seed
+        self._buffer = OrderedDict.fromkeys(buffer)
+        self._most_clients = max(self._most_clients, most_clients)
+
+
+def _distribution(target: ArrayLike) -> np.ndarray:
+    weights = np.asarray(target)
+    if weights.ndim != 1 or weights.size == 0 or weights.dtype.kind not in "iuf":
+        raise InputError(f"target: {target!r}; accepted: one weight a class")
+    weights = weights.astype(np.float64)
+    for c, weight in enumerate(weights):
+        if not (np.isfinite(weight) and weight >= 0):
+            raise InputError(f"target: the weight of class {c} is {weight}; accepted: finite numbers, 0 or more")
+    if not weights.sum() > 0:
+        raise InputError("target: all weights are 0; accepted: at least one above 0")
+    return np.asarray(weights / weights.sum())
+
+
+def _log2(target: np.ndarray) -> np.ndarray:
+    return np.where(target > 0, np.log2(np.maximum(target, 2.0**-ZERO_WEIGHT_BITS)), -ZERO_WEIGHT_BITS)

@@ -1,0 +1,113 @@
+"""The server's table of label counts: who is registered, in which order, and what each client holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedentopt.errors import InputError
+from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.reports import client_ids, read_reports
+from fedentopt.selection.rows import Rows
+
+
+class CountTable:
+    """Label counts by client. A client's number is its place in the order of registration, which breaks ties.
+
+    Changes are collected and worked in when the rows are next read, so that many small ones between two rounds
+    cost one pass over the table.
+    """
+
+    def __init__(self) -> None:
+        self.num_classes: int | None = None
+        self.version = 0  # grows with every change, so that whoever derives something from the rows can tell
+        self._ids: list[ClientId] = []
+        self._numbers: dict[ClientId, int] = {}
+        self._blocks: list[Rows] = []
+        self._changed: dict[int, Rows] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._numbers
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        """Client ids by number."""
+        return self._ids
+
+    def number(self, client: ClientId) -> int:
+        """A registered client's number."""
+        return self._numbers[client]
+
+    def register(self, counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None) -> None:
+        """Add new clients; one that is already known is refused, and then nothing is added."""
+        names, rows, classes = read_reports(counts, ids, noisy, self._expected(num_classes))
+        for name in names:
+            if name in self._numbers:
+                hint = (
+                    "; an array without ids numbers its clients from 0" if ids is None and isinstance(name, int) else ""
+                )
+                raise InputError(
+                    f"client {name!r}: already registered; accepted: new clients (update changes counts{hint})"
+                )
+        if not names:
+            return
+        self.num_classes = classes
+        self._numbers.update(zip(names, range(len(self._ids), len(self._ids) + len(names)), strict=True))
+        self._ids.extend(names)
+        self._blocks.append(rows)
+        self.version += 1
+
+    def update(self, counts: Any, ids: Sequence[object] | None, noisy: bool) -> None:
+        """Replace the counts of known clients, which keep their numbers; if one is unknown nothing changes."""
+        names, rows, _ = read_reports(counts, ids, noisy, self.num_classes)
+        numbers = self.numbers_of(names)
+        for place, number in enumerate(numbers):
+            self._changed[int(number)] = rows.take(np.array([place]))
+        self.version += bool(names)
+
+    def remove(self, ids: Iterable[object]) -> set[ClientId]:
+        """Forget clients; later ones move up. An unknown id is refused, and then nothing is removed."""
+        gone = set(client_ids(ids))
+        drop = np.zeros(len(self), dtype=bool)
+        drop[self.numbers_of(gone)] = True
+        if gone:
+            self._blocks = [self.rows.take(np.flatnonzero(~drop))]
+            self._ids = [name for name in self._ids if name not in gone]
+            self._numbers = dict(zip(self._ids, range(len(self._ids)), strict=True))
+            self.version += 1
+        return gone
+
+    def numbers_of(self, clients: Iterable[ClientId], what: str = "client") -> np.ndarray:
+        """Numbers of these clients; an unknown one is refused."""
+        try:
+            return np.fromiter((self._numbers[client] for client in clients), dtype=np.int64)
+        except KeyError as error:
+            raise InputError(f"{what} {error.args[0]!r}: not registered; accepted: ids given to register") from None
+
+    @property
+    def rows(self) -> Rows:
+        """All counts, row by row in order of registration."""
+        if len(self._blocks) != 1:
+            self._blocks = [Rows.concatenate(self._blocks)]
+        if self._changed:
+            order = np.arange(len(self))
+            order[list(self._changed)] = len(self) + np.arange(len(self._changed))
+            self._blocks = [Rows.concatenate([self._blocks[0], *self._changed.values()]).take(order)]
+            self._changed = {}
+        return self._blocks[0]
+
+    def _expected(self, num_classes: int | None) -> int | None:
+        if num_classes is None:
+            return self.num_classes
+        if isinstance(num_classes, bool) or not isinstance(num_classes, (int, np.integer)) or num_classes < 1:
+            raise InputError(f"num_classes: {num_classes!r} is not a number of classes; accepted: 1 or more")
+        if self.num_classes not in (None, num_classes):
+            raise InputError(
+                f"num_classes: {num_classes}; accepted: {self.num_classes}, as for the clients already registered"
+            )
+        return int(num_classes)
