@@ -101,5 +101,5 @@ def _known(values: dict[int, float | None]) -> dict[int, float]:
 
 def _runs(cell: Cell, seeds: Iterable[int], results: Results) -> tuple[Measured, ...]:
     assert cell.config is not None
-    found = [results.get(dataclasses.replace(cell.config, seed=seed)) for seed in seeds]
+    found = [results.get(cell.config, seed) for seed in seeds]
     return tuple(run for run in found if run is not None)

@@ -21,6 +21,7 @@ from fedentopt.errors import InputError
 from fedentopt.experiments.atomic import make_folder, write_text
 from fedentopt.experiments.paper.cells import Cell
 from fedentopt.experiments.paper.measures import Curve, Measured, Results, settings_key
+from fedentopt.simulation.config import RunConfig
 
 CELL = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer", "swept")
 MEASURED = tuple(field.name for field in dataclasses.fields(Measured) if field.name not in ("settings", "seed"))
@@ -68,14 +69,16 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
     written = []
     for table in dict.fromkeys(cell.table for cell in cells):
         rows, curves = [], []
-        for cell in (cell for cell in cells if cell.table == table and cell.config and not cell.shortened):
-            key = settings_key(_config(cell))
+        for cell in (cell for cell in cells if cell.table == table and not cell.shortened):
+            if cell.config is None:
+                continue
+            key = settings_key(cell.config)
             for seed in sorted({*cell.seeds, *seeds.get(key, ())}):
                 source = results if results.value(cell, seed) is not None else known
                 row = _row(cell, seed, source)
                 if row is not None:
                     rows.append(row)
-                    curves += _curve_rows(cell, seed, source if source.curve(_config(cell, seed)) else known)
+                    curves += _curve_rows(cell, cell.config, seed, source)
         for name, columns, content in (
             (f"{table}.csv", COLUMNS, rows),
             (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves))),
@@ -88,10 +91,10 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
 
 def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
     value = results.value(cell, seed)
-    run = results.get(_config(cell, seed))
+    run = results.get(cell.config, seed) if cell.config else None
     if value is None or run is None:
         return None
-    baseline = results.get(dataclasses.replace(cell.baseline, seed=seed)) if cell.baseline else None
+    baseline = results.get(cell.baseline, seed) if cell.baseline else None
     fields: Mapping[str, Any] = {
         **{name: getattr(cell, name) for name in (*CELL, "metric")},
         "swept": " ".join(f"{name}={value}" for name, value in cell.swept),
@@ -103,15 +106,14 @@ def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
     return [fields[name] for name in COLUMNS]
 
 
-def _curve_rows(cell: Cell, seed: int, results: Results) -> list[tuple[Any, ...]]:
+def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> list[tuple[Any, ...]]:
     """The curve of one run, thinned to about `POINTS` rounds; every round where the figure is the curve itself.
 
     Figure 2 keeps none: its hundreds of runs are points, not curves.
     """
     if cell.table == "figure2":
         return []
-    config = _config(cell, seed)
-    curve = results.curve(config)
+    curve = results.curve(config, seed)
     last = curve[-1][0] if curve else 0
     every = 1 if cell.metric == "entropy" else max(1, config.rounds // POINTS)
     key = settings_key(config)
@@ -129,11 +131,6 @@ def _seeds_in(folder: Path) -> dict[str, set[int]]:
             for row in _rows(path, COLUMNS):
                 seeds.setdefault(row.need("settings", str), set()).add(row.need("seed", int))
     return seeds
-
-
-def _config(cell: Cell, seed: int = 0) -> Any:
-    assert cell.config is not None
-    return dataclasses.replace(cell.config, seed=seed)
 
 
 def _read_measured(row: _Row) -> Measured:

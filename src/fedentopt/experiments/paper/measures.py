@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class Measured:
     seconds: float | None = None
 
 
+@cache  # asked for again and again, and a config never changes
 def settings_key(config: RunConfig) -> str:
     """Eight hexadecimal digits for the settings of a run, its seed apart.
 
@@ -76,19 +78,21 @@ class Results:
         self._out_dir = out_dir
         self._exported = dict(exported or {})
         self._curves = dict(curves or {})
-        self._read: dict[str, Measured | None] = {}
+        self._read: dict[tuple[str, int], Measured | None] = {}
 
-    def get(self, config: RunConfig) -> Measured | None:
-        """The run of these settings, if it has finished; a run folder wins over an exported result."""
-        if config.run_id not in self._read:
-            self._read[config.run_id] = self._from_folder(config)
-        return self._read[config.run_id] or self._exported.get((settings_key(config), config.seed))
+    def get(self, config: RunConfig, seed: int) -> Measured | None:
+        """The run of these settings in this seed, if finished; a run folder wins over an exported result."""
+        key = (settings_key(config), seed)
+        if key not in self._read:
+            run = self._folder(config, seed)
+            self._read[key] = self._exported.get(key) if run is None else _measured(run, config, seed)
+        return self._read[key]
 
-    def curve(self, config: RunConfig) -> Curve:
+    def curve(self, config: RunConfig, seed: int) -> Curve:
         """Its rounds; empty where nothing is known."""
-        run = self._folder(config)
+        run = self._folder(config, seed)
         if run is None:
-            return list(self._curves.get((settings_key(config), config.seed), []))
+            return list(self._curves.get((settings_key(config), seed), []))
         curve, records = run.curve, {record.round: record for record in run.records}
         rounds = sorted(curve.keys() | records.keys())
         return [
@@ -104,26 +108,25 @@ class Results:
         """The cell's figure in one seed (or another metric of the same run), None while it is not known."""
         if cell.config is None:
             return None
-        measured = self.get(dataclasses.replace(cell.config, seed=seed))
+        measured = self.get(cell.config, seed)
         if measured is None:
             return None
         metric = metric or cell.metric
         if metric == "accuracy_change":
-            baseline = cell.baseline and self.get(dataclasses.replace(cell.baseline, seed=seed))
-            if not baseline or baseline.accuracy is None or measured.accuracy is None:
+            baseline = self.get(cell.baseline, seed) if cell.baseline else None
+            if baseline is None or baseline.accuracy is None or measured.accuracy is None:
                 return None
             return round(measured.accuracy - baseline.accuracy, 4)
         return figure(measured, metric)
 
-    def _folder(self, config: RunConfig) -> RunResult | None:
-        if self._out_dir is None or not (self._out_dir / config.run_id / SUMMARY).exists():
+    def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
+        if self._out_dir is None:
+            return None
+        config = dataclasses.replace(config, seed=seed)
+        if not (self._out_dir / config.run_id / SUMMARY).exists():
             return None
         folder = RunFolder(self._out_dir, config)
         return read_run(folder.path) if folder.is_finished() else None
-
-    def _from_folder(self, config: RunConfig) -> Measured | None:
-        run = self._folder(config)
-        return None if run is None else _measured(run, config)
 
 
 def figure(measured: Measured, metric: str) -> float | None:
@@ -131,7 +134,7 @@ def figure(measured: Measured, metric: str) -> float | None:
     return {"accuracy": measured.accuracy, "h_norm": measured.h_norm, "entropy": measured.mean_entropy}[metric]
 
 
-def _measured(run: RunResult, config: RunConfig) -> Measured:
+def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     summary = run.summary
     names = [field.name for field in dataclasses.fields(Measured)]
     given: dict[str, Any] = {name: _rounded(name, summary[name]) for name in names if name in summary}
@@ -141,7 +144,7 @@ def _measured(run: RunResult, config: RunConfig) -> Measured:
         for target in TARGETS
     }
     # A run of FedConcat has more rounds than asked for; what was asked for is what tells a full run from a cut one.
-    return Measured(**given | {"settings": settings_key(config), "seed": config.seed, "rounds": config.rounds})
+    return Measured(**given | {"settings": settings_key(config), "seed": seed, "rounds": config.rounds})
 
 
 def _rounded(name: str, value: Any) -> Any:

@@ -7,7 +7,7 @@ really sends also holds the running statistics of its normalisation layers, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from fedentopt.experiments.paper.cells import Cell
 from fedentopt.experiments.paper.printed import DATASETS, table_rows
@@ -29,20 +29,21 @@ def size(cell: Cell) -> Size | None:
 
     Only the paper's data sets have one: a model's size hangs on the number of classes.
     """
-    shapes = {DATASETS[row["dataset"]]: (int(row["classes"]), int(row["clients"])) for row in table_rows("table5")}
-    if cell.dataset not in shapes:
-        return None
-    return _size(cell.model, *shapes[cell.dataset])
+    shape = shapes().get(cell.dataset)
+    return _size(cell.model, *shape) if shape else None
 
 
-@lru_cache
+def shapes() -> dict[str, tuple[int, int]]:
+    """Classes and clients of the paper's data sets."""
+    return {DATASETS[row["dataset"]]: (int(row["classes"]), int(row["clients"])) for row in table_rows("table5")}
+
+
+@cache
 def _size(model: str, classes: int, clients: int) -> Size | None:
     try:
-        import torch  # noqa: F401
+        from fedentopt.models import build
     except ImportError:
         return None
-    from fedentopt.models import build
-
     network = build(model, classes, seed=0)
     return Size(
         parameters=4 * sum(tensor.numel() for tensor in network.parameters()),
