@@ -16,6 +16,7 @@ from fedentopt.simulation.randomness import uniform_torch
 
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision's rgb_to_grayscale
 FLIP, BRIGHTNESS, CONTRAST, SATURATION, GREYED = range(5)  # draw numbers of a sample's key
+DRAWS = 5
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,28 @@ class ImageTransform:
         """uint8 (M, 1 or 3, H, W) -> float32 (M, 3, H, W), without augmentation."""
         return self._standardise(_to_rgb(images))
 
+    def draw(self, keys: torch.Tensor) -> torch.Tensor:
+        """All draws of samples with these int64 keys (M,): float32 (5, M)."""
+        return torch.stack([uniform_torch(keys, number) for number in range(DRAWS)])
+
     def augment(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """uint8 (M, 1 or 3, H, W) and int64 keys (M,) -> float32 (M, 3, H, W)."""
+        return self.apply(images, self.draw(keys))
+
+    def apply(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """As `augment`, with the draws (5, M) already made."""
         x = _to_rgb(images)
         if self.jitter > 0:
             low = max(0.0, 1.0 - self.jitter)
-            span = 1.0 + self.jitter - low
-            factor = [_per_sample(uniform_torch(keys, draw) * span + low) for draw in (BRIGHTNESS, CONTRAST, SATURATION)]
+            factor = (draws[[BRIGHTNESS, CONTRAST, SATURATION]] * (1.0 + self.jitter - low) + low)[..., None, None, None]
             x = (x * factor[0]).clamp_(0, 1)
             level = _grey(x).mean(dim=(1, 2, 3), keepdim=True)
             x = torch.lerp(level, x, factor[1]).clamp_(0, 1)
             x = torch.lerp(_grey(x), x, factor[2]).clamp_(0, 1)
         if self.grayscale > 0:
-            x = torch.where(_per_sample(uniform_torch(keys, GREYED) < self.grayscale), _grey(x), x)
+            x = torch.where(_per_sample(draws[GREYED] < self.grayscale), _grey(x), x)
         if self.flip > 0:
-            x = torch.where(_per_sample(uniform_torch(keys, FLIP) < self.flip), x.flip(-1), x)
+            x = torch.where(_per_sample(draws[FLIP] < self.flip), x.flip(-1), x)
         return self._standardise(x)
 
     def _standardise(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,72 @@
+"""Server steps of all runs of a stack: factors on the host, one matrix product on the device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedentopt.simulation.layout import FlatLayout
+
+
+@dataclass
+class Blend:
+    """Next model of one row: own * start + sum of factors over trained rows. Buffers use the data shares alone."""
+
+    row: int
+    own: float
+    trained: np.ndarray
+    factors: np.ndarray
+    shares: np.ndarray
+
+
+def blend_models(
+    starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], layout: FlatLayout
+) -> torch.Tensor:
+    """New global models (G, width); rows without a blend stay as they are.
+
+    On CUDA all rows are one exact fp32 product; on the CPU each row is computed by itself, so that its bits do not
+    depend on the other runs.
+    """
+    new = starts.clone()
+    if not blends:
+        return new
+    width = layout.parameter_width
+    if starts.is_cuda:
+        rows = [b.row for b in blends]
+        factors = np.zeros((2, len(blends), len(trained)), dtype=np.float32)
+        for i, b in enumerate(blends):
+            factors[0, i, b.trained] = b.factors
+            factors[1, i, b.trained] = b.shares
+        table = torch.from_numpy(factors).pin_memory().to(starts.device, non_blocking=True)
+        own = torch.tensor([b.own for b in blends], dtype=torch.float32).pin_memory().to(starts.device, non_blocking=True)
+        index = torch.tensor(rows).pin_memory().to(starts.device, non_blocking=True)
+        with exact_products():
+            mixed = table[0] @ trained[:, :width] + own[:, None] * starts[index, :width]
+            new[index, :width] = mixed
+            if layout.width > width:
+                new[index, width:] = table[1] @ trained[:, width:]
+        return new
+    for b in blends:
+        rows_t = torch.from_numpy(b.trained)
+        mine = trained[rows_t]
+        new[b.row, :width] = mine[:, :width].t() @ torch.from_numpy(b.factors).float()
+        if b.own:
+            new[b.row, :width] += b.own * starts[b.row, :width]
+        if layout.width > width:
+            new[b.row, width:] = mine[:, width:].t() @ torch.from_numpy(b.shares).float()
+    return new
+
+
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """No TF32 inside: averages of models must not lose bits."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

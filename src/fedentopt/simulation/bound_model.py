@@ -1,0 +1,61 @@
+"""An ordinary module that lives inside one flat row."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from fedentopt.models import dropout_key
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import pool_before_relu
+from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
+
+
+class BoundModel:
+    """A copy of `model` whose tensors are views of `row` and whose gradients are views of `gradient`."""
+
+    def __init__(self, model: nn.Module, layout: FlatLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.module = pool_before_relu(copy.deepcopy(model)).to(device)
+        self.row = torch.zeros(layout.width, device=device)
+        self.gradient = torch.zeros(layout.width, device=device)
+        layout.bind(self.module, self.row, self.gradient)
+        buffers = dict(self.module.named_buffers())
+        self._integers = [(slot, buffers[slot.name]) for slot in layout.integer_slots()]
+        self._key = dropout_key(self.module)
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        return self.row[: self.layout.parameter_width]
+
+    @property
+    def parameter_gradient(self) -> torch.Tensor:
+        return self.gradient[: self.layout.parameter_width]
+
+    @torch.no_grad()
+    def load(self, row: torch.Tensor) -> None:
+        """Take over a model, whole numbers included."""
+        self.row.copy_(row)
+        for slot, buffer in self._integers:
+            buffer.copy_(slot.view(self.row[None])[0].round())
+
+    @torch.no_grad()
+    def store(self, out: torch.Tensor) -> None:
+        """Write the model, whole numbers included, into `out` (width,)."""
+        for slot, buffer in self._integers:
+            slot.view(self.row[None])[0].copy_(buffer)
+        out.copy_(self.row)
+
+    def set_dropout_key(self, client_key: torch.Tensor, step: torch.Tensor) -> None:
+        """The key of this step's dropout masks, from the client's key and the step number, on the device."""
+        if self._key is not None:
+            self._key.set(mix64_torch(client_key + step * signed(GOLDEN)).reshape(()))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Plain logits in evaluation mode."""
+        self.module.eval()
+        with torch.no_grad():
+            result: torch.Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
+        return result.float()

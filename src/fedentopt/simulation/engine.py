@@ -1,0 +1,378 @@
+"""The engine: takes the runs of a stack through their rounds, together.
+
+One tick advances every unfinished run by one round: plan on the host, train all clients of all runs in one stack,
+combine, evaluate. On CUDA nothing inside a tick waits for the device; a tick's figures are read while the next one
+trains. State is consistent between ticks, where checkpoints are taken and an interrupt is honoured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedentopt.datasets import Dataset
+from fedentopt.errors import InputError
+from fedentopt.models import build
+from fedentopt.selection.fedentropy import judge
+from fedentopt.simulation.aggregation import Blend, blend_models
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.concat import ConcatStage
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.evaluation import Evaluator, Scores, to_host
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.planning import RoundPlan
+from fedentopt.simulation.randomness import key
+from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
+from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.trainer import Trainer, choose_trainer, make_trainer, resolve_device, wants_channels_last
+from fedentopt.simulation.work import Work, build_work
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where and how runs execute; nothing here changes their numbers beyond float tolerance."""
+
+    device: str = "auto"
+    trainer: str = "auto"
+    workers: int | None = None
+    checkpoint_every: int = 10
+    say: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to do, and who keeps it."""
+
+    config: RunConfig
+    recorder: RunRecorder
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """A round has been recorded."""
+
+    run_id: str
+    round: int
+    rounds: int
+    accuracy: float | None
+
+
+def stack_key(config: RunConfig) -> tuple[object, ...]:
+    """Runs with equal keys can share a stack: same data, same model, same shapes, same augmentation."""
+    return (
+        config.dataset, config.fine_labels, config.image_size, config.model, config.weights, config.batch_size,
+        config.jitter, config.flip, config.grayscale, config.precision,
+    )  # fmt: skip
+
+
+def simulate(
+    tasks: Sequence[Task], data: Dataset, options: EngineOptions, progress: Callable[[RoundEvent], None] | None = None
+) -> list[Outcome]:
+    """Run all tasks to their end, in one stack, and return their outcomes in order.
+
+    Each recorder is asked for a checkpoint to continue from, told every round, and handed the outcome. An interrupt
+    (Ctrl-C) saves every run after the current round and raises KeyboardInterrupt.
+    """
+    if not tasks:
+        return []
+    if len({stack_key(task.config) for task in tasks}) > 1:
+        raise InputError("these runs differ in data set, model, batch size or augmentation and cannot share a stack")
+    if options.checkpoint_every < 1:
+        raise InputError(f"checkpoint-every: {options.checkpoint_every} is out of range; accepted: at least 1")
+    device = resolve_device(options.device)
+    with _settings(device, tasks[0].config.precision), _interrupts() as interrupted:
+        stack = Stack(tasks, data, device, options, progress)
+        try:
+            return stack.run(interrupted)
+        finally:
+            stack.trainer.close()
+
+
+@dataclass
+class _Pending:
+    """A tick whose figures are still on their way from the device."""
+
+    runs: list[RunState]
+    plans: list[RoundPlan]
+    chosen: list[tuple[int, ...]]
+    evaluated: list[RunState]
+    scores: Scores | None
+    finite: torch.Tensor
+    ready: torch.cuda.Event | None
+
+
+class Stack:
+    """The runs of one `simulate` call and everything they share."""
+
+    def __init__(
+        self, tasks: Sequence[Task], data: Dataset, device: torch.device, options: EngineOptions,
+        progress: Callable[[RoundEvent], None] | None,
+    ) -> None:  # fmt: skip
+        config = tasks[0].config
+        self.options, self.device, self._progress = options, device, progress
+        self._say = options.say or (lambda line: None)
+        models = {
+            seed: build(
+                config.model, data.num_classes, seed=key(seed, "model") >> 1, image_size=data.image_size,
+                weights=config.weights,
+            )
+            for seed in sorted({task.config.seed for task in tasks})
+        }  # fmt: skip
+        model = models[config.seed]
+        chosen = choose_trainer(options.trainer, model, device)
+        self.layout = FlatLayout(model, channels_last=wants_channels_last(chosen))
+        self.data = DeviceData.place(data, device)
+        self.transform = ImageTransform(data.mean, data.std, config.jitter, config.flip, config.grayscale)
+        self.trainer: Trainer = make_trainer(
+            chosen, model, self.layout, self.data, self.transform, precision=config.precision, workers=options.workers
+        )
+        self.evaluator = Evaluator(self.trainer, self.data)
+        hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self.runs = []
+        for task in tasks:
+            run = RunState(
+                task.config, task.recorder, data.y_train, data.num_classes, models[task.config.seed], self.layout, device
+            )
+            saved = task.recorder.resume()
+            task.recorder.start(
+                RunStart(
+                    run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
+                    self.trainer.describe(), hardware,
+                )
+            )  # fmt: skip
+            if saved is not None:
+                run.restore(*saved)
+            self.runs.append(run)
+        self._model = model
+        self._clock = time.perf_counter()
+        self._say(f"{len(tasks)} run(s) on {hardware}: {self.trainer.describe()}")
+
+    def run(self, interrupted: Callable[[], bool]) -> list[Outcome]:
+        """Tick until all runs are finished."""
+        outcomes: dict[int, Outcome] = {}
+        pending: _Pending | None = None
+        self._close_finished(outcomes)
+        while len(outcomes) < len(self.runs):
+            active = [run for i, run in enumerate(self.runs) if i not in outcomes and not run.finished]
+            following = self._tick(active) if active else None
+            if pending is not None:
+                self._flush(pending)
+            pending = following
+            due = following is not None and any(r.round % self.options.checkpoint_every == 0 for r in following.runs)
+            ends = following is None or any(run.finished for run in following.runs)
+            if due or ends or interrupted() or self.device.type == "cpu":
+                if pending is not None:
+                    self._flush(pending)
+                    pending = None
+                self._close_finished(outcomes)
+                stop = interrupted()
+                for i, run in enumerate(self.runs):
+                    if i not in outcomes and (stop or run.round % self.options.checkpoint_every == 0):
+                        run.recorder.save(run.checkpoint())
+                if stop and len(outcomes) < len(self.runs):
+                    raise KeyboardInterrupt
+        return [outcomes[i] for i in range(len(self.runs))]
+
+    def _close_finished(self, outcomes: dict[int, Outcome]) -> None:
+        for i, run in enumerate(self.runs):
+            if i not in outcomes and run.finished and len(run.records) == run.rounds:
+                outcomes[i] = run.outcome()
+                run.recorder.finish(outcomes[i])
+                run.stage = None
+
+    def _tick(self, runs: list[RunState]) -> _Pending:
+        """Queue one round of every run."""
+        plans = [run.next_plan() for run in runs]
+        for run, plan in zip(runs, plans, strict=True):
+            if run.in_second_stage:
+                self._train_second_stage(run, plan)
+        first_rows = np.cumsum([0, *(len(run.models) for run in runs)]).tolist()
+        starts = torch.cat([run.models for run in runs])
+        chosen, new = self._train_first_stage(runs, plans, first_rows, starts)
+        # A model that is not finite is never kept; the run is marked when the flag arrives.
+        finite = torch.isfinite(new).all(1)
+        new = torch.where(finite[:, None], new, starts)
+        flags = []
+        for run, first in zip(runs, first_rows, strict=False):
+            mine = slice(first, first + len(run.models))
+            run.models = new[mine]
+            sound = finite[mine].all()
+            flags.append(sound if run.stage is None else sound & torch.isfinite(run.stage.head).all())
+        evaluated = [run for run, plan in zip(runs, plans, strict=True) if run.evaluates(plan.round)]
+        scores = self.evaluator.evaluate(evaluated) if evaluated else None
+        host = to_host(torch.stack(flags))
+        ready = None
+        if self.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+        return _Pending(runs, plans, chosen, evaluated, scores, host, ready)
+
+    def _train_first_stage(
+        self, runs: list[RunState], plans: list[RoundPlan], first_rows: list[int], starts: torch.Tensor
+    ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
+        """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
+        rows, owned, corrections = [], [], []
+        for run, plan, first in zip(runs, plans, first_rows, strict=False):
+            mine = [] if run.stage is not None else run.rows(plan, first)
+            owned.append(np.arange(len(rows), len(rows) + len(mine)))
+            rows.extend(mine)
+            if run.variates is not None and mine:
+                corrections.append(run.variates.corrections(plan.trained))
+        chosen = [plan.selected for plan in plans]
+        if not rows:
+            return chosen, starts
+        push = torch.cat(corrections) if corrections else None
+        work = build_work(rows, runs[0].config.batch_size, self.data.num_classes, self.device, push)
+        trained = self._train_within_memory(starts, work)
+        place = np.empty(len(rows), dtype=np.int64)
+        place[work.source] = np.arange(len(rows))
+        blends = []
+        for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
+            if not len(mine):
+                continue
+            chosen[i] = self._kept(run, plan, trained, place[mine])
+            blends += _blends(run, plan, chosen[i], place[mine], first)
+            if run.variates is not None:
+                width = self.layout.parameter_width
+                run.variates.absorb(
+                    plan.trained, starts[first, :width], self._pick(trained, place[mine])[:, :width], plan.steps,
+                    run.lr(plan.round), run.config.momentum, str(run.algorithm.correction),
+                )  # fmt: skip
+        return chosen, blend_models(starts, trained, blends, self.layout)
+
+    def _train_second_stage(self, run: RunState, plan: RoundPlan) -> None:
+        """A round of FedConcat's new layer."""
+        if run.stage is None:
+            run.stage = ConcatStage(run.model, self.layout, run.models, self.data, self.transform, run.config.seed)
+            if run.head is not None:
+                run.stage.head = run.head.to(self.device)
+        if plan.work:
+            rows = run.rows(plan, 0)
+            run.stage.train(build_work(rows, run.config.batch_size, self.data.num_classes, self.device))
+
+    def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
+        return rows[torch.from_numpy(which).to(self.device, non_blocking=True)]
+
+    def _train_within_memory(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """Train; when the GPU's memory does not hold the stack, take smaller ones and try again."""
+        while True:
+            try:
+                return self.trainer.train(starts, work)
+            except torch.OutOfMemoryError:
+                smaller = self.trainer.shrink()
+                if smaller is None:
+                    raise
+                self._say(f"out of GPU memory: the stack is split, going on with {smaller}")
+
+    def _kept(self, run: RunState, plan: RoundPlan, trained: torch.Tensor, place: np.ndarray) -> tuple[int, ...]:
+        """The clients the server keeps: all selected, or for FedEntropy those that pass its judgment."""
+        if run.planner.draw is None:
+            return plan.selected
+        soft = self.trainer.soft_labels(self._pick(trained, place), [task.samples for task in plan.work])
+        if not np.isfinite(soft).all():
+            return plan.trained
+        passed = judge(soft, np.array([len(task.samples) for task in plan.work], dtype=np.float64))
+        kept = tuple(plan.trained[i] for i in sorted(passed))
+        run.planner.draw.learn(kept, tuple(k for k in plan.trained if k not in kept))
+        return kept
+
+    def _flush(self, pending: _Pending) -> None:
+        """Read a tick's figures and hand them to the recorders."""
+        if pending.ready is not None:
+            pending.ready.synchronize()
+        now = time.perf_counter()
+        seconds, self._clock = (now - self._clock) / len(pending.runs), now
+        order = {id(run): i for i, run in enumerate(pending.evaluated)}
+        for i, (run, plan, chosen) in enumerate(zip(pending.runs, pending.plans, pending.chosen, strict=True)):
+            if run.diverged_round is None and not bool(pending.finite[i]):
+                run.diverged_round = plan.round
+                self._say(f"{run.config.run_id}: diverged in round {plan.round}; counted as chance from there on")
+            figures = None
+            if pending.scores is not None and id(run) in order:
+                figures = pending.scores.read(order[id(run)], self.evaluator.class_sizes)
+            self._record(run, plan, chosen, figures, seconds)
+
+    def _record(
+        self, run: RunState, plan: RoundPlan, chosen: tuple[int, ...],
+        figures: tuple[float, float, tuple[float, ...]] | None, seconds: float,
+    ) -> None:  # fmt: skip
+        bits, covered = run.planner.cohort_measures(chosen)
+        over = run.diverged_round is not None and plan.round > run.diverged_round
+        up, down = (0, 0) if over else run.traffic(plan)
+        accuracy, loss, per_class = figures if figures is not None else (None, None, None)
+        if run.diverged_round is not None and figures is not None:
+            chance = 100.0 / self.data.num_classes
+            accuracy, loss, per_class = chance, None, (chance,) * self.data.num_classes
+        record = RoundRecord(
+            round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
+            bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
+        )  # fmt: skip
+        run.records.append(record)
+        run.recorder.record(record)
+        if self._progress is not None:
+            self._progress(RoundEvent(run.config.run_id, plan.round, run.rounds, accuracy))
+
+
+def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int) -> list[Blend]:
+    """How this run's model rows come out of the round: one blend, or one per cluster that had a client."""
+    blends = []
+    kept = np.array([client in keep for client in plan.trained], dtype=bool)
+    rows = np.array([run.start_row(client) for client in plan.trained], dtype=np.int64)
+    sizes = np.array([len(task.samples) for task in plan.work], dtype=np.float64)
+    for row in range(len(run.models)):
+        mine = np.flatnonzero(kept & (rows == row))
+        if len(mine):
+            shares = sizes[mine] / sizes[mine].sum()
+            mixing = run.algorithm.mix(shares, plan.steps[mine], run.config.momentum)
+            blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
+    return blends
+
+
+@contextlib.contextmanager
+def _settings(device: torch.device, precision: str) -> Iterator[None]:
+    """Torch's global switches for the time of a simulation, put back afterwards."""
+    cuda = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [b.allow_tf32 for b in cuda], torch.backends.cudnn.benchmark, torch.get_num_threads()
+    for backend in cuda:
+        backend.allow_tf32 = precision != "fp32-exact"
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield
+    finally:
+        for backend, value in zip(cuda, before[0], strict=True):
+            backend.allow_tf32 = value
+        torch.backends.cudnn.benchmark = before[1]
+        torch.set_num_threads(before[2])
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the engine to stop after this round; a second one stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: object) -> None:
+        if asked.is_set():
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
+        asked.set()
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,78 @@
+"""Test accuracy of many models at once, per class, without waiting for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.trainer import Trainer
+
+TEST_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per evaluated run: correct predictions of every class, (R, C), and summed loss, (R,), in host memory."""
+
+    correct: torch.Tensor
+    loss: torch.Tensor
+
+    def read(self, row: int, class_sizes: torch.Tensor) -> tuple[float, float, tuple[float, ...]]:
+        """Accuracy and class accuracies in per cent, and the mean loss. A class without test samples counts as 0."""
+        correct = self.correct[row].double()
+        per_class = (100.0 * correct / class_sizes.clamp(min=1)).tolist()
+        total = float(class_sizes.sum())
+        return 100.0 * float(correct.sum()) / total, float(self.loss[row]) / total, tuple(per_class)
+
+
+class Evaluator:
+    """Evaluates runs on the test split. A run with several models is judged by the mean of their logits."""
+
+    def __init__(self, trainer: Trainer, data: DeviceData) -> None:
+        self.trainer, self.data = trainer, data
+        self.class_sizes = torch.bincount(data.test_labels, minlength=data.num_classes).double().cpu()
+
+    def evaluate(self, runs: list[RunState]) -> Scores:
+        """Scores of `runs`; on CUDA their transfer is only queued: synchronise before reading."""
+        device = self.data.test_labels.device
+        classes = self.data.num_classes
+        correct = torch.zeros(len(runs), classes, dtype=torch.int64, device=device)
+        loss = torch.zeros(len(runs), dtype=torch.float64, device=device)
+        plain = [i for i, run in enumerate(runs) if run.stage is None]
+        for i, run in enumerate(runs):
+            if run.stage is not None:
+                self._count(correct[i : i + 1], loss[i : i + 1], run.stage.test_logits()[None], self.data.test_labels)
+        # On the CPU each run is evaluated by itself, so that its bits do not depend on its neighbours.
+        for group in [plain] if device.type == "cuda" and plain else [[i] for i in plain]:
+            self._evaluate(runs, group, correct, loss)
+        return Scores(to_host(correct), to_host(loss))
+
+    def _evaluate(self, runs: list[RunState], group: list[int], correct: torch.Tensor, loss: torch.Tensor) -> None:
+        models = torch.cat([runs[i].models for i in group])
+        sizes = [len(runs[i].models) for i in group]
+        c, l = torch.zeros_like(correct[: len(group)]), torch.zeros_like(loss[: len(group)])
+        for start in range(0, len(self.data.test_labels), TEST_BATCH):
+            part = slice(start, start + TEST_BATCH)
+            logits = self.trainer.predict(models, self.data.test_images[part])
+            if max(sizes) > 1:
+                logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
+            self._count(c, l, logits, self.data.test_labels[part])
+        correct[group], loss[group] = c, l
+
+    @staticmethod
+    def _count(correct: torch.Tensor, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        hits = (logits.argmax(-1) == labels).to(torch.int64)
+        correct.scatter_add_(1, labels.expand(len(logits), -1), hits)
+        flat = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+        loss += flat.view(len(logits), -1).sum(1, dtype=torch.float64)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory; from CUDA it is only queued."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,125 @@
+"""A model as one flat row of floats, so that many models are one matrix.
+
+Aggregation of all runs is then one matrix product, the optimiser one pass over a rectangle, and a checkpoint one
+tensor. A row holds the parameters first, then the buffers (BatchNorm statistics); integer buffers travel as floats.
+Every tensor starts at a multiple of four floats (16 bytes), which the GPU kernels load in one go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+ALIGN = 4
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of the state dict inside a row."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    dtype: torch.dtype
+    channels_last: bool
+
+    def view(self, rows: torch.Tensor) -> torch.Tensor:
+        """This tensor of every row: (N, *shape), sharing memory with `rows` (N, width)."""
+        part = rows[:, self.offset : self.offset + self.size]
+        if not self.channels_last:
+            return part.unflatten(1, self.shape) if self.shape else part.squeeze(1)
+        out, into, height, width = self.shape
+        return part.unflatten(1, (out, height, width, into)).permute(0, 1, 4, 2, 3)
+
+
+class FlatLayout:
+    """Where each tensor of `model` sits in a row.
+
+    With `channels_last`, convolution weights lie in the row in that memory order, so that their views feed
+    channels-last convolutions without a copy.
+    """
+
+    def __init__(self, model: nn.Module, *, channels_last: bool = False) -> None:
+        parameters = dict(model.named_parameters())
+        state = model.state_dict()
+        self.slots: list[Slot] = []
+        offset = 0
+        for name in [*parameters, *(name for name in state if name not in parameters)]:
+            if name not in state:  # a parameter shared under two names appears once in the state dict
+                continue
+            tensor = state[name]
+            last = channels_last and tensor.dim() == 4
+            self.slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, last))
+            offset += -(-tensor.numel() // ALIGN) * ALIGN
+            if name in parameters:
+                self.parameter_width = offset
+        self.width = offset
+        self.parameters = [slot for slot in self.slots if slot.name in parameters]
+        self.buffers = [slot for slot in self.slots if slot.name not in parameters]
+        self.num_parameters = sum(slot.size for slot in self.parameters)
+        self.model_bytes = sum(t.numel() * t.element_size() for t in state.values())
+
+    def pack(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        """State dict -> one float32 row (width,), padding zero."""
+        row = torch.zeros(1, self.width)
+        for slot in self.slots:
+            slot.view(row).copy_(state[slot.name].detach().to("cpu", torch.float32)[None])
+        return row[0]
+
+    def unpack(self, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        """One row -> state dict on the CPU, contiguous, in the tensors' own types."""
+        rows = row.detach().to("cpu")[None]
+        return {s.name: _restore(s.view(rows)[0], s.dtype) for s in self.slots}
+
+    def parameter_views(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """All parameters of all rows by name, each (N, *shape)."""
+        return {slot.name: slot.view(rows) for slot in self.parameters}
+
+    def bind(self, model: nn.Module, row: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
+        """Make `model` live inside `row`: its tensors become views of it, its gradients views of `gradient`.
+
+        Float buffers are bound too, so BatchNorm writes its statistics straight into the row. Integer buffers
+        keep their own memory; `sync_integers` moves them.
+        """
+        modules = dict(model.named_modules())
+        for slot in self.slots:
+            owner, _, leaf = slot.name.rpartition(".")
+            view = slot.view(row[None])[0]
+            if slot in self.parameters:
+                parameter = nn.Parameter(view)
+                if gradient is not None:
+                    parameter.grad = slot.view(gradient[None])[0]
+                modules[owner]._parameters[leaf] = parameter
+            elif slot.dtype.is_floating_point:
+                modules[owner]._buffers[leaf] = view
+
+    def to_canonical(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows (N, width or parameter width) on the CPU with every tensor in its plain order: what a checkpoint keeps,
+        so that any trainer can go on with it."""
+        plain = rows.detach().to("cpu", copy=True)
+        for slot in self.slots:
+            if slot.channels_last and slot.offset < rows.shape[1]:
+                plain[:, slot.offset : slot.offset + slot.size] = slot.view(rows).reshape(len(rows), -1).cpu()
+        return plain
+
+    def from_canonical(self, plain: torch.Tensor) -> torch.Tensor:
+        """The inverse of `to_canonical`."""
+        rows = plain.clone()
+        for slot in self.slots:
+            if slot.channels_last and slot.offset < plain.shape[1]:
+                part = plain[:, slot.offset : slot.offset + slot.size]
+                slot.view(rows).copy_(part.unflatten(1, slot.shape))
+        return rows
+
+    def integer_slots(self) -> list[Slot]:
+        """Buffers whose values are whole numbers, such as BatchNorm's count of batches."""
+        return [slot for slot in self.buffers if not slot.dtype.is_floating_point]
+
+
+def _restore(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return value.to(dtype).contiguous().clone()
+    return value.round().to(dtype).contiguous().clone()

@@ -1,0 +1,163 @@
+"""The loop trainer: one ordinary module per worker, one client after another, the reference on the CPU.
+
+A worker is a thread with one torch thread of its own: LeNet-sized operations are too short to split, and torch
+releases the interpreter lock while it computes. A client's arithmetic is the same whichever worker takes it and
+whatever trains beside it, so results are bit for bit those of the run alone.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.bound_model import BoundModel
+from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
+from fedentopt.simulation.work import CORRECTION_MODES, Work
+
+IN_GRADIENT, AFTER_STEP = CORRECTION_MODES["gradient"], CORRECTION_MODES["after"]
+
+
+class Worker(BoundModel):
+    """One module and the optimiser over its row."""
+
+    def __init__(self, model: nn.Module, layout: FlatLayout) -> None:
+        super().__init__(model, layout, torch.device("cpu"))
+        self.velocity = torch.zeros(layout.parameter_width)
+
+    def train(
+        self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor,
+        autocast: bool = False,
+    ) -> None:  # fmt: skip
+        """Train row i of `work` from `start`, leaving the result in `out` (width,)."""
+        self.load(start)
+        self.velocity.zero_()
+        self.module.train()
+        steps, batch = int(work.steps_host[i]), work.index.shape[2]
+        index = work.index[:steps, i].to(torch.int64)
+        filled = work.filled(i).tolist()
+        position = torch.arange(steps * batch)
+        draws = transform.draw(mix64_torch(work.augment_key[i] + position * signed(GOLDEN))).view(-1, steps, batch)
+        settings = {name: float(getattr(work, name)[i]) for name in ("lr", "weight_decay", "momentum", "mu")}
+        mode = int(work.correction_mode[i])
+        push = work.correction[int(work.correction_row[i])] if mode and work.correction is not None else None
+        scale, shift = (None, None) if work.plain_loss else (work.logit_scale[i], work.logit_shift[i])
+        parameters, gradient = self.parameters, self.parameter_gradient
+        anchor = start[: self.layout.parameter_width]
+        for t in range(steps):
+            chosen = index[t, : filled[t]]
+            x = transform.apply(data.images[chosen], draws[:, t, : filled[t]])
+            self.set_dropout_key(work.dropout_key[i], position[t])
+            gradient.zero_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                logits = self.module(x.contiguous(memory_format=torch.channels_last))
+            logits = logits.float()
+            if scale is not None and shift is not None:
+                logits = logits * scale + shift
+            F.cross_entropy(logits, data.labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            sgd_step(parameters, self.velocity, gradient, anchor, push=push, mode=mode, **settings)
+        self.store(out)
+
+
+@torch.no_grad()
+def sgd_step(
+    w: torch.Tensor, v: torch.Tensor, g: torch.Tensor, anchor: torch.Tensor, *,
+    lr: float, weight_decay: float, momentum: float, mu: float, push: torch.Tensor | None, mode: int,
+) -> None:  # fmt: skip
+    """One SGD step on flat rows, in place: the same formula as `kernels.sgd_update`."""
+    g.add_(w, alpha=weight_decay)
+    if mu:
+        g.add_(w - anchor, alpha=mu)
+    if push is not None and mode == IN_GRADIENT:
+        g.add_(push)
+    v.mul_(momentum).add_(g)
+    w.add_(v, alpha=-lr)
+    if push is not None and mode == AFTER_STEP:
+        w.add_(push, alpha=-lr)
+
+
+class LoopTrainer:
+    """Trains the rows of a stack one by one on `workers` threads."""
+
+    name = "loop"
+
+    def __init__(
+        self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, workers: int,
+        precision: str = "fp32",
+    ) -> None:  # fmt: skip
+        self.layout, self.data, self.transform = layout, data, transform
+        self._autocast = precision == "bf16"
+        self._workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for _ in range(workers):
+            self._workers.put(Worker(model, layout))
+        self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+
+    def describe(self) -> str:
+        return f"loop trainer, {self._pool._max_workers} CPU worker(s) of one thread"
+
+    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """Trained models of all rows, (N, width). Longest first, so that workers end together."""
+        out = torch.empty(work.rows, self.layout.width)
+
+        def one(i: int) -> Callable[[Worker], None]:
+            start = starts[int(work.start_row[i])]
+            return lambda w: w.train(start, work, i, self.data, self.transform, out[i], self._autocast)
+
+        self._each([one(i) for i in range(work.rows)])
+        return out
+
+    def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Logits (G, M, C) of every model for one batch of uint8 images."""
+        x = self.transform.standardise(images)
+        results: list[torch.Tensor] = [torch.empty(0)] * len(models)
+
+        def one(i: int) -> Callable[[Worker], None]:
+            def run(worker: Worker) -> None:
+                worker.load(models[i])
+                results[i] = worker.logits(x)
+
+            return run
+
+        self._each([one(i) for i in range(len(models))])
+        return torch.stack(results)
+
+    def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """Mean softmax of each trained model over its own samples, (N, C)."""
+        results: list[torch.Tensor] = [torch.empty(0)] * len(samples)
+
+        def one(i: int) -> Callable[[Worker], None]:
+            def run(worker: Worker) -> None:
+                worker.load(trained[i])
+                images = self.data.images[torch.from_numpy(samples[i]).to(torch.int64)]
+                parts = [worker.logits(self.transform.standardise(p)).softmax(1).sum(0) for p in images.split(512)]
+                results[i] = torch.stack(parts).sum(0) / len(samples[i])
+
+            return run
+
+        self._each([one(i) for i in range(len(samples))])
+        return torch.stack(results).double().numpy()
+
+    def shrink(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _each(self, jobs: list[Callable[[Worker], None]]) -> None:
+        def take(job: Callable[[Worker], None]) -> None:
+            worker = self._workers.get()
+            try:
+                job(worker)
+            finally:
+                self._workers.put(worker)
+
+        for _ in self._pool.map(take, jobs):
+            pass

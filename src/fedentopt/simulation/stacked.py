@@ -1,0 +1,201 @@
+"""The stacked trainer: the clients of all runs on one leading axis, one step for all of them.
+
+Rows are sorted by step count, so the clients still training are a prefix and the stack shrinks as clients finish.
+On CUDA the step is captured once per prefix size (a short ladder of sizes, see `ladder`) and replayed; the step number
+lives on the device, so one graph serves every step of every round. Nothing is read back inside a round. A row that has
+finished but still lies inside the replayed prefix is left bit for bit as it was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.kernels import Kernels
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.stacked_model import LoweredNet, StackedNet, VmapNet, lower
+from fedentopt.simulation.work import Work
+
+PREDICT_SAMPLES = 65536  # images times models in flight during evaluation
+
+
+def ladder(n: int) -> int:
+    """The smallest captured prefix size that holds n rows: steps of an eighth, so at most 12.5 % idle rows."""
+    step = 1
+    while n > 8 * step:
+        step *= 2
+    return -(-n // step) * step
+
+
+class StepBuffers:
+    """The tensors a step reads and writes. Their addresses are captured in graphs, so rounds are copied into them."""
+
+    def __init__(self, work: Work, starts: torch.Tensor, layout: FlatLayout) -> None:
+        device = starts.device
+        self.rows_room = ladder(work.rows)
+        self.steps_room = -(-int(work.steps_host[0]) // 16) * 16
+        self.starts_room = len(starts)
+        self.corrections_room = 0 if work.correction is None else len(work.correction)
+        n, p = self.rows_room, layout.parameter_width
+        batch, classes = work.index.shape[2], work.logit_scale.shape[1]
+        self.w = torch.zeros(n, p, device=device)
+        self.v = torch.zeros(n, p, device=device)
+        self.g = torch.zeros(n, p, device=device)
+        self.start = torch.zeros(self.starts_room, p, device=device)
+        self.index = torch.full((self.steps_room, n, batch), -1, dtype=torch.int32, device=device)
+        self.correction = torch.zeros(self.corrections_room, p, device=device) if self.corrections_room else None
+        self.scale = torch.ones(n, classes, device=device)
+        self.shift = torch.zeros(n, classes, device=device)
+        self.per_row = {
+            name: torch.zeros(n, dtype=getattr(work, name).dtype, device=device)
+            for name in (
+                "steps", "augment_key", "start_row", "lr", "weight_decay", "momentum", "mu",
+                "correction_row", "correction_mode",
+            )
+        }  # fmt: skip
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def fits(self, work: Work, starts: torch.Tensor) -> bool:
+        """Whether a round can be loaded without new memory (and so without new graphs)."""
+        return (
+            work.rows <= self.rows_room
+            and work.index.shape[0] <= self.steps_room
+            and len(starts) <= self.starts_room
+            and (0 if work.correction is None else len(work.correction)) <= self.corrections_room
+        )
+
+    def load(self, work: Work, starts: torch.Tensor) -> None:
+        """Copy a round in. Rows beyond it have zero steps, so they never move."""
+        n, p = work.rows, self.w.shape[1]
+        self.start[: len(starts)].copy_(starts[:, :p])
+        torch.index_select(starts[:, :p], 0, work.start_row, out=self.w[:n])
+        self.v.zero_()
+        self.index[: work.index.shape[0], :n].copy_(work.index)
+        self.index[:, n:].fill_(-1)
+        for name, room in self.per_row.items():
+            room[:n].copy_(getattr(work, name))
+            room[n:].zero_()
+        self.scale[:n].copy_(work.logit_scale)
+        self.shift[:n].copy_(work.logit_shift)
+        if self.correction is not None and work.correction is not None:
+            self.correction[: len(work.correction)].copy_(work.correction)
+        self.step.zero_()
+
+
+class StackedTrainer:
+    """Trains all rows of a stack together, on CUDA with graphs, on the CPU without."""
+
+    name = "stacked"
+
+    def __init__(
+        self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, kernels: Kernels
+    ) -> None:
+        self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
+        blocks = lower(model, kernels.fuses_conv)
+        self.net: StackedNet = VmapNet(model.to(data.images.device), layout) if blocks is None else LoweredNet(
+            blocks, layout, kernels
+        )  # fmt: skip
+        self._buffers: StepBuffers | None = None
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._pool: tuple[int, int] | None = None
+        self._most_rows: int | None = None
+        self._last_rows = 0
+
+    def describe(self) -> str:
+        return f"stacked trainer, {self.net.describe()}"
+
+    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """Trained models of all rows, (N, width)."""
+        self._last_rows = work.rows
+        if self._most_rows is not None and work.rows > self._most_rows:
+            cuts = range(0, work.rows, self._most_rows)
+            return torch.cat([self._train(starts, work.part(i, i + self._most_rows)) for i in cuts])
+        return self._train(starts, work)
+
+    def _train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        if self._buffers is None or not self._buffers.fits(work, starts):
+            self.close()
+            self._buffers = StepBuffers(work, starts, self.layout)
+        buffers = self._buffers
+        buffers.load(work, starts)
+        # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
+        active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
+        cuda = starts.device.type == "cuda"
+        for n in active:
+            if cuda:
+                self._replay(buffers, min(ladder(int(n)), buffers.rows_room), work.plain_loss)
+            else:
+                self._step(buffers, int(n), work.plain_loss)
+        out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
+        out[:, : self.layout.parameter_width].copy_(buffers.w[: work.rows])
+        return out
+
+    def _step(self, b: StepBuffers, n: int, plain_loss: bool) -> None:
+        x, labels = self.kernels.gather_augment(
+            self.data.images, self.data.labels, b.index, b.per_row["augment_key"], b.step, self.transform, n
+        )
+        scale, shift = (None, None) if plain_loss else (b.scale[:n], b.shift[:n])
+        self.net.step(b.w, b.g, x, labels, scale, shift)
+        self.kernels.sgd_update(
+            b.w, b.v, b.g, n=n, start=b.start, step=b.step, correction=b.correction,
+            **{k: v for k, v in b.per_row.items() if k != "augment_key"},
+        )  # fmt: skip
+        b.step.add_(1)
+
+    def _replay(self, b: StepBuffers, n: int, plain_loss: bool) -> None:
+        graph = self._graphs.get((n, plain_loss))
+        if graph is None:
+            graph = self._capture(b, n, plain_loss)
+        graph.replay()
+
+    def _capture(self, b: StepBuffers, n: int, plain_loss: bool) -> torch.cuda.CUDAGraph:
+        # A warm-up outside the capture compiles kernels and sets up libraries; what it changes is put back.
+        saved = [t.clone() for t in (b.w, b.v, b.step)]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(b, n, plain_loss)
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip((b.w, b.v, b.step), saved, strict=True):
+            tensor.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(b, n, plain_loss)
+        self._pool = graph.pool()
+        self._graphs[(n, plain_loss)] = graph
+        return graph
+
+    def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Logits (G, M, C) of every model for one batch of uint8 images."""
+        x = self.transform.standardise(images)[None]
+        room = max(1, PREDICT_SAMPLES // x.shape[1])
+        parameters = models[:, : self.layout.parameter_width].contiguous()
+        return torch.cat([self.net.logits(part, x) for part in parameters.split(room)])
+
+    def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """Mean softmax of each trained model over its own samples, (N, C)."""
+        sums = []
+        for row, chosen in zip(trained[:, : self.layout.parameter_width], samples, strict=True):
+            index = torch.from_numpy(chosen).to(self.data.images.device, torch.int64)
+            x = self.transform.standardise(self.data.images[index])[None]
+            sums.append(self.net.logits(row[None].contiguous(), x)[0].softmax(1).mean(0))
+        return torch.stack(sums).double().cpu().numpy()
+
+    def shrink(self) -> str | None:
+        """Train half as many rows at a time from now on."""
+        rows = min(self._last_rows, self._most_rows or self._last_rows)
+        if rows <= 1:
+            return None
+        self._most_rows = -(-rows // 2)
+        self.close()
+        return f"stacks of {self._most_rows} clients"
+
+    def close(self) -> None:
+        """Give back buffers and graphs; they come back with the next round."""
+        self._graphs.clear()
+        self._buffers, self._pool = None, None
+        if self.data.images.is_cuda:
+            torch.cuda.empty_cache()

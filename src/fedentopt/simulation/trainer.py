@@ -1,0 +1,100 @@
+"""The contract of trainers, and the choice among them."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.errors import InputError
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.kernels import ops
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.loop import LoopTrainer
+from fedentopt.simulation.stacked import StackedTrainer
+from fedentopt.simulation.stacked_model import can_stack
+from fedentopt.simulation.streams import StreamsTrainer
+from fedentopt.simulation.work import Work
+
+TRAINERS = ("auto", "stacked", "streams", "loop")
+STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves
+STREAM_SLOTS = 10
+
+
+class Trainer(Protocol):
+    """Turns start models and a stack of work into trained models. Rows of models are flat (`FlatLayout`)."""
+
+    name: str
+    layout: FlatLayout
+
+    def describe(self) -> str:
+        """One line for people: what runs."""
+
+    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """(G, width) start models -> (N, width) trained ones, in the order of `work`."""
+
+    def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Logits (G, M, C) of every model for uint8 images (M, c, H, W), without augmentation."""
+
+    def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """Mean softmax of each model over its own training samples, (N, C)."""
+
+    def shrink(self) -> str | None:
+        """Use less memory from now on; says how, or None if nothing is left to give."""
+
+    def close(self) -> None: ...
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N; a device that is not there is refused."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise InputError(f"device: {name!r} is unknown; accepted: auto, cpu, cuda, cuda:N")
+    if not torch.cuda.is_available():
+        raise InputError(f"device: {name!r} was asked for, but torch sees no CUDA device; accepted here: auto, cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        raise InputError(f"device: {name!r} was asked for, but there are {torch.cuda.device_count()} CUDA device(s)")
+    return torch.device(name)
+
+
+def choose_trainer(name: str, model: nn.Module, device: torch.device) -> str:
+    """The trainer that "auto" stands for; a named one is checked against model and device."""
+    if name not in TRAINERS:
+        raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
+    if name == "stacked" and not can_stack(model):
+        raise InputError("trainer: a model with BatchNorm or dropout cannot be stacked; accepted: auto, streams, loop")
+    if name == "loop" and device.type != "cpu":
+        raise InputError("trainer: loop runs on the CPU only; accepted with CUDA: auto, stacked, streams")
+    if name != "auto":
+        return name
+    if device.type == "cpu":
+        return "loop"
+    small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
+    return "stacked" if small and can_stack(model) else "streams"
+
+
+def make_trainer(
+    name: str, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, *,
+    precision: str, workers: int | None,
+) -> Trainer:  # fmt: skip
+    """Build a chosen trainer."""
+    if name == "loop":
+        return LoopTrainer(model, layout, data, transform, workers or os.cpu_count() or 1, precision)
+    kernels = ops(data.images.device, exact=precision == "fp32-exact", bf16=precision == "bf16")
+    if name == "stacked":
+        return StackedTrainer(model, layout, data, transform, kernels)
+    slots = STREAM_SLOTS if data.images.is_cuda else 1
+    return StreamsTrainer(model, layout, data, transform, kernels, slots, precision)
+
+
+def wants_channels_last(name: str) -> bool:
+    """Trainers that run ordinary convolutions like weights in that order; the stacked kernels do not."""
+    return name != "stacked"
