@@ -1,0 +1,15 @@
+"""Label-aware selection inside Flower: the strategy for the server, the reply for the client.
+
+    from fedentopt.flower import FedEntOpt, LabelAware, start      # ServerApp
+    from fedentopt.flower import label_report                      # ClientApp
+
+Needs the extra: pip install "fedentopt[flower]".
+"""
+
+from __future__ import annotations
+
+from fedentopt.flower.client import label_report
+from fedentopt.flower.loop import start
+from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
+
+__all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection", "label_report", "start"]

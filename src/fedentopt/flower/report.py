@@ -1,0 +1,79 @@
+"""What a label report looks like on the wire; the client writes it, the server reads it.
+
+One MetricRecord `labels` with the counts, one ConfigRecord `client` with the stable client id and, where noise was
+added, the epsilon. Flower's averages of metrics never see it: it answers a query, not a training message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from fedentopt.errors import InputError
+from fedentopt.labels import validate_report
+
+ACTION = "label_counts"
+MESSAGE_TYPE = f"{MessageType.QUERY}.{ACTION}"
+LONGEST_ID = 200
+
+ClientId = int | str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A client's label counts as it reports them. `epsilon` is None for true counts."""
+
+    client: ClientId
+    counts: np.ndarray
+    epsilon: float | None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was added."""
+        return self.epsilon is not None
+
+
+def write_report(client: ClientId, counts: Sequence[int] | Sequence[float], epsilon: float | None) -> RecordDict:
+    """The content of the reply."""
+    about = ConfigRecord({"client-id": client})
+    if epsilon is not None:
+        about["epsilon"] = epsilon
+    return RecordDict({"labels": MetricRecord({"label-counts": list(counts)}), "client": about})
+
+
+def read_report(reply: Message, num_classes: int) -> Report:
+    """The report in a reply, checked; a reply that holds none, or nonsense, is refused with the reason."""
+    content = reply.content
+    try:
+        raw_id = content.config_records["client"]["client-id"]
+        counts = content.metric_records["labels"]["label-counts"]
+    except KeyError as error:
+        raise InputError(f"the reply holds no label report (missing {error})") from error
+    client = normal_id(raw_id)
+    epsilon = content.config_records["client"].get("epsilon")
+    if epsilon is not None and not (isinstance(epsilon, float) and 0 < epsilon < float("inf")):
+        raise InputError(f"client {client}: epsilon {epsilon!r} is not a number above 0")
+    if not isinstance(counts, list):
+        raise InputError(f"client {client}: label counts must be a list, not {type(counts).__name__}")
+    checked = validate_report(client, np.asarray(counts, dtype=np.float64), num_classes, noisy=epsilon is not None)
+    return Report(client=client, counts=checked, epsilon=epsilon)
+
+
+def normal_id(value: object) -> ClientId:
+    """A client id in its one spelling: whole numbers as int, so that 3 and "3" are the same client."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip() and len(value) <= LONGEST_ID and value.isprintable():
+        text = value.strip()
+        if text.isascii() and text.isdigit() and str(int(text)) == text:
+            return int(text)
+        return text
+    raise InputError(f"client-id: {value!r} is not accepted; accepted: a whole number or 1 to {LONGEST_ID} characters")
+
+
+def id_order(client: ClientId) -> tuple[int, int, str]:
+    """Sort key of client ids: numbers by value, then texts."""
+    return (0, client, "") if isinstance(client, int) else (1, 0, client)
