@@ -7,6 +7,7 @@ point leaves the old cache as it was.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -87,8 +88,18 @@ def in_memory(content: Content, size: int, progress: Progress | None) -> Arrays:
     return Arrays(arrays[0], arrays[1], content.labels, *colours.mean_std(), content.notes)
 
 
-def write(target: Path, content: Content, size: int, sources: list[Fingerprint], progress: Progress | None) -> None:
-    """Convert into `target`; on any failure what was there before is still there, and nothing else."""
+def write(
+    target: Path,
+    content: Content,
+    size: int,
+    sources: list[Fingerprint],
+    confirm: Callable[[], None],
+    progress: Progress | None,
+) -> None:
+    """Convert into `target`; on any failure what was there before is still there, and nothing else.
+
+    `confirm` is called last before the new arrays count: it raises if the sources changed meanwhile.
+    """
     _sweep(target)
     token = secrets.token_hex(4)
     made: list[Path] = []
@@ -107,7 +118,7 @@ def write(target: Path, content: Content, size: int, sources: list[Fingerprint],
             for split, values in (("train", labels.train), ("test", labels.test)):
                 with new(f"y_{split}{variant}.npy").open("wb") as file:
                     np.save(file, values, allow_pickle=False)
-        new("sources.json").write_text(json.dumps([asdict(source) for source in sources]))
+        _write_sources(new("sources.json"), sources)
         mean, std = colours.mean_std()
         meta = {
             "format": FORMAT,
@@ -119,12 +130,16 @@ def write(target: Path, content: Content, size: int, sources: list[Fingerprint],
             "mean": mean,
             "std": std,
             "notes": content.notes,
-            "files": {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in made},
+            "sources": made[-1].name,
+            "files": {path.name: _told(path) for path in made},
         }
+        confirm()
         _commit(target, meta)
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            target.rmdir()  # only if it is empty
         raise
 
 
@@ -142,20 +157,19 @@ def read_meta(target: Path) -> dict[str, Any] | None:
 
 def read_sources(target: Path, meta: Mapping[str, Any]) -> list[Fingerprint]:
     """The fingerprints that the sources had when they were converted."""
-    return [Fingerprint(**source) for source in json.loads((_file(target, "sources.json", meta["token"])).read_text())]
+    return [Fingerprint(**source) for source in json.loads((target / meta["sources"]).read_text())]
 
 
 def refresh(target: Path, meta: Mapping[str, Any], sources: list[Fingerprint]) -> None:
     """Remember new file times of sources whose content is the same; a folder that cannot be written stays."""
-    path = _file(target, "sources.json", meta["token"])
-    part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
+    path = _file(target, "sources.json", secrets.token_hex(4))
+    others = {name: told for name, told in meta["files"].items() if name != meta["sources"]}
     try:
-        part.write_text(json.dumps([asdict(source) for source in sources]))
-        told = {"size": part.stat().st_size, "sha256": sha256(part)}
-        os.replace(part, path)
-        _commit(target, {**meta, "files": {**meta["files"], path.name: told}})
+        _write_sources(path, sources)
+        _commit(target, {**meta, "sources": path.name, "files": {**others, path.name: _told(path)}})
     except OSError:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def open_arrays(target: Path, meta: Mapping[str, Any]) -> Arrays:
@@ -207,6 +221,14 @@ def _write_images(
                 colours.add(piece)
         if written != shape[0]:
             raise InputError(f"{path}: {written} images came where {shape[0]} were announced")
+
+
+def _write_sources(path: Path, sources: list[Fingerprint]) -> None:
+    path.write_text(json.dumps([asdict(source) for source in sources]))
+
+
+def _told(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _commit(target: Path, meta: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
-_CINIC = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192"
+_CINIC = "https://datashare.ed.ac.uk"
 _MEDMNIST = "https://zenodo.org/records/10519652/files"
 
 
@@ -19,9 +19,9 @@ class Download:
     """A published file. `into`: the folder it is unpacked into; None if it is used as it is."""
 
     filename: str
-    url: str
+    urls: tuple[str, ...]  # tried in this order
     md5: str
-    megabytes: int
+    megabytes: int | None  # None where its publisher's page has not been read
     into: str | None = None
     image_size: int | None = None  # where one set is published in several sizes
 
@@ -42,21 +42,21 @@ class Entry:
     embedded: bool = False
 
 
-def _medmnist(name: str, files: dict[int, tuple[str, int]]) -> tuple[Download, ...]:
+def _medmnist(name: str, files: dict[int, tuple[str, int | None]]) -> tuple[Download, ...]:
     downloads = []
     for size, (md5, megabytes) in files.items():
         filename = f"{name}.npz" if size == 28 else f"{name}_{size}.npz"
-        downloads.append(Download(filename, f"{_MEDMNIST}/{filename}?download=1", md5, megabytes, None, size))
+        downloads.append(Download(filename, (f"{_MEDMNIST}/{filename}?download=1",), md5, megabytes, None, size))
     return tuple(downloads)
 
 
 ENTRIES = {
     entry.name: entry
     for entry in (
-        Entry("digits", "Handwritten digits of scikit-learn", 10, 1_438, 359, 32, "nothing: built in", embedded=True),
+        Entry("digits", "scikit-learn's digits", 10, 1_438, 359, 32, "nothing: built in", embedded=True),
         Entry(
             "cifar10",
-            "CIFAR-10, binary version",
+            "CIFAR-10",
             10,
             50_000,
             10_000,
@@ -65,7 +65,7 @@ ENTRIES = {
             (
                 Download(
                     "cifar-10-binary.tar.gz",
-                    f"{_CIFAR}/cifar-10-binary.tar.gz",
+                    (f"{_CIFAR}/cifar-10-binary.tar.gz",),
                     "c32a1d4ab5d03f1284b67883e8d87530",
                     162,
                     "",
@@ -74,7 +74,7 @@ ENTRIES = {
         ),
         Entry(
             "cifar100",
-            "CIFAR-100, binary version (20 coarse or 100 fine labels)",
+            "CIFAR-100, coarse labels",
             20,
             50_000,
             10_000,
@@ -83,7 +83,7 @@ ENTRIES = {
             (
                 Download(
                     "cifar-100-binary.tar.gz",
-                    f"{_CIFAR}/cifar-100-binary.tar.gz",
+                    (f"{_CIFAR}/cifar-100-binary.tar.gz",),
                     "03b5dce01913d631647c71ecec9e9cb8",
                     161,
                     "",
@@ -92,7 +92,7 @@ ENTRIES = {
         ),
         Entry(
             "cinic10",
-            "CINIC-10 (train split to clients, test split for evaluation)",
+            "CINIC-10",
             10,
             90_000,
             90_000,
@@ -100,13 +100,21 @@ ENTRIES = {
             "cinic10/train/<class>/*.png, cinic10/test/<class>/*.png",
             (
                 Download(
-                    "CINIC-10.tar.gz", f"{_CINIC}/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372", 656, "cinic10"
+                    "CINIC-10.tar.gz",
+                    # The repository moved its files; the first is where they are now.
+                    (
+                        f"{_CINIC}/server/api/core/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",
+                        f"{_CINIC}/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                    ),
+                    "6ee4d0c996905fe93221de577967a372",
+                    688,
+                    "cinic10",
                 ),
             ),
         ),
         Entry(
             "pathmnist",
-            "PathMNIST of MedMNIST+ (colon tissue)",
+            "PathMNIST, colon tissue",
             9,
             89_996,
             7_180,
@@ -116,15 +124,15 @@ ENTRIES = {
                 "pathmnist",
                 {
                     28: ("a8b06965200029087d5bd730944a56c1", 206),
-                    64: ("55aa9c1e0525abe5a6b9d8343a507616", 1_100),
-                    128: ("ac42d08fb904d92c244187169d1fd1d9", 4_200),
+                    64: ("55aa9c1e0525abe5a6b9d8343a507616", None),
+                    128: ("ac42d08fb904d92c244187169d1fd1d9", None),
                     224: ("2c51a510bcdc9cf8ddb2af93af1eadec", 12_600),
                 },
             ),
         ),
         Entry(
             "tissuemnist",
-            "TissueMNIST of MedMNIST+ (kidney cortex cells)",
+            "TissueMNIST, kidney",
             8,
             165_466,
             47_280,
@@ -134,15 +142,15 @@ ENTRIES = {
                 "tissuemnist",
                 {
                     28: ("ebe78ee8b05294063de985d821c1c34b", 125),
-                    64: ("123ece2eba09d0aa5d698fda57103344", 600),
-                    128: ("61b955355d7425a89687b06cca3ce0c2", 1_800),
-                    224: ("b077128c4a949f0a4eb01517f9037b9c", 4_500),
+                    64: ("123ece2eba09d0aa5d698fda57103344", None),
+                    128: ("61b955355d7425a89687b06cca3ce0c2", None),
+                    224: ("b077128c4a949f0a4eb01517f9037b9c", None),
                 },
             ),
         ),
         Entry(
             "brain-tumor-mri",
-            "Brain Tumor MRI Dataset (Masoud Nickparvar, Kaggle)",
+            "Brain Tumor MRI",
             4,
             5_712,
             1_311,

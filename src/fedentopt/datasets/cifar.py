@@ -107,10 +107,11 @@ class Cifar:
 
     def _records(self, path: Path) -> int:
         size = path.stat().st_size
+        official = self.layout.records[path.name] * self._record
         if size == 0 or size % self._record:
             raise InputError(
-                f"{path}: {size:,} bytes are not whole records of {self._record:,} bytes: the file is truncated or not from "
-                f"the {self.name} binary version; accepted: {self.layout.records[path.name] * self._record:,} bytes"
+                f"{path}: {size:,} bytes are not whole records of {self._record:,} bytes: the file is truncated or not "
+                f"of the {self.name} binary version; accepted: {official:,} bytes"
             )
         return size // self._record
 
@@ -118,9 +119,9 @@ class Cifar:
         """Official files: their MD5 sums. Else a small stand-in, whose training files must be of one size."""
         full = [name for name, records in sizes.items() if records == self.layout.records[name]]
         if len(full) == len(sizes):
-            for name, published in {**self.layout.train, **self.layout.test}.items():
-                if (found := md5(self.root / name)) != published:
-                    raise InputError(f"{self.root / name}: MD5 {found}, published {published}: the file was changed")
+            for name, sum_ in {**self.layout.train, **self.layout.test}.items():
+                if (found := md5(self.root / name)) != sum_:
+                    raise InputError(f"{self.root / name}: MD5 {found}, published {sum_}: the file was changed")
             return ()
         for name, records in sizes.items():
             expected = self.layout.records[name] if full else sizes[next(iter(self.layout.train))]
@@ -132,13 +133,16 @@ class Cifar:
         there, published = sum(sizes.values()), sum(self.layout.records.values())
         return (f"{self.name}: {self.root} holds {there:,} images, not the official {published:,}",)
 
-    def _map(self, path: Path) -> np.ndarray:
-        return np.memmap(path, np.uint8, "r").reshape(-1, self._record)
+    def _pieces(self, path: Path) -> Iterator[np.ndarray]:
+        """Records, some at a time: read rather than mapped, since a mapped file that shrinks kills the process."""
+        for start in range(0, self._records(path), PIECE):
+            piece = np.fromfile(path, np.uint8, PIECE * self._record, offset=start * self._record)
+            yield piece.reshape(-1, self._record)
 
     def _labels(self, paths: Sequence[Path], byte: int, names: tuple[str, ...]) -> np.ndarray:
         out = []
         for path in paths:
-            labels = np.asarray(self._map(path)[:, byte])
+            labels = np.concatenate([piece[:, byte] for piece in self._pieces(path)])
             if labels.max() >= len(names):
                 at = int(np.argmax(labels >= len(names)))
                 raise InputError(
@@ -152,9 +156,8 @@ class Cifar:
             from fedentopt.datasets.pixels import resize
 
             for path in paths:
-                records = self._map(path)
-                for start in range(0, len(records), PIECE):
-                    pixels = records[start : start + PIECE, len(self.layout.labels) :]
-                    yield resize(np.ascontiguousarray(pixels).reshape(-1, 3, 32, 32), side)
+                for piece in self._pieces(path):
+                    pixels = np.ascontiguousarray(piece[:, len(self.layout.labels) :])
+                    yield resize(pixels.reshape(-1, 3, 32, 32), side)
 
         return iterate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedentopt.datasets import cache
+from fedentopt.datasets.cache import Progress, in_memory
 from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.conversion import converted
 from fedentopt.datasets.dataset import Dataset
-from fedentopt.datasets.fingerprint import changed, take, unmoved
 from fedentopt.datasets.locations import resolve_data_dir
 from fedentopt.datasets.source import Source
 from fedentopt.errors import InputError
@@ -27,7 +27,7 @@ def load(
     *,
     fine_labels: bool = False,
     image_size: int | None = None,
-    progress: cache.Progress | None = None,
+    progress: Progress | None = None,
 ) -> Dataset:
     """A data set by name (see `catalog.ENTRIES`), or a user's own by path: an .npz file or class folders.
 
@@ -42,10 +42,13 @@ def load(
     if name == "digits":
         from fedentopt.datasets.digits import digits
 
-        arrays = cache.in_memory(digits(), size, progress)
+        arrays = in_memory(digits(), size, progress)
     else:
         folder = resolve_data_dir(data_dir)
-        arrays = _arrays(source(name, folder, size), folder, size, progress)
+        try:
+            arrays = converted(source(name, folder, size), folder, size, progress)
+        except OSError as error:  # a file that may not be read, a disk that fails
+            raise InputError(f"{name}: {error.filename or folder}: {error.strerror or error}") from error
     labels = arrays.labels["fine" if fine_labels else ""]
     return Dataset(
         name,
@@ -75,10 +78,9 @@ def source(name: str, data_dir: Path, size: int) -> Source:
     if name == "cinic10":
         from fedentopt.datasets.cifar import CIFAR10
 
-        unpacked = data_dir / "CINIC-10"
-        return Folders(
-            name, unpacked if unpacked.is_dir() else data_dir / name, CIFAR10.labels[""], data_dir, grey=False
-        )
+        places = [data_dir / place for place in (name, "CINIC-10")]
+        there = next((place for place in places if place.is_dir()), places[0])
+        return Folders(name, there, CIFAR10.labels[""], data_dir, grey=False)
     if name == "brain-tumor-mri":
         # Slices of MRI are grey; some files of this set only store them as RGB.
         return Folders(name, data_dir / name, BRAIN_CLASSES, data_dir, grey=True)
@@ -92,46 +94,3 @@ def source(name: str, data_dir: Path, size: int) -> Source:
     raise InputError(
         f"dataset: {name!r} is unknown; accepted: {', '.join(ENTRIES)}, an .npz file, or a folder of class folders"
     )
-
-
-def _arrays(found: Source, data_dir: Path, size: int, progress: cache.Progress | None) -> cache.Arrays:
-    """The converted arrays, from the cache where the sources are as they were."""
-    files = found.files()
-    target = cache.folder(data_dir, found.key, size)
-    meta = cache.read_meta(target)
-    if meta is not None:
-        known = cache.read_sources(target, meta)
-        if unmoved(found.root, files, known):
-            return cache.open_arrays(target, meta)
-        differs = changed(found.root, files, known)
-        if differs is None:
-            cache.refresh(target, meta, take(found.root, files))
-            return cache.open_arrays(target, meta)
-        if found.official:
-            found.open()  # says more precisely what is wrong, where it can
-            raise InputError(
-                f"{differs}: the file is not as it was when it was converted; put the published file back, or "
-                f"remove {target} to convert what is there now"
-            )
-    content = found.open()
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        (target / ".writable").touch()
-        (target / ".writable").unlink()
-    except OSError as error:
-        arrays = cache.in_memory(content, size, progress)
-        note = f"{found.name}: converted in memory, since {target} cannot be written ({error.strerror})"
-        return cache.Arrays(
-            arrays.x_train, arrays.x_test, arrays.labels, arrays.mean, arrays.std, (*arrays.notes, note)
-        )
-    sources = take(found.root, files)
-    try:
-        cache.write(target, content, size, sources, progress)
-    except OSError as error:
-        raise InputError(f"{target}: the converted images cannot be written ({error.strerror or error})") from error
-    if not unmoved(found.root, files, sources):
-        raise InputError(f"{found.name}: the files under {found.root} changed while they were converted")
-    fresh = cache.read_meta(target)
-    if fresh is None:
-        raise InputError(f"{target}: the converted images were removed while they were read")
-    return cache.open_arrays(target, fresh)

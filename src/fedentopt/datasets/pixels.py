@@ -9,7 +9,9 @@ from PIL import Image, ImageOps
 
 from fedentopt.errors import InputError
 
-GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L"})
+# Formats by name, since Pillow would otherwise try all it knows on a file, some by calling other programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"})
 
 
 def resize(images: np.ndarray, side: int) -> np.ndarray:
@@ -26,32 +28,32 @@ def resize(images: np.ndarray, side: int) -> np.ndarray:
 def mode(path: Path) -> str:
     """The colour mode that the file's header tells, without decoding the pixels."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             return str(picture.mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
         raise InputError(f"{path}: not an image that can be read ({error})") from error
 
 
 def decode(path: Path, side: int, channels: int) -> np.ndarray:
     """An image file as uint8 (channels, side, side): upright as its EXIF says, transparency on black, bilinear."""
     try:
-        with Image.open(path) as picture:
-            upright = ImageOps.exif_transpose(picture)
-            return _planes(_eight_bit(upright, channels).resize((side, side), Image.Resampling.BILINEAR))
+        with Image.open(path, formats=FORMATS) as picture:
+            upright = _eight_bit(ImageOps.exif_transpose(picture), picture.format == "PNG", channels)
+            return _planes(upright.resize((side, side), Image.Resampling.BILINEAR))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:
         raise InputError(f"{path}: the image is damaged or of an unknown kind ({error})") from error
 
 
-def _eight_bit(picture: Image.Image, channels: int) -> Image.Image:
+def _eight_bit(picture: Image.Image, png: bool, channels: int) -> Image.Image:
     target = "L" if channels == 1 else "RGB"
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):
-        # Pillow's own conversion clips 16 bits at 255 instead of scaling them.
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and png):
+        # Pillow's own conversion clips 16 bits at 255 instead of scaling them; older ones call 16-bit PNGs "I".
         picture = Image.fromarray((np.asarray(picture, np.int64) >> 8).astype(np.uint8))
     elif picture.mode in ("I", "F"):
         raise InputError(f"pixels of mode {picture.mode} have no known range; accepted: 8 or 16 bits a channel")
-    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
+    if picture.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in picture.info:
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture.convert("RGBA"))
     return picture.convert(target)
