@@ -1,0 +1,86 @@
+"""Which commands made a folder of results: code, libraries, hardware, time. No host name, no path of the machine."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fedentopt
+from fedentopt.errors import InputError
+from fedentopt.experiments.atomic import write_text
+from fedentopt.experiments.environment import environment
+from fedentopt.experiments.results import RUN, SUMMARY
+from fedentopt.simulation.config import RunConfig
+
+FILE = "provenance.json"
+PATH_OPTIONS = ("--out", "--data-dir", "--export", "--known", "--results", "--results-page", "--cells", "--ray")
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command as typed, with the last part of every path only."""
+    shown, follows = ["fedentopt"], False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if follows:
+            shown.append(_tail(word))
+        elif equals and name in PATH_OPTIONS:
+            shown.append(f"{name}={_tail(value)}")
+        else:
+            shown.append(word)
+        follows = word in PATH_OPTIONS
+    return shlex.join(shown)
+
+
+def source_digest() -> str:
+    """SHA-256 over all Python and data files of the package, by which anyone can tell the same code again."""
+    root = Path(fedentopt.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".csv")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started: float, seconds: float) -> None:
+    """Add a command to the log in `out_dir`: what it ran, with which code, on which device, for how long."""
+    finished = [run for run in runs if (out_dir / run.run_id / SUMMARY).exists()]
+    devices = {json.loads((out_dir / run.run_id / RUN).read_text("utf-8")).get("device") for run in finished}
+    entry = {
+        "command": command,
+        "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds),
+        "runs": len(finished),
+        "device": ", ".join(sorted(str(device) for device in devices)),
+        **environment(),
+        "sources": source_digest(),
+    }
+    merge(out_dir, [entry])
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The commands logged in a folder, oldest first; none where it has no log."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return [dict(entry) for entry in entries["commands"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); accepted: a file that `reproduce` wrote") from None
+
+
+def merge(folder: Path, entries: Iterable[dict[str, Any]]) -> None:
+    """Add commands to a folder's log; one that is there already is not repeated."""
+    known = read(folder)
+    known += [entry for entry in entries if entry not in known]
+    known.sort(key=lambda entry: str(entry.get("started", "")))
+    if known:
+        write_text(folder / FILE, json.dumps({"commands": known}, indent=1, ensure_ascii=False) + "\n")
+
+
+def _tail(path: str) -> str:
+    return Path(path).name or path
