@@ -71,7 +71,7 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
             f"{_number_cell(sum(len(method.runs) for method in group.methods), '{:.0f}')}"
             f'<td class="text" data-value="{escape(name)}">{escape(name)}</td>{_spread_cell(accuracy, False)}</tr>'
         )
-    return _table("overview", "All settings in this folder", heads, lines)
+    return _table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
 
 
 def settings_tables(group: Group) -> str:
@@ -102,12 +102,20 @@ def settings_tables(group: Group) -> str:
         title = "Environment" if len(environments) == 1 else f"Environment {number} of {len(environments)}"
         parts.append(_pairs(title, list(environment.items())))
     commands = _distinct(run.environment["command"] for run in runs if run.environment.get("command"))
-    for command in commands:
-        parts.append(
-            '<div class="command"><pre tabindex="0" aria-label="Command that made these runs"><code>'
-            f'{escape(str(command))}</code></pre><button type="button" data-copy>Copy</button></div>'
-        )
-    return "".join(parts)
+    return "".join(parts) + _commands([str(command) for command in commands])
+
+
+def _commands(commands: Sequence[str]) -> str:
+    """The first command in full view, the others (every run may have its own) behind a fold."""
+    blocks = [
+        '<div class="command"><pre tabindex="0" aria-label="Command that made these runs"><code>'
+        f'{escape(command)}</code></pre><button type="button" data-copy>Copy</button></div>'
+        for command in commands
+    ]
+    if len(blocks) < 2:
+        return "".join(blocks)
+    folded = f"<summary>{len(blocks) - 1} more commands</summary>{''.join(blocks[1:])}"
+    return f'{blocks[0]}<details class="more">{folded}</details>'
 
 
 def _best(rows: Rows, field: str) -> int | None:
@@ -155,7 +163,8 @@ def _method_cell(method: Method, values: Figures) -> str:
         done = min(len(run.rounds) for run in method.runs if run.summary is None)
         notes.append(f"{values.unfinished} unfinished, round {done} of {method.config.get('rounds', '?')}")
     if values.diverged:
-        notes.append("diverged: " + ", ".join(f"seed {seed} in round {number}" for seed, number in values.diverged))
+        notes.append("diverged: " + ", ".join(f"seed {seed}, round {number}" for seed, number in values.diverged[:3]))
+        notes[-1] += f" and {len(values.diverged) - 3} more" if len(values.diverged) > 3 else ""
     note = f'<small class="warn">{escape("; ".join(notes))}</small>' if notes else ""
     return (
         f'<th scope="row" data-value="{escape(method.label)}"><span class="swatch" aria-hidden="true"></span>'

@@ -8,7 +8,7 @@ const drawClasses = () => {
   place.style.height = `${Math.max(200, 110 + 34 * rows.length)}px`;
   const many = names.length > (isNarrow() ? 6 : 25);
   return draw("classes-chart", [{
-    type: "heatmap", z: rows.map((method) => method.classAccuracy), zmin: 0, zmax: 100, colorscale: amounts(), xgap: 2, ygap: 2,
+    type: "heatmap", z: rows.map((method) => method.classAccuracy), zmin: 0, zmax: 100, colorscale: knowledge(), xgap: 2, ygap: 2,
     texttemplate: many ? "" : "%{z:.0f}",
     customdata: rows.map((method) => names.map((name) => [plain(clipped(method.label, 40)), plain(clipped(name, 40))])),
     hovertemplate: "%{customdata[0]}<br>%{customdata[1]}: %{z:.1f} %<extra></extra>",
@@ -28,9 +28,7 @@ const drawForgetting = (side) => {
   const names = view.group.classes;
   return draw(id, [{
     type: "heatmap", x: run.classRounds, z: names.map((_, c) => run.classAccuracy.map((row) => row[c])), zmin: 0, zmax: 100,
-    // Unlike amounts, here nothing is what should catch the eye: zero is dark on white and bright on black.
-    colorscale: isDark() ? [[0, "#f3c9a5"], [0.15, "#a8562a"], [0.5, "#23425c"], [1, "#12161c"]] : [[0, "#7a2d00"], [0.15, "#d55e00"], [0.5, "#9ecae1"], [1, "#ffffff"]],
-    showscale: false,
+    colorscale: knowledge(), showscale: false,
     customdata: names.map((name) => run.classRounds.map(() => plain(clipped(name, 40)))),
     hovertemplate: "round %{x}<br>%{customdata}: %{z:.1f} %<extra></extra>",
   }], layout({

@@ -28,7 +28,6 @@ const drawCohort = (side) => {
   const names = view.group.classes;
   const everyone = names.map((_, c) => labels.reduce((sum, row) => sum + row[c], 0));
   const totals = names.map((_, c) => clients.reduce((sum, client) => sum + labels[client][c], 0));
-  const most = Math.max(...totals, 1e-9);
   const colour = colourOf(method);
   const classes = names.map((_, c) => c);
   const traces = clients.map((client, order) => ({
@@ -43,12 +42,12 @@ const drawCohort = (side) => {
   const all = everyone.reduce((a, b) => a + b, 0) || 1;
   traces.push({
     type: "scatter", mode: "markers", x: classes, y: everyone.map((count) => (count / all) * total), name: "all clients, scaled",
-    marker: { symbol: "line-ew-open", size: 18, color: cssColour("--text"), line: { width: 2, color: cssColour("--text") } },
+    marker: { symbol: "line-ew-open", size: 20, color: "#E69F00", line: { width: 3, color: "#E69F00" } },
     hovertemplate: "all clients, scaled: %{y:.0f}<extra></extra>",
   });
   const missing = classes.filter((c) => totals[c] <= 0);
-  // The same height on both sides, so that bars can be compared.
-  const top = Math.max(most, ...SIDES.map((other) => highest(cohortAt(other)))) * 1.12;
+  const heights = document.getElementById("same-scale").checked ? SIDES.map((other) => highest(cohortAt(other))) : [highest({ clients, labels })];
+  const top = Math.max(...heights, 1e-9) * 1.12;
   const texts = names.map((name) => plain(clipped(name, isNarrow() ? 8 : 12)));
   draw(id, traces, layout({
     barmode: "stack", title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },

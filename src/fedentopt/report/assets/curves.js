@@ -3,13 +3,15 @@ const shownMethods = () => view.group.methods.filter((method) => method.shown);
 
 const bandAndLine = (method, curve, unit, digits) => {
   const colour = colourOf(method);
+  // Many bands on top of each other would hide every line.
+  const opacity = (isDark() ? 0.24 : 0.15) / Math.max(1, shownMethods().length / 4);
   const traces = [];
   if (curve.std.some((value) => value > 0)) {
     const upper = curve.mean.map((value, i) => value + curve.std[i]);
     const lower = curve.mean.map((value, i) => value - curve.std[i]);
     traces.push({
       x: [...curve.x, ...[...curve.x].reverse()], y: [...upper, ...lower.reverse()],
-      fill: "toself", fillcolor: faded(colour, isDark() ? 0.22 : 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
+      fill: "toself", fillcolor: faded(colour, opacity), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
     });
   }
   traces.push({

@@ -86,6 +86,7 @@ const showGroup = async (number) => {
   document.querySelectorAll(".of-group").forEach((part) => { part.hidden = part.dataset.group !== String(number); });
   if (byId("group")) byId("group").value = String(number);
   byId("setting").textContent = group.title;
+  document.documentElement.toggleAttribute("data-single", group.methods.length === 1);
   byId("thinned").hidden = !group.thinned.length;
   byId("thinned").textContent = `To keep this page small, ${group.thinned.join(", ")}; totals and tables use everything.`;
   byId("noisy").hidden = !group.noisyLabels;
@@ -99,9 +100,9 @@ const showGroup = async (number) => {
   const target = byId("target");
   target.min = group.targets[0] ?? 0;
   target.max = group.targets.at(-1) ?? 0;
-  // Something that most methods reach, so that the first look compares them.
-  const ends = group.methods.map((method) => method.costs.filter((cost) => cost).length).sort((a, b) => a - b);
-  target.value = group.targets[Math.max(0, ends[Math.floor((ends.length - 1) / 2)] - 1)] ?? 0;
+  // The first look asks: what did it take the others to get where the left method ever got?
+  const reached = group.methods[view.left].costs.filter((cost) => cost).length;
+  target.value = group.targets[Math.max(0, reached - 1)] ?? 0;
   view.rounds = [];
   byId("round").value = 0;
   useSides();
@@ -136,9 +137,12 @@ const setTheme = (dark) => {
 };
 
 const wire = () => {
+  const bar = document.querySelector(".bar");
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
   for (const side of SIDES) byId(side).addEventListener("change", (event) => { view[side] = Number(event.target.value); useSides(); drawRound(); drawSides(); });
   byId("seed").addEventListener("change", (event) => { view.seed = Number(event.target.value); useSides(); drawRound(); drawSides(); drawParticipation(); });
   byId("round").addEventListener("input", () => step(0));
+  byId("same-scale").addEventListener("change", drawRound);
   byId("previous").addEventListener("click", () => step(-1));
   byId("next").addEventListener("click", () => step(1));
   byId("play").addEventListener("click", play);
