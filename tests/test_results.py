@@ -68,6 +68,7 @@ def test_a_finished_run_has_all_its_files_and_reads_back_equal(tmp_path: Path) -
     assert (noisy == start_of(CONFIG).reported_counts).all()
     with safe_open(str(folder.path / "model.safetensors"), framework="pt") as file:
         assert torch.equal(file.get_tensor("layer.weight"), outcome.model["layer.weight"])
+    assert len({path.stat().st_mode for path in folder.path.iterdir()}) == 1  # who may read one may read all
     assert folder.is_finished()
     assert [run.config for run in find_runs(tmp_path)] == [CONFIG]
 

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 def conduct(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
     """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130."""
+    try:
+        return _sweep(configs, execution)
+    except KeyboardInterrupt:
+        again = "" if execution.resume else " without --no-resume"
+        note(f"stopped; what was done is saved in {execution.out}: the same command{again} continues there")
+        raise typer.Exit(130) from None
+
+
+def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
     _need_simulator()
     from fedentopt.experiments.sweep import run_sweep
     from fedentopt.experiments.tensorboard_log import CurveRecorder, need_tensorboard, write_missing_curves
@@ -41,22 +50,17 @@ def conduct(configs: Sequence[RunConfig], execution: Execution) -> list[RunResul
         checkpoint_every=execution.checkpoint_every,
         say=lambda line: console.print(escape(line), soft_wrap=True),
     )
-    try:
-        with _progress(configs, console) as progress:
-            runs = run_sweep(
-                configs,
-                Path(execution.out),
-                options,
-                data_dir=Path(execution.data_dir) if execution.data_dir else None,
-                resume=execution.resume,
-                targets=execution.target,
-                progress=progress,
-                recorder=CurveRecorder if execution.log else None,
-            )
-    except KeyboardInterrupt:
-        again = "" if execution.resume else " without --no-resume"
-        note(f"stopped; what was done is saved in {execution.out}: the same command{again} continues there")
-        raise typer.Exit(130) from None
+    with _progress(configs, console) as progress:
+        runs = run_sweep(
+            configs,
+            Path(execution.out),
+            options,
+            data_dir=Path(execution.data_dir) if execution.data_dir else None,
+            resume=execution.resume,
+            targets=execution.target,
+            progress=progress,
+            recorder=CurveRecorder if execution.log else None,
+        )
     if execution.log:
         for run in runs:
             write_missing_curves(run)

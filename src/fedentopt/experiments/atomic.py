@@ -21,7 +21,10 @@ def write_aside(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
     """
     aside = path.with_name(path.name + ".part")
     try:
+        aside.touch()
+        mode = aside.stat().st_mode
         write(aside)
+        os.chmod(aside, mode)  # some writers (safetensors) would keep a result to its owner
         if durable:
             _sync(aside)
         os.replace(aside, path)
