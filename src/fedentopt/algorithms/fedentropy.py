@@ -35,9 +35,9 @@ class ValuedDraw:
         chosen: list[int] = []
         while len(chosen) < self.cohort_size:
             if rng.random() < BY_VALUE:
-                pick = rng.choice(len(left), p=self.values[left] / self.values[left].sum())
+                pick = int(rng.choice(len(left), p=self.values[left] / self.values[left].sum()))
             else:
-                pick = rng.integers(len(left))
+                pick = int(rng.integers(len(left)))
             chosen.append(int(left[pick]))
             left = np.delete(left, pick)
         return tuple(chosen)

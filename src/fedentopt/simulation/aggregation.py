@@ -36,14 +36,13 @@ def blend_models(
         return new
     width = layout.parameter_width
     if starts.is_cuda:
-        rows = [b.row for b in blends]
         factors = np.zeros((2, len(blends), len(trained)), dtype=np.float32)
         for i, b in enumerate(blends):
             factors[0, i, b.trained] = b.factors
             factors[1, i, b.trained] = b.shares
-        table = torch.from_numpy(factors).pin_memory().to(starts.device, non_blocking=True)
-        own = torch.tensor([b.own for b in blends], dtype=torch.float32).pin_memory().to(starts.device, non_blocking=True)
-        index = torch.tensor(rows).pin_memory().to(starts.device, non_blocking=True)
+        table = _queue(torch.from_numpy(factors), starts.device)
+        own = _queue(torch.tensor([b.own for b in blends], dtype=torch.float32), starts.device)
+        index = _queue(torch.tensor([b.row for b in blends]), starts.device)
         with exact_products():
             mixed = table[0] @ trained[:, :width] + own[:, None] * starts[index, :width]
             new[index, :width] = mixed
@@ -59,6 +58,10 @@ def blend_models(
         if layout.width > width:
             new[b.row, width:] = mine[:, width:].t() @ torch.from_numpy(b.shares).float()
     return new
+
+
+def _queue(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 @contextlib.contextmanager

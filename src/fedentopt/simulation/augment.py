@@ -46,7 +46,8 @@ class ImageTransform:
         x = _to_rgb(images)
         if self.jitter > 0:
             low = max(0.0, 1.0 - self.jitter)
-            factor = (draws[[BRIGHTNESS, CONTRAST, SATURATION]] * (1.0 + self.jitter - low) + low)[..., None, None, None]
+            jitter = draws[BRIGHTNESS : SATURATION + 1] * (1.0 + self.jitter - low) + low
+            factor = jitter[..., None, None, None]
             x = (x * factor[0]).clamp_(0, 1)
             level = _grey(x).mean(dim=(1, 2, 3), keepdim=True)
             x = torch.lerp(level, x, factor[1]).clamp_(0, 1)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.partition import parse as parse_partition
+from fedentopt.simulation.extension import is_import_path
 
 ALGORITHMS = ("fedavg", "fedprox", "fednova", "scaffold", "fedrs", "fedlc", "fedconcat", "fedentropy")
 SELECTORS = ("random", "fedentopt", "kl")
@@ -43,21 +44,31 @@ def amount(text: str | int, whole: int, name: str) -> int:
 class RunConfig:
     """A run. Field help texts are the command line's help texts."""
 
-    dataset: str = _setting("digits", "data set: a name from `fedentopt data list`, an .npz file, or a folder of class folders")
+    dataset: str = _setting(
+        "digits", "data set: a name from `fedentopt data list`, an .npz file, or a folder of class folders"
+    )
     fine_labels: bool = _setting(False, "cifar100: the 100 fine labels instead of the 20 coarse ones")
     image_size: int | None = _setting(None, "side of the square images (default: 32, medical data sets 224)")
     partition: str = _setting("dir:0.1", "label skew: dir:BETA, classes:J or iid")
-    min_samples: int | None = _setting(None, "fewest samples a client may get under dir:BETA (default 10; 1 for digits and brain-tumor-mri)")
+    min_samples: int | None = _setting(
+        None, "fewest samples a client may get under dir:BETA (default 10; 1 for digits and brain-tumor-mri)"
+    )
     clients: int = _setting(100, "number of clients, K")
     model: str = _setting("lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, or package.module:factory")
-    weights: str | None = _setting(None, "local safetensors file with start weights (such as ImageNet's); the last layer may differ")
+    weights: str | None = _setting(
+        None, "local safetensors file with start weights (such as ImageNet's); the last layer may differ"
+    )
     algorithm: str = _setting("fedavg", "fedavg, fedprox, fednova, scaffold, fedrs, fedlc, fedconcat or fedentropy")
     selector: str = _setting("random", "random, fedentopt or kl")
     cohort: str = _setting("10%", "clients a round, M: a number or a per cent of K")
     buffer: str = _setting("50%", "FedEntOpt's buffer, Q: a number or a per cent of K, at most K-M")
-    epsilon: float | None = _setting(None, "privacy budget of the label counts (Laplace noise of scale 1/epsilon); none: true counts")
+    epsilon: float | None = _setting(
+        None, "privacy budget of the label counts (Laplace noise of scale 1/epsilon); none: true counts"
+    )
     dropout: float = _setting(0.0, "probability that a selected client drops out before it trains")
-    stragglers: float = _setting(0.0, "share of the clients that may run fewer local epochs (1 to --epochs, drawn each time)")
+    stragglers: float = _setting(
+        0.0, "share of the clients that may run fewer local epochs (1 to --epochs, drawn each time)"
+    )
     rounds: int = _setting(100, "communication rounds")
     epochs: int = _setting(5, "local epochs")
     batch_size: int = _setting(64, "local batch size; the last partial batch is kept")
@@ -66,13 +77,19 @@ class RunConfig:
     weight_decay: float = _setting(5e-4, "weight decay")
     momentum: float = _setting(0.9, "momentum; the optimiser starts anew every round")
     mu: float = _setting(1e-4, "FedProx: weight of the proximal term")
-    scaffold_variant: str = _setting("niid", "SCAFFOLD: niid (correction after the step) or gradient (inside momentum)")
+    scaffold_variant: str = _setting(
+        "niid", "SCAFFOLD: niid (correction after the step) or gradient (inside momentum)"
+    )
     fedrs_alpha: float = _setting(0.5, "FedRS: factor on the logits of absent classes")
-    fedrs_soft: bool = _setting(False, "FedRS: the authors' code's soft version, alpha + (1 - alpha) * share of the largest class")
+    fedrs_soft: bool = _setting(
+        False, "FedRS: the authors' code's soft version, alpha + (1 - alpha) * share of the largest class"
+    )
     fedlc_tau: float = _setting(1.0, "FedLC: strength of the calibration")
     clusters: int = _setting(5, "FedConcat: number of clusters")
     concat_share: float = _setting(0.9, "FedConcat: share of the rounds spent in stage 1")
-    concat_max_rounds: int = _setting(500, "FedConcat: most rounds of stage 2, whatever the communication budget allows")
+    concat_max_rounds: int = _setting(
+        500, "FedConcat: most rounds of stage 2, whatever the communication budget allows"
+    )
     jitter: float = _setting(0.2, "colour jitter: brightness, contrast and saturation vary by this share; 0 is off")
     flip: float = _setting(0.5, "probability of a horizontal flip")
     grayscale: float = _setting(0.1, "probability of turning an image grey")
@@ -83,13 +100,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             _check_type(f.name, str(f.type), getattr(self, f.name))
-        self._choice("algorithm", ALGORITHMS)
-        self._choice("selector", SELECTORS)
+        self._choice("algorithm", ALGORITHMS, own=True)
+        self._choice("selector", SELECTORS, own=True)
         self._choice("scaffold_variant", ("niid", "gradient"))
         self._choice("precision", ("fp32", "fp32-exact", "bf16"))
         parse_partition(self.partition)
-        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "clusters", "concat_max_rounds"):
+        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "clusters"):
             self._range(name, 1)
+        self._range("concat_max_rounds", 10)
         for name in ("mu", "weight_decay", "fedlc_tau", "jitter"):
             self._range(name, 0)
         for name in ("dropout", "stragglers", "flip", "grayscale", "fedrs_alpha"):
@@ -106,20 +124,30 @@ class RunConfig:
         if self.min_samples is not None:
             self._range("min_samples", 0)
         if self.cohort_size < 1 or self.cohort_size > self.clients:
-            raise InputError(f"cohort: {self.cohort!r} gives {self.cohort_size} of {self.clients} clients; accepted: 1 to {self.clients}")
+            raise InputError(
+                f"cohort: {self.cohort!r} gives {self.cohort_size} of {self.clients} clients; "
+                f"accepted: 1 to {self.clients}"
+            )
         if self.selector == "fedentopt" and self.buffer_size > self.clients - self.cohort_size:
             raise InputError(
                 f"buffer: {self.buffer!r} gives {self.buffer_size} clients; with {self.clients} clients and cohorts of "
                 f"{self.cohort_size} at most {self.clients - self.cohort_size} can be kept out"
             )
         if self.algorithm == "fedentropy" and self.selector != "random":
-            raise InputError(f"selector: {self.selector!r} cannot go with fedentropy, which draws its own clients; accepted: random")
+            raise InputError(
+                f"selector: {self.selector!r} cannot go with fedentropy, which draws its own clients; accepted: random"
+            )
 
-    def _choice(self, name: str, accepted: tuple[str, ...]) -> None:
-        if getattr(self, name) not in accepted:
-            raise InputError(f"{name}: {getattr(self, name)!r} is unknown; accepted: {', '.join(accepted)}")
+    def _choice(self, name: str, accepted: tuple[str, ...], *, own: bool = False) -> None:
+        """`own`: an import path of the user's code is accepted too."""
+        value = getattr(self, name)
+        if value not in accepted and not (own and is_import_path(value)):
+            also = " or package.module:factory" if own else ""
+            raise InputError(f"{name}: {value!r} is unknown; accepted: {', '.join(accepted)}{also}")
 
-    def _range(self, name: str, low: float, high: float = math.inf, *, above: bool = False, below: bool = False) -> None:
+    def _range(
+        self, name: str, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
+    ) -> None:
         value = getattr(self, name)
         low_ok = value > low if above else value >= low
         high_ok = value < high if below else value <= high
@@ -149,11 +177,11 @@ class RunConfig:
     @property
     def method(self) -> str:
         """The method's name: fedavg, fedprox+fedentopt, fedentopt, fedentopt-dp, kl, ..."""
-        if self.selector == "random":
-            return self.algorithm
-        suffix = "-dp" if self.epsilon is not None else ""
-        base = "" if self.algorithm == "fedavg" else f"{self.algorithm}+"
-        return f"{base}{self.selector}{suffix}"
+        asks = self.selector != "random" or self.algorithm == "fedconcat"  # methods that read label counts
+        suffix = "-dp" if asks and self.epsilon is not None else ""
+        names = [_short(self.algorithm)] if self.algorithm != "fedavg" or self.selector == "random" else []
+        names += [_short(self.selector)] if self.selector != "random" else []
+        return "+".join(names) + suffix
 
     def to_dict(self) -> dict[str, Any]:
         """All settings, JSON-serialisable."""
@@ -175,17 +203,27 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """Folder name of the run: readable, and unique by the digest at its end."""
-        dataset = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-")[-24:]
-        model = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")[-24:]
         part = self.partition.replace(":", "")
-        return f"{self.method}_{dataset}_{part}_{model}_s{self.seed}_{self.digest()}"
+        return f"{self.method}_{_short(self.dataset)}_{part}_{_short(self.model)}_s{self.seed}_{self.digest()}"
+
+
+def _short(name: str) -> str:
+    """A name that can stand in a folder's name; a path or an import path keeps its end."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[-24:].strip("-")
 
 
 def _check_type(name: str, kind: str, value: Any) -> None:
     """Refuse a value of the wrong type, which a TOML file can bring; whole numbers pass as floats."""
     options = [option.strip() for option in kind.split("|")]
-    accepted: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "None": (type(None),)}
+    accepted: dict[str, tuple[type, ...]] = {
+        "str": (str,),
+        "int": (int,),
+        "float": (int, float),
+        "bool": (bool,),
+        "None": (type(None),),
+    }
     for option in options:
         if isinstance(value, accepted[option]) and (option == "bool" or not isinstance(value, bool)):
             return
-    raise InputError(f"{name}: {value!r} has the wrong type; accepted: {' or '.join(options).replace('None', 'nothing')}")
+    words = " or ".join("nothing" if option == "None" else option for option in options)
+    raise InputError(f"{name}: {value!r} has the wrong type; accepted: {words}")

@@ -33,7 +33,7 @@ from fedentopt.simulation.randomness import key
 from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.trainer import Trainer, choose_trainer, make_trainer, resolve_device, wants_channels_last
-from fedentopt.simulation.work import Work, build_work
+from fedentopt.simulation.work import Row, Work, build_work
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,8 @@ class Stack:
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.runs = []
         for task in tasks:
-            run = RunState(
-                task.config, task.recorder, data.y_train, data.num_classes, models[task.config.seed], self.layout, device
-            )
+            start = models[task.config.seed]
+            run = RunState(task.config, task.recorder, data.y_train, data.num_classes, start, self.layout, device)
             saved = task.recorder.resume()
             task.recorder.start(
                 RunStart(
@@ -219,12 +218,13 @@ class Stack:
         self, runs: list[RunState], plans: list[RoundPlan], first_rows: list[int], starts: torch.Tensor
     ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
         """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
-        rows, owned, corrections = [], [], []
+        rows: list[Row] = []
+        owned, corrections = [], []
         for run, plan, first in zip(runs, plans, first_rows, strict=False):
-            mine = [] if run.stage is not None else run.rows(plan, first)
-            owned.append(np.arange(len(rows), len(rows) + len(mine)))
-            rows.extend(mine)
-            if run.variates is not None and mine:
+            tasks = [] if run.stage is not None else run.rows(plan, first)
+            owned.append(np.arange(len(rows), len(rows) + len(tasks)))
+            rows.extend(tasks)
+            if run.variates is not None and tasks:
                 corrections.append(run.variates.corrections(plan.trained))
         chosen = [plan.selected for plan in plans]
         if not rows:
@@ -339,21 +339,18 @@ def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.
 @contextlib.contextmanager
 def _settings(device: torch.device, precision: str) -> Iterator[None]:
     """Torch's global switches for the time of a simulation, put back afterwards."""
-    cuda = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [b.allow_tf32 for b in cuda], torch.backends.cudnn.benchmark, torch.get_num_threads()
-    for backend in cuda:
-        backend.allow_tf32 = precision != "fp32-exact"
-    torch.backends.cudnn.benchmark = device.type == "cuda"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, torch.get_num_threads())
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "fp32-exact"
+    cudnn.benchmark = device.type == "cuda"
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield
     finally:
-        for backend, value in zip(cuda, before[0], strict=True):
-            backend.allow_tf32 = value
-        torch.backends.cudnn.benchmark = before[1]
-        torch.set_num_threads(before[2])
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before[:3]
+        torch.set_num_threads(before[3])
 
 
 @contextlib.contextmanager

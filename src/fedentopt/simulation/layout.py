@@ -32,7 +32,8 @@ class Slot:
         if not self.channels_last:
             return part.unflatten(1, self.shape) if self.shape else part.squeeze(1)
         out, into, height, width = self.shape
-        return part.unflatten(1, (out, height, width, into)).permute(0, 1, 4, 2, 3)
+        view: torch.Tensor = part.unflatten(1, (out, height, width, into)).permute(0, 1, 4, 2, 3)
+        return view
 
 
 class FlatLayout:

@@ -62,7 +62,7 @@ class Worker(BoundModel):
             logits = logits.float()
             if scale is not None and shift is not None:
                 logits = logits * scale + shift
-            F.cross_entropy(logits, data.labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(logits, data.labels[chosen]).backward()
             sgd_step(parameters, self.velocity, gradient, anchor, push=push, mode=mode, **settings)
         self.store(out)
 

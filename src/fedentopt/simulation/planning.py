@@ -50,7 +50,8 @@ class RoundPlan:
     def shares(self) -> np.ndarray:
         """Each trained client's share of the samples trained on, p_k."""
         sizes = np.array([len(task.samples) for task in self.work], dtype=np.float64)
-        return sizes / sizes.sum()
+        shares: np.ndarray = sizes / sizes.sum()
+        return shares
 
     @property
     def steps(self) -> np.ndarray:

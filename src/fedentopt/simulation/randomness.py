@@ -49,7 +49,8 @@ def mix64(x: np.ndarray) -> np.ndarray:
         x = x + np.uint64(GOLDEN)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
         x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
-        return x ^ (x >> np.uint64(31))
+        mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,7 @@ PARAMETER_BYTES = 4
 
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm a config names."""
-    known = {
+    known: dict[str, Callable[[], Algorithm]] = {
         "fedavg": lambda: Algorithm(),
         "fedprox": lambda: FedProx(config.mu),
         "fednova": lambda: FedNova(),

@@ -8,6 +8,8 @@ finished but still lies inside the replayed prefix is left bit for bit as it was
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
@@ -100,7 +102,7 @@ class StackedTrainer:
         )  # fmt: skip
         self._buffers: StepBuffers | None = None
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._most_rows: int | None = None
         self._last_rows = 0
 

@@ -18,6 +18,10 @@ from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
 
 HASH_BITS = 43  # of the 63 usable bits of a sort key; the rest number the (client, epoch) segments
+PER_ROW = (
+    "source", "sizes", "steps_host", "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay",
+    "momentum", "mu", "logit_scale", "logit_shift", "correction_row", "correction_mode",
+)  # fmt: skip
 CORRECTION_MODES = {None: 0, "gradient": 1, "after": 2}
 
 
@@ -75,13 +79,7 @@ class Work:
     def part(self, start: int, stop: int) -> Work:
         """Rows start..stop-1, for a stack that does not fit at once."""
         longest = int(self.steps_host[start])
-        cut = {
-            name: getattr(self, name)[start:stop]
-            for name in (
-                "source", "sizes", "steps_host", "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay",
-                "momentum", "mu", "logit_scale", "logit_shift", "correction_row", "correction_mode",
-            )
-        }  # fmt: skip
+        cut = {name: getattr(self, name)[start:stop] for name in PER_ROW}
         return replace(self, index=self.index[:longest, start:stop].contiguous(), **cut)
 
 
