@@ -16,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedentopt.flower import label_report
 
 SUPERLINK = 1
+CLASSES = 5
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SUPERLINK, 1  # Flower sets these in its processes
 NODE_UNAVAILABLE = 5
 
@@ -77,7 +78,7 @@ def client_app(num_classes: int, labels_of: Callable[[Context], np.ndarray]) -> 
         server_round = int(message.content.config_records["config"]["server-round"])
         step = (1 + int(context.node_config.get("rank", 0))) * server_round / 7
         arrays = {name: Array(array.numpy() + np.float32(step)) for name, array in message.content["arrays"].items()}
-        metrics = MetricRecord({"num-examples": len(labels_of(context)), "norm-bit": 1.0, "train_loss": 0.5})
+        metrics = MetricRecord({"num-examples": len(labels_of(context)), "norm_bit": 1.0, "train_loss": 0.5})
         return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
@@ -154,3 +155,21 @@ class FakeGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros((2, 3), dtype=np.float32)), "b": Array(np.zeros(1, dtype=np.float32))})
+
+
+def skewed(clients: int, seed: int = 1) -> list[np.ndarray]:
+    """Labels of clients that hold about two classes each."""
+    rng = np.random.default_rng(seed)
+    return [rng.choice(rng.choice(CLASSES, 2, replace=False), 20 + client) for client in range(clients)]
+
+
+def federation(clients: int = 8, *, shuffle: int = 0, first: int = 1000, step: int = 17) -> FakeGrid:
+    """Clients 0, 1, ... on nodes whose ids run against them."""
+    labels = skewed(clients)
+    return FakeGrid(
+        {first - step * client: Node(client, labels[client]) for client in range(clients)}, CLASSES, shuffle
+    )

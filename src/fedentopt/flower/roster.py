@@ -74,16 +74,16 @@ class Roster:
         return {
             "buffer_size": self.buffer_size,
             "buffer_size_now": buffer_now,
-            "seed": getattr(self.selector, "seed", None),
             "selector": self.selector.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], reports: Sequence[Report]) -> None:
         """Go on from `state_dict()` with these clients; other settings are refused."""
-        for name in ("buffer_size", "seed"):
-            own = self.buffer_size if name == "buffer_size" else getattr(self.selector, name, None)
-            if state[name] != own:
-                raise InputError(f"{name}: {own!r}, but the checkpoint was written with {state[name]!r}")
+        own, saved = self.selector.state_dict(), state["selector"]
+        settings = {name: (own.get(name), saved.get(name)) for name in ("seed", "target")}
+        for name, (here, there) in ({"buffer_size": (self.buffer_size, state["buffer_size"])} | settings).items():
+            if here != there:
+                raise InputError(f"{name}: {here!r}, but the checkpoint was written with {there!r}")
         self.take(reports)
         if isinstance(self.selector, EntropySelector):
             self.selector.buffer_size = state["buffer_size_now"]

@@ -1,0 +1,334 @@
+"""Joined to Flower's strategies, wrapped in its DP wrappers, stopped and continued: the same run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedYogi,
+    Strategy,
+)
+
+from fedentopt.errors import InputError
+from fedentopt.flower import FedEntOpt, LabelAware, start
+from fedentopt.flower import checkpoint as checkpoints
+from flower_fake_grid import CLASSES, FakeGrid, federation, model
+
+COMMON: dict[str, Any] = {
+    "cohort_size": 3,
+    "buffer_size": 4,
+    "num_classes": CLASSES,
+    "seed": 5,
+    "fraction_evaluate": 0.0,
+    "min_available_nodes": 1,
+}
+
+
+class EntProx(LabelAware, FedProx):
+    pass
+
+
+class EntAdam(LabelAware, FedAdam):
+    pass
+
+
+class EntYogi(LabelAware, FedYogi):
+    pass
+
+
+class EntAdagrad(LabelAware, FedAdagrad):
+    pass
+
+
+class EntAvgM(LabelAware, FedAvgM):
+    pass
+
+
+class EntMedian(LabelAware, FedMedian):
+    pass
+
+
+class Accountant:
+    """Flower's accountant protocol, counting releases."""
+
+    def __init__(self) -> None:
+        self.config = PrivacyConfig(1e-5, 8, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)
+        self.num_releases = 0
+
+    def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
+        self.num_releases += count
+
+    def get_privacy_spent(self, delta: float | None = None) -> Any:
+        class Spent:
+            epsilon, delta, num_releases = 0.1 * self.num_releases, 1e-5, self.num_releases
+
+        return Spent
+
+    def state_dict(self) -> dict[str, object]:
+        return {"releases": self.num_releases}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_releases = state["releases"]
+
+
+Build = Callable[..., Strategy]
+
+JOINED: dict[str, Build] = {
+    "FedAvg": lambda **more: FedEntOpt(**COMMON, **more),
+    "FedProx": lambda **more: EntProx(**COMMON, proximal_mu=0.1, **more),
+    "FedAdam": lambda **more: EntAdam(**COMMON, **more),
+    "FedYogi": lambda **more: EntYogi(**COMMON, **more),
+    "FedAdagrad": lambda **more: EntAdagrad(**COMMON, **more),
+    "FedAvgM": lambda **more: EntAvgM(**COMMON, server_momentum=0.9, **more),
+    "FedMedian": lambda **more: EntMedian(**COMMON, **more),
+}
+# Noise multiplier 0: what is compared is state, and Flower's noise cannot be seeded.
+WRAPPED: dict[str, Build] = {
+    "server-side fixed": lambda **more: DifferentialPrivacyServerSideFixedClipping(
+        FedEntOpt(**COMMON, **more), 0.0, 0.5, 3
+    ),
+    "client-side fixed": lambda **more: DifferentialPrivacyClientSideFixedClipping(
+        FedEntOpt(**COMMON, **more), 0.0, 0.5, 3
+    ),
+    "server-side adaptive": lambda **more: DifferentialPrivacyServerSideAdaptiveClipping(
+        FedEntOpt(**COMMON, **more), 0.0, 3, clipped_count_stddev=0.0
+    ),
+    "client-side adaptive": lambda **more: DifferentialPrivacyClientSideAdaptiveClipping(
+        FedEntOpt(**COMMON, **more), 0.0, 3, clipped_count_stddev=0.0
+    ),
+    "around FedAdam": lambda **more: DifferentialPrivacyServerSideFixedClipping(EntAdam(**COMMON, **more), 0.0, 0.5, 3),
+}
+PLAIN: dict[str, Callable[..., FedAvg]] = {
+    "FedAvg": FedAvg,
+    "FedProx": lambda **o: FedProx(proximal_mu=0.1, **o),
+    "FedAdam": FedAdam,
+    "FedYogi": FedYogi,
+    "FedAdagrad": FedAdagrad,
+    "FedAvgM": lambda **o: FedAvgM(server_momentum=0.9, **o),
+    "FedMedian": FedMedian,
+}
+
+
+def inner(strategy: Strategy) -> LabelAware:
+    found = getattr(strategy, "strategy", strategy)
+    assert isinstance(found, LabelAware)
+    return found
+
+
+def raw(arrays: ArrayRecord) -> list[bytes]:
+    return [array.tobytes() for array in arrays.to_numpy_ndarrays()]
+
+
+def picked(strategy: Strategy) -> list[tuple[int | str, ...]]:
+    return [entry.cohort.clients for entry in inner(strategy).history]
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_joined_strategy_aggregates_as_flowers_own_does(name: str) -> None:
+    """With everybody in the cohort there is nothing to select, and the model must be Flower's."""
+    cls = type(JOINED[name]())
+    options = {**COMMON, "cohort_size": 8, "buffer_size": 0}
+    extra = {"FedProx": {"proximal_mu": 0.1}, "FedAvgM": {"server_momentum": 0.9}}.get(name, {})
+    grid = federation()
+    got = cls(**options, **extra).start(grid, model(), num_rounds=3).arrays
+    plain = PLAIN[name](fraction_evaluate=0.0)
+    want = plain.start(federation(), model(), num_rounds=3).arrays
+    for a, b in zip(got.to_numpy_ndarrays(), want.to_numpy_ndarrays(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        assert np.abs(a).min() > 0
+    if name == "FedProx":
+        assert all(config["proximal-mu"] == 0.1 for config in grid.configs)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_inside_a_dp_wrapper_the_cohorts_are_the_same(name: str) -> None:
+    alone = JOINED["FedAvg"]()
+    alone.start(federation(), model(), num_rounds=4)
+    by_flower, by_us = WRAPPED[name](), WRAPPED[name]()
+    grid = federation()
+    first = by_flower.start(grid, model(), num_rounds=4)
+    second = start(by_us, federation(), model(), num_rounds=4)
+    assert picked(by_flower) == picked(by_us) == picked(alone)
+    for a, b in zip(first.arrays.to_numpy_ndarrays(), second.arrays.to_numpy_ndarrays(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        assert np.abs(a).min() > 0
+    if name.startswith("client-side"):
+        assert all("clipping_norm" in config for config in grid.configs)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping]
+)
+def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wrapper: Any, tmp_path: Path) -> None:
+    def build(accountant: Accountant) -> Any:
+        strategy = FedEntOpt(**COMMON, checkpoint_dir=tmp_path, weighted_by_key="norm_bit")
+        return wrapper(strategy, 1.0, 0.5, 3, accountant=accountant)
+
+    first, second = Accountant(), Accountant()
+    start(build(first), federation(), model(), num_rounds=2)
+    assert first.num_releases == 2
+    start(build(second), federation(), model(), num_rounds=5)
+    assert second.num_releases == 5  # the two releases before the stop are not forgotten
+    with pytest.raises(InputError, match="accountant"):
+        start(wrapper(FedEntOpt(**COMMON, checkpoint_dir=tmp_path), 1.0, 0.5, 3), federation(), model(), num_rounds=6)
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+def stop_in_round(grid: FakeGrid, number: int) -> FakeGrid:
+    rounds: list[str] = []
+
+    def before_send(kind: str) -> None:
+        if kind == "train":
+            rounds.append(kind)
+            if len(rounds) == number:
+                raise StopError
+
+    grid.before_send = before_send
+    return grid
+
+
+@pytest.mark.parametrize("name", [*JOINED, *WRAPPED])
+def test_a_run_killed_in_a_round_and_continued_is_the_run_that_went_straight_through(name: str, tmp_path: Path) -> None:
+    build = {**JOINED, **WRAPPED}[name]
+    evaluated: list[int] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        evaluated.append(server_round)
+        return MetricRecord({"mean": float(np.mean(arrays["w"].numpy()))})
+
+    straight = build()
+    want = start(straight, federation(), model(), num_rounds=6, evaluate_fn=evaluate)
+    evaluated.clear()
+    killed = build(checkpoint_dir=tmp_path)
+    with pytest.raises(StopError):
+        start(killed, stop_in_round(federation(shuffle=3), 4), model(), num_rounds=6, evaluate_fn=evaluate)
+    again = build(checkpoint_dir=tmp_path)
+    # New node ids, as in a new simulation: every node is asked again and takes its client's old place.
+    grid = federation(shuffle=4, first=77_000)
+    got = start(again, grid, model(), num_rounds=6, evaluate_fn=evaluate)
+    assert raw(got.arrays) == raw(want.arrays)
+    assert picked(killed)[:3] + picked(again) == picked(straight)
+    assert inner(again).selector.state_dict() == inner(straight).selector.state_dict()
+    assert evaluated == [0, 1, 2, 3, 4, 5, 6]
+    assert got.evaluate_metrics_serverapp == want.evaluate_metrics_serverapp
+    assert got.train_metrics_clientapp == want.train_metrics_clientapp
+    assert [config["server-round"] for config in grid.configs] == [4, 4, 4, 5, 5, 5, 6, 6, 6]
+
+
+def test_nodes_that_kept_their_id_are_not_asked_again(tmp_path: Path) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    grid = federation()
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=4)
+    assert grid.sent("query") == []
+    assert len(grid.sent("train")) == 2
+
+
+def test_a_finished_run_started_again_trains_nobody_and_returns_its_model(tmp_path: Path) -> None:
+    want = FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+    grid = federation()
+    got = FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=3)
+    assert grid.asked == []
+    assert raw(got.arrays) == raw(want.arrays)
+
+
+def test_noisy_counts_survive_bit_for_bit(tmp_path: Path) -> None:
+    grid = federation()
+    for node in grid.nodes.values():
+        node.config["label-epsilon"] = 0.3
+    first = FedEntOpt(**COMMON, checkpoint_dir=tmp_path)
+    first.start(grid, model(), num_rounds=2)
+    second = FedEntOpt(**COMMON, checkpoint_dir=tmp_path)
+    second.start(grid, model(), num_rounds=2)
+    for client, member in first.census.members.items():
+        assert second.census.members[client].report.counts.tobytes() == member.report.counts.tobytes()
+        assert second.census.members[client].report.epsilon == 0.3
+
+
+def test_a_stop_while_the_checkpoint_is_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    before = (tmp_path / checkpoints.FILE).read_bytes()
+
+    def fail(*args: Any) -> None:
+        raise StopError
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StopError):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+    assert (tmp_path / checkpoints.FILE).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.FILE]
+
+
+def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
+    with np.load(tmp_path / checkpoints.FILE, allow_pickle=False) as archive:
+        assert all(archive[name].dtype.kind in "fiu" for name in archive.files)
+    evil = np.array([{"a": 1}], dtype=object)
+    np.savez(tmp_path / checkpoints.FILE, header=evil)
+    with pytest.raises(InputError, match=r"checkpoint\.npz cannot be read"):
+        checkpoints.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"cohort_size": 2}, "cohort_size: 2, but the checkpoint was written with 3"),
+        ({"buffer_size": 1}, "buffer_size: 1, but the checkpoint was written with 4"),
+        ({"seed": 6}, "seed: 6, but the checkpoint was written with 5"),
+        ({"num_classes": 4}, "num_classes: 4, but the checkpoint was written with 5"),
+        ({"target": [1, 1, 1, 1, 2]}, "target: "),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused(options: dict[str, Any], told: str, tmp_path: Path) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
+    with pytest.raises(InputError, match=told):
+        FedEntOpt(**{**COMMON, **options}, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+
+
+def test_a_checkpoint_of_another_model_strategy_or_length_is_refused(tmp_path: Path) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    other = ArrayRecord({"w": Array(np.zeros((2, 4), dtype=np.float32)), "b": Array(np.zeros(1, dtype=np.float32))})
+    with pytest.raises(InputError, match=r"another model: w is \(2, 3\), not \(2, 4\)"):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), other, num_rounds=3)
+    with pytest.raises(InputError, match="written by FedEntOpt, continued by EntAdam"):
+        EntAdam(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+    with pytest.raises(InputError, match=r"num_rounds: 1, but .* round 2"):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
+    (tmp_path / checkpoints.FILE).write_bytes(b"PK\x03\x04 not an archive")
+    with pytest.raises(InputError, match=r"checkpoint\.npz cannot be read"):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
+def test_a_wrapper_started_by_flower_says_how_to_get_checkpoints(tmp_path: Path) -> None:
+    wrapper = WRAPPED["server-side fixed"](checkpoint_dir=tmp_path)
+    with pytest.raises(InputError, match=r"fedentopt\.flower\.start\(wrapper"):
+        wrapper.start(federation(), model(), num_rounds=1)
+
+
+def test_a_strategy_without_selection_is_refused() -> None:
+    with pytest.raises(InputError, match="FedAvg neither is nor wraps a LabelAware strategy"):
+        start(FedAvg(), federation(), model())

@@ -1,0 +1,373 @@
+"""The strategy against a grid in memory: who is asked, who is picked, and what becomes of nodes that misbehave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedXgbCyclic
+
+from fedentopt import EntropySelector, KLSelector, RandomSelector
+from fedentopt.errors import InputError
+from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError
+from flower_fake_grid import CLASSES, FakeGrid, Node, broken, dead, federation, model, says, silent, skewed
+
+
+def strategy(cohort: int = 2, buffer: int = 3, **options: Any) -> FedEntOpt:
+    made = FedEntOpt(
+        cohort_size=cohort,
+        buffer_size=buffer,
+        num_classes=CLASSES,
+        seed=5,
+        **{"node_timeout": 0.05, "fraction_evaluate": 0.0, "min_available_nodes": 1, **options},
+    )
+    made.poll_interval = 0.001
+    return made
+
+
+def picked(made: LabelAware) -> list[tuple[int | str, ...]]:
+    return [entry.cohort.clients for entry in made.history]
+
+
+def node_of(grid: FakeGrid, client: int | str) -> int:
+    return next(number for number, node in grid.nodes.items() if node.client == client)
+
+
+def reference(clients: int, rounds: int, cohort: int = 2, buffer: int = 3) -> list[tuple[int | str, ...]]:
+    """What the selection library picks when it is handed the counts."""
+    selector = EntropySelector(cohort, buffer, seed=5)
+    selector.register(np.stack([np.bincount(labels, minlength=CLASSES) for labels in skewed(clients)]))
+    return [selector.select().clients for _ in range(rounds)]
+
+
+@pytest.mark.parametrize(("shuffle", "first", "step"), [(0, 1000, 17), (1, 1000, 17), (2, 2**63, 3)])
+def test_cohorts_are_those_of_the_library_whatever_the_node_ids_and_the_order_of_replies(
+    shuffle: int, first: int, step: int
+) -> None:
+    made = strategy()
+    made.start(federation(shuffle=shuffle, first=first, step=step), model(), num_rounds=6)
+    assert picked(made) == reference(8, 6)
+
+
+def test_every_node_is_asked_once_and_only_the_cohort_trains() -> None:
+    grid, made = federation(), strategy()
+    made.start(grid, model(), num_rounds=4)
+    assert [sorted(nodes) for nodes in grid.sent("query")] == [sorted(grid.nodes)]
+    assert grid.sent("train") == [[node_of(grid, client) for client in cohort] for cohort in picked(made)]
+    assert [config["server-round"] for config in grid.configs] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_the_average_does_not_depend_on_who_was_fastest() -> None:
+    results = [
+        strategy(cohort=5, buffer=0).start(federation(shuffle=s), model(), num_rounds=4).arrays for s in range(5)
+    ]
+    first = results[0].to_numpy_ndarrays()
+    assert any(array.any() for array in first)
+    for other in results[1:]:
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(first, other.to_numpy_ndarrays(), strict=True))
+
+
+def test_a_late_joiner_is_asked_when_it_appears_and_takes_the_place_of_its_id() -> None:
+    grid, made = federation(), strategy()
+    late = node_of(grid, 0)
+    grid.offline.add(late)
+    made.start(grid, model(), num_rounds=2)
+    assert made.selector.clients == tuple(range(1, 8))
+    grid.offline.clear()
+    buffer = made.selector.buffer
+    made.configure_train(3, model(), ConfigRecord(), grid)
+    assert grid.sent("query")[1:] == [[late]]
+    assert made.selector.clients == tuple(range(8))
+    assert not set(picked(made)[2]) & set(buffer[-2:])  # the buffer outlived the newcomer
+
+
+BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
+    "error reply": (broken, "division by zero"),
+    "timeout": (silent, "no answer within 9 s"),
+    "dead node": (dead, "Node Unavailable"),
+    "wrong length": (says(3, [1, 2, 3]), "accepted: 5 numbers"),
+    "NaN": (says(3, [1.0, float("nan"), 0.0, 0.0, 0.0], 0.5), "nan"),
+    "infinite": (says(3, [1.0, float("inf"), 0.0, 0.0, 0.0], 0.5), "inf"),
+    "negative true counts": (says(3, [5, -1, 0, 0, 0]), "-1"),
+    "no samples": (says(3, [0, 0, 0, 0, 0]), "all label counts are 0"),
+    "no client id": (says("", [1, 1, 1, 1, 1]), "client-id"),
+    "epsilon 0": (says(3, [1.0] * 5, 0.0), "epsilon"),
+    "counts not a list": (says(3, 7), "must be a list"),  # type: ignore[arg-type]
+    "another reply": (lambda message: Message(RecordDict(), reply_to=message), "no label report"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_node_without_usable_counts_is_left_out_with_a_reason_and_asked_a_bounded_number_of_times(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trouble, reason = BAD[kind]
+    grid, made = federation(), strategy(query_attempts=3, query_timeout=9)
+    bad = node_of(grid, 3)
+    grid.nodes[bad].query = trouble
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=6)
+    assert all(3 not in cohort for cohort in picked(made))
+    assert grid.sent("query") == [sorted(grid.nodes), [bad], [bad]]
+    told = [record.getMessage() for record in caplog.records if f"node {bad} is left out" in record.getMessage()]
+    assert len(told) == 3
+    assert all(reason in text for text in told)
+    assert "not asked again" in told[-1]
+
+
+def test_a_node_that_answers_at_the_second_question_is_let_in() -> None:
+    grid, made = federation(), strategy()
+    slow = node_of(grid, 3)
+    grid.nodes[slow].query = silent
+    made.start(grid, model(), num_rounds=1)
+    grid.nodes[slow].query = None
+    made.configure_train(2, model(), ConfigRecord(), grid)
+    assert made.selector.clients == tuple(range(8))
+
+
+def test_noisy_reports_may_be_negative_or_empty() -> None:
+    grid, made = federation(), strategy()
+    grid.nodes[node_of(grid, 3)].query = says(3, [-2.5, 4.0, -0.5, 0.0, 1.0], 0.5)
+    grid.nodes[node_of(grid, 4)].query = says(4, [-2.5, -4.0, -0.5, -1.0, -1.0], 0.5)
+    made.start(grid, model(), num_rounds=1)
+    assert made.selector.clients == tuple(range(8))
+
+
+def test_two_unknown_nodes_under_one_id_are_both_kept_out_until_one_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    grid, made = federation(), strategy()
+    grid.nodes[7] = Node(3, skewed(8)[3])
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=4)
+    assert all(3 not in cohort for cohort in picked(made))
+    told = [text for text in caplog.messages if "client id 3 is also claimed" in text]
+    assert len(told) == 2  # one a node, said once
+    grid.offline.add(7)
+    made.configure_train(5, model(), ConfigRecord(), grid)
+    assert 3 in made.selector.clients
+    assert made.census.node_of(3) == node_of(grid, 3)
+    assert len(grid.sent("query")) == 1  # both had answered already
+
+
+def test_a_newcomer_under_the_id_of_a_live_client_is_held_back_and_takes_over_once_that_one_is_gone() -> None:
+    grid, made = federation(), strategy()
+    made.start(grid, model(), num_rounds=1)
+    old = node_of(grid, 3)
+    grid.nodes[7] = Node(3, skewed(8)[3])
+    made.configure_train(2, model(), ConfigRecord(), grid)
+    assert made.census.node_of(3) == old
+    grid.offline.add(old)
+    made.configure_train(3, model(), ConfigRecord(), grid)
+    assert made.census.node_of(3) == 7
+    assert made.selector.clients == tuple(range(8))
+    assert grid.sent("query")[1:] == [[7]]
+
+
+def test_a_restarted_node_keeps_its_clients_place_in_the_buffer() -> None:
+    grid, made = federation(), strategy()
+    made.start(grid, model(), num_rounds=2)
+    buffered = made.selector.buffer
+    client = buffered[-1]
+    old = node_of(grid, client)
+    grid.nodes[7] = grid.nodes.pop(old)
+    made.configure_train(3, model(), ConfigRecord(), grid)
+    assert grid.sent("query")[1:] == [[7]]
+    assert picked(made) == reference(8, 3)
+
+
+def test_a_restarted_node_with_new_data_brings_its_new_counts() -> None:
+    grid, made = federation(), strategy()
+    made.start(grid, model(), num_rounds=1)
+    grid.nodes.pop(node_of(grid, 6))
+    grid.nodes[7] = Node(6, np.full(1000, 4))
+    made.configure_train(2, model(), ConfigRecord(), grid)
+    assert made.census.members[6].report.counts.tolist() == [0, 0, 0, 0, 1000]
+    same = EntropySelector(2, 3, seed=5)
+    counts = np.stack([np.bincount(labels, minlength=CLASSES) for labels in skewed(8)])
+    same.register(counts)
+    assert picked(made)[0] == same.select().clients
+    same.update({6: [0, 0, 0, 0, 1000]})
+    assert picked(made)[1] == same.select().clients
+
+
+def test_a_node_that_dies_in_a_round_is_named_and_the_round_completes_with_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid, made = federation(), strategy(cohort=4)
+    victim = reference(8, 1, cohort=4)[0][1]
+    number = node_of(grid, victim)
+    grid.nodes[number].train = dead  # the SuperLink answers in its place
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        result = made.start(grid, model(), num_rounds=1)
+    entry = made.history[0]
+    assert set(entry.failed) == {victim}
+    assert entry.answered == tuple(client for client in entry.cohort.clients if client != victim)
+    assert any(f"client {victim} did not train: error 5" in text for text in caplog.messages)
+    assert any(array.any() for array in result.arrays.to_numpy_ndarrays())
+    # From then on it is offline: not picked, but still in the buffer.
+    grid.offline.add(number)
+    buffer = made.selector.buffer
+    assert victim in buffer
+    made.configure_train(2, model(), ConfigRecord(), grid)
+    assert victim not in picked(made)[1]
+    available = EntropySelector(4, 3, seed=5)
+    available.register(np.stack([np.bincount(labels, minlength=CLASSES) for labels in skewed(8)]))
+    available.select()
+    assert picked(made)[1] == available.select(available=[c for c in range(8) if c != victim]).clients
+
+
+def test_an_offline_node_keeps_its_place_in_the_buffer_and_returns_unasked() -> None:
+    grid, made = federation(), strategy(buffer=6)
+    made.start(grid, model(), num_rounds=1)
+    away = made.selector.buffer[0]
+    grid.offline.add(node_of(grid, away))
+    made.configure_train(2, model(), ConfigRecord(), grid)
+    assert made.selector.buffer[0] == away
+    grid.offline.clear()
+    made.configure_train(3, model(), ConfigRecord(), grid)
+    assert away not in picked(made)[2]
+    assert made.selector.buffer[0] == away
+    assert len(grid.sent("query")) == 1
+
+
+def test_a_node_that_times_out_in_training_is_matched_by_its_message() -> None:
+    grid, made = federation(), strategy(cohort=3)
+    victim = reference(8, 1, cohort=3)[0][0]
+    grid.nodes[node_of(grid, victim)].train = silent
+    made.start(grid, model(), num_rounds=1, timeout=12)
+    assert made.history[0].failed == {victim: "no answer within 12 s"}
+
+
+def test_when_all_of_a_cohort_fail_the_model_stays() -> None:
+    grid, made = federation(), strategy()
+    for node in grid.nodes.values():
+        node.train = dead
+    result = made.start(grid, model(), num_rounds=2)
+    assert not any(array.any() for array in result.arrays.to_numpy_ndarrays())
+    assert [len(entry.failed) for entry in made.history] == [2, 2]
+
+
+def test_when_all_nodes_are_gone_the_run_ends_with_the_reason() -> None:
+    grid, made = federation(), strategy(min_available_nodes=3)
+    made.start(grid, model(), num_rounds=1)
+    grid.offline.update(grid.nodes)
+    with pytest.raises(NoClientsError, match=r"round 2: 0 node\(s\) online .* asks for 3"):
+        made.configure_train(2, model(), ConfigRecord(), grid)
+
+
+def test_when_no_node_tells_its_counts_the_run_ends_with_every_reason() -> None:
+    grid, made = federation(2), strategy(query_attempts=2)
+    for node in grid.nodes.values():
+        node.query = broken
+    with pytest.raises(NoClientsError, match=r"node 983: error 2.*division by zero.*node 1000: error 2"):
+        made.start(grid, model(), num_rounds=1)
+    assert len(grid.sent("query")) == 2
+
+
+def test_evaluation_on_the_nodes_is_not_waited_for_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    grid, made = federation(), strategy(fraction_evaluate=1.0, min_evaluate_nodes=2)
+
+    def all_die(kind: str) -> None:
+        if kind == "train":
+            grid.offline.update(grid.nodes)
+
+    grid.before_send = all_die
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=1)
+    assert any("no evaluation on the nodes" in text for text in caplog.messages)
+
+
+def test_evaluation_on_the_nodes_runs_as_in_flower() -> None:
+    grid, made = federation(), strategy(fraction_evaluate=0.5, min_evaluate_nodes=1)
+    result = made.start(grid, model(), num_rounds=2)
+    assert [len(nodes) for nodes in grid.sent("evaluate")] == [4, 4]
+    assert result.evaluate_metrics_clientapp[2]["loss"] == pytest.approx(0.5)
+
+
+def test_nodes_that_are_still_connecting_are_waited_for() -> None:
+    grid, made = federation(), strategy(min_available_nodes=8, node_timeout=30.0)
+    grid.offline.update(list(grid.nodes)[3:])
+    seen: list[int] = []
+    look = grid.get_node_ids
+
+    def get_node_ids() -> Any:
+        seen.append(1)
+        if len(seen) > 3:
+            grid.offline.clear()
+        return look()
+
+    grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
+    made.start(grid, model(), num_rounds=1)
+    assert picked(made) == reference(8, 1)
+
+
+def test_a_buffer_too_large_for_the_clients_known_so_far_is_cut_and_grows_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid, made = federation(), strategy(cohort=2, buffer=6)
+    grid.offline.update(list(grid.nodes)[3:])
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=1)
+    assert any("buffer of 1 instead of 6: 3 clients are known" in text for text in caplog.messages)
+    grid.offline.clear()
+    made.configure_train(2, model(), ConfigRecord(), grid)
+    assert made.selector.buffer_size == 6
+
+
+def test_texts_as_client_ids_are_ordered_too() -> None:
+    labels = skewed(4)
+    names = ["oslo", "bern", "riga", "12"]
+    grid = FakeGrid({9 + k: Node(name, labels[k]) for k, name in enumerate(names)}, CLASSES)
+    made = strategy()
+    made.start(grid, model(), num_rounds=1)
+    assert made.selector.clients == (12, "bern", "oslo", "riga")
+
+
+def test_another_selector_may_be_given() -> None:
+    grid = federation()
+    made = FedEntOpt(cohort_size=3, num_classes=CLASSES, selector=RandomSelector(3, seed=2), fraction_evaluate=0.0)
+    made.start(grid, model(), num_rounds=3)
+    same = RandomSelector(3, seed=2)
+    same.register(np.stack([np.bincount(labels, minlength=CLASSES) for labels in skewed(8)]))
+    assert picked(made) == [same.select().clients for _ in range(3)]
+
+
+def test_a_selector_that_uses_part_of_a_clients_data_is_refused() -> None:
+    made = FedEntOpt(cohort_size=3, num_classes=CLASSES, selector=KLSelector(3), fraction_evaluate=0.0)
+    with pytest.raises(InputError, match="KLSelector lets clients train on part of their data"):
+        made.start(federation(), model(), num_rounds=1)
+
+
+def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> None:
+    class EntCyclic(LabelAware, FedXgbCyclic):
+        pass
+
+    made = EntCyclic(cohort_size=3, num_classes=CLASSES, fraction_evaluate=0.0)
+    with pytest.raises(InputError, match="does not train every node it is given"):
+        made.start(federation(), model(), num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"fraction_train": 0.5}, "fraction_train"),
+        ({"min_train_nodes": 2}, "min_train_nodes"),
+        ({"cohort": 0}, "cohort_size"),
+        ({"buffer": -1}, "buffer_size"),
+        ({"num_classes": 0}, "num_classes"),
+        ({"query_timeout": 0}, "query_timeout"),
+        ({"query_attempts": 0}, "query_attempts"),
+        ({"node_timeout": float("nan")}, "node_timeout"),
+        ({"selector": RandomSelector(2)}, "selector"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
+    settings = {"cohort": 2, "buffer": 3, "num_classes": CLASSES, **options}
+    with pytest.raises(InputError, match=told):
+        FedEntOpt(cohort_size=settings.pop("cohort"), buffer_size=settings.pop("buffer"), **settings)
