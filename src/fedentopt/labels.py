@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,45 +53,35 @@ def validate_report(client: object, counts: Any, num_classes: int, noisy: bool) 
     Refused: another length than `num_classes`, values that are no numbers, not finite or beyond 2**53, and,
     unless the report is marked `noisy`, negative counts or no samples at all. Every refusal names the client.
     """
-    raw = np.asarray(counts)
-    if raw.dtype.kind not in "iuf":
-        raise InputError(f"client {client!r}: label counts of type {raw.dtype}; accepted: {num_classes} numbers")
-    vector = raw.astype(np.float64)
-    if vector.shape != (num_classes,):
-        given = str(vector.size) if vector.ndim == 1 else f"an array of shape {vector.shape}"
+    try:
+        raw = np.asarray(counts)
+    except ValueError:
+        raw = np.asarray(None)
+    if raw.dtype.kind not in "iuf" or raw.shape != (num_classes,):
+        given = f"{raw.size} label counts" if raw.ndim == 1 else f"label counts of shape {raw.shape}"
         raise InputError(
-            f"client {client!r}: label counts for {given} classes; accepted: {num_classes} numbers, one a class"
+            f"client {client!r}: {given} of type {raw.dtype}; accepted: {num_classes} numbers, one for each class"
         )
-    check_values(vector[None, :], [client], noisy)
+    vector = raw.astype(np.float64)
+    check_counts(vector, noisy, lambda c: f"client {client!r}: the count of class {c}")
+    if not noisy and not vector.any():
+        raise no_samples(f"client {client!r}")
     return vector
 
 
-def check_values(table: np.ndarray, clients: Any, noisy: bool) -> None:
-    """Refuse a (clients, classes) table whose values cannot be label counts, naming the first offender."""
-    if not table.size:
-        return
-    low, high = table.min(), table.max()
-    if not (np.isfinite(low) and np.isfinite(high)):
-        row, column = np.argwhere(~np.isfinite(table))[0]
-        raise InputError(
-            f"client {clients[row]!r}: the count of class {column} is {table[row, column]}; accepted: finite numbers"
-        )
-    if max(high, -low) > LARGEST_COUNT:
-        row, column = np.argwhere(np.abs(table) > LARGEST_COUNT)[0]
-        raise InputError(
-            f"client {clients[row]!r}: the count of class {column} is {table[row, column]:g}; accepted: at most 2**53"
-        )
-    if noisy:
-        return
-    if low < 0:
-        row, column = np.argwhere(table < 0)[0]
-        raise InputError(
-            f"client {clients[row]!r}: the count of class {column} is {table[row, column]:g}; "
-            "accepted: 0 or more (only counts marked noisy may be negative)"
-        )
-    empty = ~table.any(axis=1)
-    if empty.any():
-        raise InputError(
-            f"client {clients[int(np.argmax(empty))]!r}: all label counts are 0; accepted: at least one sample "
-            "(only counts marked noisy may be all zero)"
-        )
+def check_counts(values: np.ndarray, noisy: bool, name: Callable[[int], str]) -> None:
+    """Refuse float64 values that cannot be label counts; `name(i)` says which one the i-th is."""
+    tests = [(~np.isfinite(values), "finite numbers"), (np.abs(values) > LARGEST_COUNT, "at most 2**53")]
+    if not noisy:
+        tests.append((values < 0, "0 or more (only counts marked noisy may be negative)"))
+    for bad, accepted in tests:
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise InputError(f"{name(at)} is {values[at]:g}; accepted: {accepted}")
+
+
+def no_samples(name: str) -> InputError:
+    """The refusal of a client that reports, without noise, no sample at all."""
+    return InputError(
+        f"{name}: all label counts are 0; accepted: at least one sample (only counts marked noisy may be all 0)"
+    )

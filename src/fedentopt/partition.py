@@ -147,7 +147,8 @@ def _label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes:
             )
         if n < owners.size:
             raise InputError(
-                f"partition: classes:{j} gives class {c} {owners.size} owners, but it has {n} samples; accepted: fewer clients"
+                f"partition: classes:{j} gives class {c} {owners.size} owners, but it has {n} samples; "
+                "accepted: fewer clients or fewer classes a client"
             )
         if owners.size:
             sizes[c, owners] = n // owners.size

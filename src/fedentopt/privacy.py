@@ -48,7 +48,7 @@ def secure_laplace(counts: ArrayLike, epsilon: float) -> np.ndarray:
     domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
     scale = 1.0 / epsilon
     mechanism = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
-    while mechanism.map(1.0) > epsilon:  # 1/epsilon was rounded down: the next scale up keeps the promise
+    while not mechanism.check(1.0, epsilon):  # 1/epsilon was rounded down: the next scale up keeps the promise
         scale = math.nextafter(scale, math.inf)
         mechanism = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
     noisy = mechanism(values.ravel().tolist())

@@ -29,7 +29,7 @@ from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
-from fedentopt.selection.scoring import Scorer
+from fedentopt.selection.scorer import Scorer
 from fedentopt.selection.selector import TableSelector, whole
 
 _DRAW = 0x4645  # keeps these draws apart from others made with the same seed

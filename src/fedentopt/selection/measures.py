@@ -73,7 +73,6 @@ def _vector(name: str, values: ArrayLike) -> np.ndarray:
         )
     vector = vector.astype(np.float64)
     if not np.isfinite(vector).all():
-        raise InputError(
-            f"{name}: {vector[~np.isfinite(vector)][0]} at position {int(np.argmin(np.isfinite(vector)))}; accepted: finite numbers"
-        )
+        at = int(np.argmin(np.isfinite(vector)))
+        raise InputError(f"{name}: {vector[at]} at position {at}; accepted: finite numbers")
     return np.asarray(np.maximum(vector, 0.0))

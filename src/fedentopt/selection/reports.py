@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
-from fedentopt.labels import check_values, validate_report
+from fedentopt.labels import check_counts, no_samples, validate_report
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.rows import Rows
 
@@ -51,31 +51,39 @@ def read_reports(
         if ids is not None:
             raise InputError("ids: given beside a mapping, whose keys are the ids; accepted: one of the two")
         names = client_ids(counts.keys())
-        rows, classes = _read_mapping(names, list(counts.values()), noisy, num_classes)
+        if any(isinstance(row, Mapping) for row in counts.values()):
+            return names, *_read_held_classes(names, counts.values(), noisy, num_classes)
+        counts = _stack(names, list(counts.values()), noisy, num_classes)
+        if not names:
+            return [], Rows.concatenate([]), num_classes or 1
+    elif ids is not None:
+        names = client_ids(ids)
     else:
-        sparse = hasattr(counts, "tocsr") or all(hasattr(counts, f) for f in ("indptr", "indices", "data", "shape"))
-        table = counts if sparse else _as_table(counts)
-        shape = table.shape
-        if len(shape) != 2:
-            raise InputError(f"counts: an array of shape {tuple(shape)}; accepted: (clients, classes)")
-        names = list(range(shape[0])) if ids is None else client_ids(ids)
-        if len(names) != shape[0]:
-            raise InputError(f"ids: {len(names)} ids for {shape[0]} rows of counts; accepted: one a row")
-        classes = int(shape[1])
-        _check_classes(classes, num_classes)
-        rows = _read_sparse(counts, names, noisy) if sparse else _read_table(table, names, noisy)
-    if len(set(names)) != len(names):
-        seen: set[ClientId] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise InputError(f"client {twice!r}: given twice; accepted: every client once")
-    return names, rows, classes
+        names = None
+    if hasattr(counts, "tocsr"):
+        counts = counts.tocsr()
+    sparse = all(hasattr(counts, field) for field in ("indptr", "indices", "data", "shape"))
+    table = counts if sparse else _as_table(counts)
+    names = _check_shape(table.shape, names, num_classes)
+    return names, (_read_compressed if sparse else _read_table)(table, names, noisy), int(table.shape[1])
 
 
-def _check_classes(given: int, expected: int | None) -> None:
-    if given < 1:
-        raise InputError("counts: no classes; accepted: at least one column")
-    if expected is not None and given != expected:
-        raise InputError(f"counts: {given} classes; accepted: {expected}, as for the clients already registered")
+def _check_shape(shape: Sequence[int], names: list[ClientId] | None, num_classes: int | None) -> list[ClientId]:
+    """Refuse a table of the wrong shape; returns the names of its rows."""
+    if len(shape) != 2 or shape[1] < 1:
+        raise InputError(f"counts: an array of shape {tuple(shape)}; accepted: (clients, classes)")
+    if num_classes is not None and shape[1] != num_classes:
+        raise InputError(f"counts: {shape[1]} classes; accepted: {num_classes}, as set or registered before")
+    if names is None:
+        return list(range(shape[0]))
+    if len(names) != shape[0]:
+        raise InputError(f"ids: {len(names)} ids for {shape[0]} rows of counts; accepted: one a row")
+    seen: set[ClientId] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"client {name!r}: given twice; accepted: every client once")
+        seen.add(name)
+    return names
 
 
 def _as_table(counts: Any) -> np.ndarray:
@@ -88,132 +96,85 @@ def _as_table(counts: Any) -> np.ndarray:
     return table
 
 
-def _read_table(table: np.ndarray, names: Sequence[ClientId], noisy: bool) -> Rows:
-    step = max(1, _CHUNK_CELLS // table.shape[1])
-    blocks = []
-    for start in range(0, table.shape[0], step):
-        piece = table[start : start + step].astype(np.float64)
-        check_values(piece, names[start : start + step], noisy)
-        held = piece > 0
-        blocks.append(Rows.from_lengths(held.sum(axis=1), np.nonzero(held)[1].astype(np.int32), piece[held]))
-    return Rows.concatenate(blocks)
-
-
-def _read_mapping(
-    names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_classes: int | None
-) -> tuple[Rows, int]:
-    if any(isinstance(vector, Mapping) for vector in vectors):
-        return _read_sparse_mapping(names, vectors, noisy, num_classes)
-    if not vectors:
-        return Rows.concatenate([]), num_classes or 1
-    if num_classes is None:
-        num_classes = np.asarray(vectors[0]).size
-        _check_classes(num_classes, None)
+def _stack(names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_classes: int | None) -> np.ndarray:
+    """One table from a vector a client."""
     try:
         table = np.asarray(vectors)
     except ValueError:
         table = np.zeros(0)
-    if table.ndim != 2 or table.dtype.kind not in "iuf" or table.shape[1] != num_classes:
-        # Row by row, so that the refusal names the client.
-        table = np.stack(
-            [validate_report(name, row, num_classes, noisy) for name, row in zip(names, vectors, strict=True)]
-        )
-    return _read_table(table, names, noisy), num_classes
+    if table.ndim == 2 and table.dtype.kind in "iuf" and num_classes in (None, table.shape[1]):
+        return table
+    # Something is wrong with some row: go row by row, so that the refusal names the client.
+    size = np.asarray(vectors[0], dtype=object).size if vectors and num_classes is None else num_classes or 1
+    checked = [validate_report(name, row, size, noisy) for name, row in zip(names, vectors, strict=True)]
+    return np.stack(checked) if checked else np.zeros((0, size))
 
 
-def _read_sparse_mapping(
-    names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_classes: int | None
+def _read_table(table: np.ndarray, names: Sequence[ClientId], noisy: bool) -> Rows:
+    step = max(1, _CHUNK_CELLS // table.shape[1])
+    blocks = []
+    for start in range(0, len(names), step):
+        piece = table[start : start + step]
+        held = piece != 0  # NaN too, so that it meets the check
+        raw = Rows.from_lengths(held.sum(axis=1), np.nonzero(held)[1].astype(np.int32), piece[held].astype(np.float64))
+        blocks.append(_checked(raw, names[start : start + step], noisy))
+    return Rows.concatenate(blocks)
+
+
+def _read_held_classes(
+    names: Sequence[ClientId], rows: Iterable[Any], noisy: bool, num_classes: int | None
 ) -> tuple[Rows, int]:
-    lengths = np.zeros(len(names), dtype=np.int64)
-    classes: list[np.ndarray] = []
+    """Rows given as {class number: count}, possibly with plain vectors among them."""
+    classes: list[int] = []
     values: list[np.ndarray] = []
-    for i, (name, vector) in enumerate(zip(names, vectors, strict=True)):
-        if isinstance(vector, Mapping):
-            held = np.array([_class_number(name, c) for c in vector], dtype=np.int64)
-            raw = np.asarray(list(vector.values()))
-            if raw.size and (raw.dtype.kind not in "iuf" or raw.ndim != 1):
-                raise InputError(f"client {name!r}: label counts of type {raw.dtype}; accepted: numbers")
-            entries = raw.astype(np.float64)
+    for name, row in zip(names, rows, strict=True):
+        if isinstance(row, Mapping):
+            held = row
         else:
-            entries = validate_report(name, vector, num_classes or np.asarray(vector).size, noisy)
-            held = np.arange(entries.size)
-        _check_entries(name, held, entries, noisy)
-        keep = entries > 0
-        lengths[i] = np.count_nonzero(keep)
-        classes.append(held[keep])
-        values.append(entries[keep])
-        if num_classes is not None and held.size and held.max() >= num_classes:
-            raise InputError(
-                f"client {name!r}: class {held.max()}; accepted: 0 to {num_classes - 1} (num_classes sets their number)"
-            )
-    rows = Rows.from_lengths(lengths, np.concatenate(classes).astype(np.int32), np.concatenate(values))
-    if num_classes is None:
-        num_classes = int(rows.classes.max()) + 1 if rows.classes.size else 1
-    return rows, num_classes
+            size = np.asarray(row, dtype=object).size if num_classes is None else num_classes
+            held = dict(enumerate(validate_report(name, row, size, noisy).tolist()))
+        for number in held:
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+                raise InputError(f"client {name!r}: class {number!r}; accepted: whole class numbers from 0")
+            if number >= (num_classes or 2**31):
+                last = (num_classes or 2**31) - 1
+                raise InputError(f"client {name!r}: class {number}; accepted: 0 to {last} (num_classes says how many)")
+        counts = np.asarray(list(held.values()))
+        if counts.size and (counts.dtype.kind not in "iuf" or counts.ndim != 1):
+            raise InputError(f"client {name!r}: label counts of type {counts.dtype}; accepted: numbers")
+        classes.extend(held)
+        values.append(counts.astype(np.float64))
+    raw = Rows.from_lengths(
+        np.array([row.size for row in values]), np.array(classes, dtype=np.int32), np.concatenate(values)
+    )
+    return _checked(raw, names, noisy), num_classes or max(classes, default=0) + 1
 
 
-def _class_number(name: ClientId, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**31:
-        raise InputError(f"client {name!r}: class {value!r}; accepted: whole class numbers from 0")
-    return int(value)
-
-
-def _check_entries(name: ClientId, held: np.ndarray, entries: np.ndarray, noisy: bool) -> None:
-    if not entries.size and not noisy:
-        raise InputError(f"client {name!r}: no label counts at all; accepted: at least one sample")
-    try:
-        check_values(entries[None, :], [name], noisy)
-    except InputError as error:
-        # The position in the row is not the class number here: say it again with the class.
-        bad = ~np.isfinite(entries) | (np.abs(entries) > 2.0**53) | (entries < 0)
-        if not bad.any():
-            raise
-        at = int(np.argmax(bad))
-        raise InputError(
-            f"client {name!r}: the count of class {held[at]} is {entries[at]:g}; accepted: finite numbers, 0 or more unless noisy"
-        ) from error
-
-
-def _read_sparse(matrix: Any, names: Sequence[ClientId], noisy: bool) -> Rows:
-    csr = matrix.tocsr() if hasattr(matrix, "tocsr") else matrix
-    indptr = np.asarray(csr.indptr, dtype=np.int64)
-    classes, data = np.asarray(csr.indices), np.asarray(csr.data)
-    if (
-        indptr.shape != (len(names) + 1,)
-        or indptr[0] != 0
-        or (np.diff(indptr) < 0).any()
-        or indptr[-1] > min(classes.size, data.size)
-    ):
-        raise InputError(
-            "counts: the row pointers of the sparse matrix do not fit its shape; accepted: compressed rows"
-        )
-    if data.dtype.kind not in "iuf":
-        raise InputError(f"counts: values of type {data.dtype}; accepted: numbers")
-    classes, data = classes[: indptr[-1]], data[: indptr[-1]].astype(np.float64)
-    rows = Rows(indptr, classes, data)
-    owners = rows.owners()
-    outside = (classes < 0) | (classes >= csr.shape[1])
+def _read_compressed(matrix: Any, names: Sequence[ClientId], noisy: bool) -> Rows:
+    indptr, classes, data = np.asarray(matrix.indptr), np.asarray(matrix.indices), np.asarray(matrix.data)
+    if indptr.shape != (len(names) + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+        raise InputError("counts: the row pointers of the sparse matrix do not fit its shape")
+    if classes.shape != data.shape or indptr[-1] > data.size or data.dtype.kind not in "iuf":
+        raise InputError("counts: the entries of the sparse matrix are not one number for each class index")
+    raw = Rows(indptr.astype(np.int64), classes[: indptr[-1]], data[: indptr[-1]].astype(np.float64))
+    outside = (raw.classes < 0) | (raw.classes >= matrix.shape[1])
     if outside.any():
         at = int(np.argmax(outside))
-        raise InputError(f"client {names[owners[at]]!r}: class {classes[at]}; accepted: 0 to {csr.shape[1] - 1}")
-    bad = ~np.isfinite(data) | (np.abs(data) > 2.0**53)
-    if not noisy:
-        bad |= data < 0
-    if bad.any():
-        at = int(np.argmax(bad))
         raise InputError(
-            f"client {names[owners[at]]!r}: the count of class {classes[at]} is {data[at]:g}; accepted: finite numbers, 0 or more unless noisy"
+            f"client {names[raw.owner(at)]!r}: class {raw.classes[at]}; accepted: 0 to {matrix.shape[1] - 1}"
         )
-    order = np.lexsort((classes, owners))
-    if ((np.diff(owners[order]) == 0) & (np.diff(classes[order]) == 0)).any():
-        at = int(np.argmax((np.diff(owners[order]) == 0) & (np.diff(classes[order]) == 0)))
-        raise InputError(
-            f"client {names[owners[order][at]]!r}: class {classes[order][at]} is given twice; accepted: every class once a row"
-        )
-    keep = data > 0
-    lengths = np.bincount(owners[keep], minlength=len(names))
-    if not noisy and (lengths == 0).any():
-        raise InputError(
-            f"client {names[int(np.argmin(lengths))]!r}: all label counts are 0; accepted: at least one sample (only counts marked noisy may be all zero)"
-        )
-    return Rows.from_lengths(lengths, classes[keep].astype(np.int32), data[keep])
+    twice = raw.repeated_class()
+    if twice is not None:
+        raise InputError(f"client {names[twice]!r}: a class is given twice; accepted: every class once a row")
+    return _checked(raw, names, noisy)
+
+
+def _checked(raw: Rows, names: Sequence[ClientId], noisy: bool) -> Rows:
+    """Rows as given, with any value in them, as rows of counts: only what is above 0."""
+    check_counts(raw.values, noisy, lambda at: f"client {names[raw.owner(at)]!r}: the count of class {raw.classes[at]}")
+    held = raw.values > 0
+    rows = raw if held.all() else raw.filter(held)
+    lengths = np.diff(rows.indptr)
+    if not noisy and lengths.size and lengths.min() == 0:
+        raise no_samples(f"client {names[int(np.argmin(lengths))]!r}")
+    return Rows(rows.indptr, rows.classes.astype(np.int32, copy=False), rows.values)

@@ -57,6 +57,25 @@ class Rows:
         """For every entry, the number of its row (int32)."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.indptr))
 
+    def owner(self, entry: int) -> int:
+        """The number of the row that one entry belongs to."""
+        return int(np.searchsorted(self.indptr, entry, side="right")) - 1
+
+    def filter(self, kept: np.ndarray) -> Rows:
+        """The same rows with only the entries marked in the boolean vector `kept`."""
+        before = np.concatenate(([0], np.cumsum(kept)))
+        return Rows(before[self.indptr], self.classes[kept], self.values[kept])
+
+    def repeated_class(self) -> int | None:
+        """A row that names a class twice, or None."""
+        owners, classes = self.owners(), self.classes
+        if ((np.diff(classes) > 0) | (np.diff(owners) > 0)).all():  # sorted within rows, as they mostly are
+            return None
+        order = np.lexsort((classes, owners))
+        owners, classes = owners[order], classes[order]
+        same = (np.diff(owners) == 0) & (np.diff(classes) == 0)
+        return int(owners[np.argmax(same)]) if same.any() else None
+
     def totals(self) -> np.ndarray:
         """Sum of every row."""
         return self.row_sums(self.values)

@@ -2,7 +2,7 @@
 
 With L the labels gathered so far and l a client's counts, the score is H(L + l), or -KL(L + l || target). Scores
 within 1e-9 bits of the best count as equal, and the client with the lowest number wins, so that no pick hangs
-on rounding. `ExactScores` evaluates the definition for every client; `scoring_columns.ColumnScores` finds the
+on rounding. `ExactScores` evaluates the definition for every client; `columns.ColumnScores` finds the
 same client with far less work where there are many.
 """
 
@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 
 from fedentopt.selection.measures import row_scores
-from fedentopt.selection.table import CountTable
 
 TIE_BITS = 1e-9
 
@@ -58,22 +57,3 @@ class ExactScores:
 
     def admit(self, row: int) -> None:
         self.open[row] = True
-
-
-class Scorer:
-    """Starts rounds over a table of counts, keeping what can be kept from one round to the next."""
-
-    def __init__(self, table: CountTable, log_target: np.ndarray | None) -> None:
-        self._table = table
-        self._log_target = log_target
-        self._dense: tuple[int, np.ndarray] | None = None
-
-    def begin(self, rows: np.ndarray, closed: np.ndarray) -> Scores:
-        """A round over the clients with these numbers; those at the places `closed` may not be picked yet."""
-        open_rows = np.ones(rows.size, dtype=bool)
-        open_rows[closed] = False
-        if self._dense is None or self._dense[0] != self._table.version:
-            assert self._table.num_classes is not None
-            self._dense = (self._table.version, self._table.rows.dense(self._table.num_classes))
-        table = self._dense[1]
-        return ExactScores(table if rows.size == len(table) else table[rows], open_rows, self._log_target)
