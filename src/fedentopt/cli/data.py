@@ -63,7 +63,10 @@ def fetch(
     ),
     json: bool = JSON,
 ) -> None:
-    """Download a data set, compare it with the published checksum, unpack and convert it."""
+    """Download the data set NAME (see `fedentopt data list`), compare it with the published checksum, convert it.
+
+    Of sets published in several sizes, the smallest that needs no upscaling is fetched.
+    """
     from fedentopt.datasets import default_image_size, resolve_data_dir
     from fedentopt.datasets.conversion import converted
     from fedentopt.datasets.fetch import chosen, complete
@@ -107,6 +110,7 @@ def verify(
 ) -> None:
     """Check files and converted arrays again: sizes, labels, published checksums, every image.
 
+    NAME is a name from `fedentopt data list` or the path of your own data; all that is there is checked without it.
     The exit code is 2 if anything is wrong.
     """
     from fedentopt.datasets import resolve_data_dir

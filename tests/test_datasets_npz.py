@@ -1,0 +1,191 @@
+"""A user's own .npz file, and MedMNIST's."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedentopt.datasets import load
+from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.medmnist import CLASSES
+from fedentopt.errors import InputError
+from tiny_data import medmnist
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (6, 9, 10), dtype=np.uint8)
+COLOUR = RNG.integers(0, 256, (6, 9, 10, 3), dtype=np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Any:
+    def write(x: np.ndarray, y: np.ndarray = LABELS, **others: np.ndarray) -> str:
+        path = tmp_path / "own.npz"
+        arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, **others}
+        np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+        return str(path)
+
+    return write
+
+
+def loaded(path: str, size: int = 10) -> Any:
+    return load(path, Path(path).parent / "data", image_size=size)
+
+
+@pytest.mark.parametrize(
+    ("x", "channels"),
+    [
+        (GREY, 1),
+        (GREY[..., None], 1),
+        (GREY[:, None], 1),
+        (COLOUR, 3),
+        (np.ascontiguousarray(COLOUR.transpose(0, 3, 1, 2)), 3),
+    ],
+)
+def test_every_accepted_shape_gives_the_same_images(save: Any, x: np.ndarray, channels: int) -> None:
+    data = loaded(save(x))
+    reference = loaded(save(GREY if channels == 1 else COLOUR))
+    assert data.x_train.shape == (6, channels, 10, 10)
+    np.testing.assert_array_equal(data.x_train, reference.x_train)
+
+
+def test_images_of_the_wanted_size_are_untouched(save: Any) -> None:
+    x = RNG.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(loaded(save(x), 16).x_test, x.transpose(0, 3, 1, 2))
+
+
+def test_floats_from_0_to_1_become_bytes(save: Any) -> None:
+    x = np.full((6, 8, 8), 0.5)
+    x[0], x[1], x[2] = 0, 1, 127.4 / 255
+    np.testing.assert_array_equal(loaded(save(x), 8).x_train[:, 0, 0, 0], [0, 255, 127, 128, 128, 128])
+    half = loaded(save(x.astype(np.float16)), 8)
+    assert half.x_train[1, 0, 0, 0] == 255
+
+
+def test_labels_of_any_value_are_mapped_and_named(save: Any) -> None:
+    data = loaded(save(GREY, np.array([-7, 40, 3, 3, 40, -7], np.int16)[:, None]))
+    assert data.class_names == ("-7", "3", "40")
+    assert data.y_train.tolist() == [0, 2, 1, 1, 2, 0]
+    assert data.y_train.dtype == np.int64
+
+
+def test_class_names_may_come_with_the_file(save: Any) -> None:
+    data = loaded(save(GREY, LABELS, class_names=np.array(["cat", "dog", "cow", "bee"])))
+    assert data.class_names == ("cat", "dog", "cow", "bee")
+    assert "no training images of bee" in data.notes[0]
+    with pytest.raises(InputError, match=r"y_train\[2\] is 2; accepted: 0 to 1"):
+        loaded(save(GREY, LABELS, class_names=np.array(["cat", "dog"])))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"x_train": GREY.astype(np.int64)}, r"x_train of shape \(6, 9, 10\) and type int64; accepted: uint8"),
+        ({"x_test": GREY[:, :, :, None, None]}, r"x_test of shape \(6, 9, 10, 1, 1\).*accepted: \(n, H, W\)"),
+        ({"x_train": COLOUR[..., :2]}, r"x_train of shape \(6, 9, 10, 2\)"),
+        ({"x_train": COLOUR[:, :3]}, r"may be axis 1 or axis 3"),
+        ({"x_train": GREY / 255 * 2}, r"x_train .*values from 0 to [12]\S*; accepted: floats from 0 to 1"),
+        ({"x_test": np.full((6, 9, 10), np.nan)}, r"x_test .*values from nan"),
+        ({"x_test": COLOUR}, r"x_train has 1 channels, x_test 3"),
+        ({"x_train": GREY[:0], "y_train": LABELS[:0]}, r"x_train of shape \(0, 9, 10\).*at least one image"),
+        ({"y_train": LABELS[:5]}, r"y_train of shape \(5,\).*accepted: 6 labels, as many as x_train has images"),
+        ({"y_test": LABELS / 2}, r"y_test .* float64; accepted: integers"),
+        ({"y_train": np.eye(6, dtype=np.int64)}, r"y_train of shape \(6, 6\).*accepted: integers of shape \(n,\)"),
+        ({"y_train": np.array(list("abcabc"), object)}, r"y_train holds Python objects, which are never loaded"),
+        ({"x_test": None}, r"no array 'x_test'; it holds x_train, y_train, y_test"),
+        ({"y_train": LABELS * 0, "y_test": LABELS * 0}, r"one class only \(0\); accepted: two or more"),
+        ({"x_train": np.asfortranarray(GREY)}, r"x_train is stored column by column"),
+        ({"y_test": np.array(3)}, r"y_test is a single value"),
+    ],
+)
+def test_anything_else_is_refused_by_key_shape_and_type(save: Any, change: dict[str, Any], told: str) -> None:
+    path = save(GREY, LABELS, **change)
+    with pytest.raises(InputError, match=told) as refused:
+        loaded(path)
+    assert path in str(refused.value)
+    assert not (Path(path).parent / "data" / ".fedentopt").exists() or not list(
+        (Path(path).parent / "data" / ".fedentopt").iterdir()
+    )
+
+
+def test_a_truncated_or_foreign_file_is_refused(save: Any) -> None:
+    path = Path(save(GREY))
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"not a zip file", b""):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"own\.npz: not a readable \.npz file"):
+            loaded(str(path))
+
+
+def test_damaged_pixels_are_noticed_by_their_checksum(save: Any) -> None:
+    path = Path(save(GREY))
+    content = bytearray(path.read_bytes())
+    at = content.find(GREY.tobytes())
+    content[at + 5] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="x_train is damaged or truncated"):
+        loaded(str(path))
+
+
+def test_an_array_shorter_than_its_header_says_is_refused(save: Any, tmp_path: Path) -> None:
+    path = Path(save(GREY))
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["x_train.npy"] = members["x_train.npy"][:-90]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(InputError, match=r"x_train is damaged or truncated \(6 rows announced"):
+        loaded(str(path))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.npz is not there"):
+        load(str(tmp_path / "none.npz"), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "grey"), [("pathmnist", False), ("tissuemnist", True)])
+def test_medmnist_uses_training_and_test_images(tmp_path: Path, name: str, grey: bool) -> None:
+    made = medmnist(tmp_path / f"{name}.npz", side=28, grey=grey, classes=len(CLASSES[name]))
+    data = load(name, tmp_path, image_size=28)
+    images = made["train_images"][..., None] if grey else made["train_images"]
+    np.testing.assert_array_equal(data.x_train, images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.y_test, made["test_labels"][:, 0])
+    assert data.class_names == CLASSES[name]
+    assert len(CLASSES[name]) == ENTRIES[name].classes
+    assert "not the official" in data.notes[0]
+
+
+def test_medmnist_takes_the_smallest_file_that_needs_no_upscaling(tmp_path: Path) -> None:
+    medmnist(tmp_path / "pathmnist.npz", side=28, grey=False, classes=9)
+    upscaled = load("pathmnist", tmp_path, image_size=64)
+    assert "upscaled from 28 to 64 pixels" in upscaled.notes[-1]
+    made = medmnist(tmp_path / "pathmnist_64.npz", side=64, grey=False, classes=9)
+    medmnist(tmp_path / "pathmnist_128.npz", side=128, grey=False, classes=9)
+    data = load("pathmnist", tmp_path, image_size=64)
+    np.testing.assert_array_equal(data.x_test, made["test_images"].transpose(0, 3, 1, 2))
+    assert len(data.notes) == 1
+
+
+def test_medmnist_files_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"pathmnist_224\.npz is not there\. `fedentopt data fetch pathmnist"):
+        load("pathmnist", tmp_path)
+    medmnist(tmp_path / "pathmnist.npz", side=28, grey=False, classes=11)
+    with pytest.raises(InputError, match=r"train_labels\[9\] is 9; accepted: 0 to 8"):
+        load("pathmnist", tmp_path)
+    medmnist(tmp_path / "pathmnist.npz", side=28, grey=True, classes=9)
+    with pytest.raises(InputError, match=r"train_images of shape \(18, 28, 28\).*pathmnist's images"):
+        load("pathmnist", tmp_path)
+
+
+def test_medmnist_of_official_size_must_have_the_published_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    medmnist(tmp_path / "pathmnist.npz", side=28, grey=False, classes=9)
+    monkeypatch.setitem(ENTRIES, "pathmnist", dataclasses.replace(ENTRIES["pathmnist"], train=18, test=9))
+    with pytest.raises(InputError, match=r"pathmnist\.npz: MD5 [0-9a-f]{32}, published a8b06965200029087d5bd7309"):
+        load("pathmnist", tmp_path)
