@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedentopt.selection.measures import row_scores
+from fedentopt.selection.reach import Reach
 from fedentopt.selection.rows import Rows
 from fedentopt.selection.scoring import TIE_BITS, lowest_within_tie
 
@@ -96,6 +97,8 @@ class ColumnIndex:
             logs.append(-float(np.log2(rows.values.min())))
         self.log_scale = max(logs) + (0.0 if log_target is None else float(-log_target.min()))
         self.columns = self._columns()
+        target = np.full(num_classes, 1 / num_classes) if log_target is None else np.exp2(log_target)
+        self.reach = Reach(rows, self.totals, target)
 
     def _columns(self) -> list[Column]:
         owners, classes = self.rows.owners(), self.rows.classes
@@ -107,6 +110,11 @@ class ColumnIndex:
             Column.build(owners[entries], self.rows.values[entries], len(self.rows))
             for entries in np.split(order, ends[:-1])
         ]
+
+    def within_reach(self, gathered: np.ndarray, open_rows: np.ndarray) -> np.ndarray | None:
+        """The few rows among which the best pick must be, or None where a bound cannot narrow it down."""
+        top = np.log2(self.num_classes) if self.log_target is None else 0.0
+        return self.reach.candidates(gathered, open_rows, lambda rows: top - self.exact(rows, gathered), TIE_BITS)
 
     def exact(self, places: np.ndarray, gathered: np.ndarray) -> np.ndarray:
         """Scores of these rows by definition."""
@@ -144,8 +152,11 @@ class ColumnScores:
         self._g[row] = (_xlog2x(held + values) - _xlog2x(held)).sum()
 
     def best(self) -> int:
-        if not self._gathered.any():  # nothing but empty reports so far: log2 0 has no place below
+        if self._gathered.any():
+            places = self._index.within_reach(self._gathered, self.open)
+        else:  # nothing but empty reports so far: log2 0 has no place below
             places = np.flatnonzero(self.open)
+        if places is not None:
             return int(places[lowest_within_tie(self._index.exact(places, self._gathered))])
         changes = self._changes()
         error = self._error(0, 0)

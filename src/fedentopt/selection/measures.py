@@ -11,10 +11,12 @@ from numpy.typing import ArrayLike
 
 from fedentopt.errors import InputError
 
+_TINY = np.finfo(np.float64).tiny
+
 
 def entropy(counts: ArrayLike) -> float:
     """Entropy in bits of one vector of label counts; 0 for an all-zero one, negative entries count as 0."""
-    return float(_row_entropies(_vector("counts", counts)[None, :])[0])
+    return max(float(row_scores(_vector("counts", counts)[None, :])[0]), 0.0)
 
 
 def selection_entropy(times_selected: ArrayLike) -> float:
@@ -48,21 +50,14 @@ def row_scores(table: np.ndarray, log_target: np.ndarray | None = None) -> np.nd
 
     `log_target` is log2 of the target distribution. This is the definition; the fast paths must agree with it.
     """
-    if log_target is None:
-        return _row_entropies(table)
-    p = _normalised(table)
-    return np.asarray(-(p * (np.log2(p + (p == 0)) - log_target)).sum(axis=1))
-
-
-def _row_entropies(table: np.ndarray) -> np.ndarray:
-    p = _normalised(table)
-    # log2(1) = 0 stands in for the empty classes; adding 0.0 turns -0.0 into 0.0.
-    return np.asarray(-(p * np.log2(p + (p == 0))).sum(axis=1) + 0.0)
-
-
-def _normalised(table: np.ndarray) -> np.ndarray:
-    totals = table.sum(axis=1, keepdims=True)
-    return np.asarray(table / (totals + (totals == 0)))
+    ones = np.ones(table.shape[1])
+    # Empty classes and rows meet the smallest positive number instead of 0, and contribute 0 all the same.
+    p = table / np.maximum(table @ ones, _TINY)[:, None]
+    terms = np.log2(np.maximum(p, _TINY))
+    if log_target is not None:
+        terms -= log_target
+    terms *= p
+    return np.asarray(-(terms @ ones))
 
 
 def _vector(name: str, values: ArrayLike) -> np.ndarray:

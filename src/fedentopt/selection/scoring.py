@@ -42,18 +42,21 @@ class ExactScores:
 
     def __init__(self, table: np.ndarray, open_rows: np.ndarray, log_target: np.ndarray | None) -> None:
         self.open = open_rows.copy()
+        self._bar = np.where(open_rows, 0.0, -np.inf)
         self._table = table
         self._log_target = log_target
         self._gathered = np.zeros(table.shape[1])
 
     def best(self) -> int:
         scores = row_scores(self._table + self._gathered, self._log_target)
-        scores[~self.open] = -np.inf
+        scores += self._bar
         return lowest_within_tie(scores)
 
     def gather(self, row: int) -> None:
         self._gathered += self._table[row]
         self.open[row] = False
+        self._bar[row] = -np.inf
 
     def admit(self, row: int) -> None:
         self.open[row] = True
+        self._bar[row] = 0.0
