@@ -1,7 +1,240 @@
+"""`fedentopt reproduce`: the paper's tables and figures, ours beside the printed ones."""
+
 from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedentopt.cli.console import note, print_json
+from fedentopt.cli.reproduce_progress import Reporter
+from fedentopt.errors import InputError
+
+if TYPE_CHECKING:
+    from fedentopt.experiments.paper.reproduction import How, Reproduction
+
+OUT, COMMITTED = Path("out/paper"), Path("results/paper")
+TARGET = (
+    "table1 … table6, figure1, figure2, all of them (all), or an extra: grid-mu, grid-weight-decay, grid-buffer, "
+    "single-class; with --cells, a table named in that file"
+)
+
+
+def _filter(what: str) -> Any:
+    return typer.Option(help=f"only {what}", rich_help_panel="Which cells", show_default=False)
+
+
+def _instead(name: str, what: str) -> Any:
+    return typer.Option(name, help=f"{what}; run nothing")
+
+
+def _where(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Where and how", **more)
+
+
+def _what(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="What comes out")
+
+
+def reproduce(
+    target: Annotated[str, typer.Argument(help=TARGET)] = "all",
+    model: Annotated[list[str] | None, _filter("these models; several with commas between")] = None,
+    dataset: Annotated[list[str] | None, _filter("these data sets; several with commas between")] = None,
+    partition: Annotated[list[str] | None, _filter("these partitions; several with commas between")] = None,
+    method: Annotated[list[str] | None, _filter("these methods; several with commas between")] = None,
+    availability: Annotated[list[str] | None, _filter("dropout or straggling")] = None,
+    participation: Annotated[list[str] | None, _filter("this per cent of clients a round")] = None,
+    seeds: Annotated[str | None, _filter("these seeds, such as 0,1,2 or 0-4 (else five or three)")] = None,
+    rounds: Annotated[int | None, _filter("this many rounds, for a trial: such a cell never counts as done")] = None,
+    cells: Annotated[Path | None, _filter("the cells of this TOML file, instead of the paper's")] = None,
+    list_cells: Annotated[bool, _instead("--list", "show every cell and its state")] = False,
+    dry_run: Annotated[bool, _instead("--dry-run", "show what is to do and how long it takes")] = False,
+    no_run: Annotated[bool, _instead("--no-run", "make tables and figures of what is there")] = False,
+    out_dir: Annotated[Path | None, _where(f"folder of runs, tables and figures (default: {OUT})", "--out")] = None,
+    results: Annotated[Path | None, _where("exported results to make everything from; nothing is run")] = None,
+    known: Annotated[Path | None, _where("exported results that count as finished, beside the runs in --out")] = None,
+    data_dir: Annotated[Path | None, _where("data folder (default: FEDENTOPT_DATA, then the user's cache)")] = None,
+    device: Annotated[str, _where("auto, cpu, cuda or cuda:N")] = "auto",
+    trainer: Annotated[str, _where("auto, stacked, streams or loop")] = "auto",
+    workers: Annotated[int | None, _where("CPU processes of the loop trainer", min=1)] = None,
+    max_stack: Annotated[int | None, _where("most runs that train together (else all that can)", min=1)] = None,
+    checkpoint_every: Annotated[int, _where("save unfinished runs every n rounds", min=1)] = 50,
+    ray: Annotated[str | None, _where("address of a Ray cluster that gets the stacks; local starts one")] = None,
+    ray_workers: Annotated[int | None, _where("with --ray local: CPU workers", min=1)] = None,
+    samples_per_second: Annotated[float | None, _where("speed for --dry-run (default: as measured)", min=1)] = None,
+    export: Annotated[Path | None, _what("folder for results small enough to commit; adds to what is there")] = None,
+    results_page: Annotated[Path | None, _what("Markdown file that gets all tables, figures and findings")] = None,
+    page: Annotated[bool, _what("write the HTML page of all runs")] = True,
+    figures: Annotated[bool, _what("draw the figures")] = True,
+    as_json: Annotated[bool, _what("print one JSON document", "--json")] = False,
+) -> None:  # fmt: skip
+    """Run the paper cell by cell and show ours beside the printed figures.
+
+    Runs that are finished are never run again, and a stopped command goes on where it was.
+    """
+    from fedentopt.experiments.paper.cells import select
+    from fedentopt.experiments.paper.reproduction import How, Reproduction, find_results, plan_cells
+    from fedentopt.experiments.seeds import parse_seeds
+
+    if rounds is not None and rounds < 1:
+        raise InputError(f"rounds: {rounds} is out of range; accepted: at least 1")
+    if results is not None and known is not None:
+        raise InputError("known: does not go with --results, from which alone everything is made")
+    if export is not None and rounds is not None:
+        raise InputError("export: runs cut short with --rounds are no results; leave one of the two out")
+    plan = plan_cells(cells, None if seeds is None else parse_seeds(seeds), rounds)
+    chosen = select(
+        plan,
+        target,
+        model=_words(model),
+        dataset=_words(dataset),
+        partition=_words(partition),
+        method=_words(method),
+        availability=_words(availability),
+        participation=_numbers("participation", participation),
+    )
+    if list_cells and results is None and out_dir is None and cells is None:
+        results = _committed()
+    folder = out_dir or OUT
+    request = Reproduction(plan, chosen, find_results(results or known, None if results else folder), data_dir)
+    if list_cells:
+        _list(request, as_json)
+        return
+    if dry_run:
+        _dry_run(request, device, samples_per_second, as_json)
+        return
+    if results is None and not no_run:
+        how = How(device, trainer, workers, max_stack, checkpoint_every, ray, ray_workers)
+        _run(request, folder, how, export)
+    written: list[Path] = []
+    if results is None or out_dir is not None:
+        written += request.write(folder, figures=figures)
+    if results is None and page:
+        written += _page(request, folder)
+    if export is not None:
+        written += request.export(export, results or folder)
+    if results_page is not None:
+        from fedentopt.experiments.paper.results_page import write_results_page
+
+        written += write_results_page(results_page, request, export or results or folder)
+    if as_json:
+        files = [str(path) for path in written]
+        print_json({"cells": [entry.listed() for entry in request.compare()], "files": files})
+        return
+    from fedentopt.cli.reproduce_show import print_tables
+
+    print_tables(request.compare(), written)
+
+
+def _committed() -> Path | None:
+    """For `--list` without a folder: the committed results, where this machine has no runs of its own yet."""
+    if OUT.is_dir() or not COMMITTED.is_dir():
+        return None
+    note(f"no runs in {OUT} yet: these are the results in {COMMITTED} (--out DIR looks elsewhere)")
+    return COMMITTED
+
+
+def _list(request: Reproduction, as_json: bool) -> None:
+    listed = [entry.listed() for entry in request.compare()]
+    if as_json:
+        print_json({"cells": listed})
+        return
+    from fedentopt.cli.reproduce_show import print_list
+
+    print_list(listed)
+
+
+def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: bool) -> None:
+    from fedentopt.cli.reproduce_show import print_estimate
+    from fedentopt.experiments.paper.cells import distinct_runs
+    from fedentopt.experiments.paper.data import train_size
+    from fedentopt.experiments.paper.estimate import estimate, measured_speed, total
+
+    runs, absent = request.to_do()
+    kind = "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
+    speeds = measured_speed(kind)
+    lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: speed or speeds.get(name))
+    wanted = len(distinct_runs(request.cells))
+    if as_json:
+        count, samples, seconds = total(lines)
+        whole = {"cells": len(request.cells), "wanted": wanted, "runs": count, "samples": samples, "seconds": seconds}
+        print_json({**whole, "device": kind, "missing_data": absent, "stacks": [vars(line) for line in lines]})
+        return
+    _tell_absent(absent)
+    machine = "one H200" if kind == "cuda" else "two CPU cores"
+    source = f"{speed:,.0f} samples a second" if speed else f"the speed measured on {machine}"
+    print_estimate(lines, len(request.cells), wanted, source)
+
+
+def _run(request: Reproduction, folder: Path, how: How, export: Path | None) -> None:
+    """Do what is to do; whatever ends it, the command is logged and, where asked for, what is finished exported."""
+    from fedentopt.experiments.paper.provenance import command_line, note_command
+
+    runs, absent = request.to_do()
+    _tell_absent(absent)
+    if not runs:
+        note("every run of these cells is finished; nothing to do")
+        return
+    started, clock = time.time(), time.monotonic()
+    # Whoever ends a job on a cluster sends this; it deserves the same care as Ctrl-C.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+    def stack_done() -> None:
+        if export is not None:
+            request.export(export, folder)
+
+    try:
+        with Reporter(runs).shown() as reporter:
+            request.run(runs, folder, how, reporter, stack_done)
+    except KeyboardInterrupt:
+        note(f"stopped; what was done is saved in {folder}: the same command goes on there")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if folder.is_dir():
+            note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
+            stack_done()
+
+
+def _page(request: Reproduction, folder: Path) -> list[Path]:
+    written = request.write_page(folder)
+    if written is None and importlib.util.find_spec("plotly") is None:
+        note("no HTML page, since Plotly is not installed (--no-page does without this line)")
+    return [written] if written else []
+
+
+def _tell_absent(absent: dict[str, int]) -> None:
+    for name, count in absent.items():
+        note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
+
+
+def _words(given: Sequence[str] | None) -> list[str]:
+    """Values given one by one or with commas between them."""
+    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]
+
+
+def _numbers(name: str, given: Sequence[str] | None) -> list[float]:
+    try:
+        return [float(word.removesuffix("%")) for word in _words(given)]
+    except ValueError:
+        text = ", ".join(given or ())
+        raise InputError(f"{name}: {text!r} is not a number; accepted: per cent, such as 4 or 10") from None
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the command."""
+    app.command("reproduce")(reproduce)

@@ -78,14 +78,16 @@ class Results:
         self._out_dir = out_dir
         self._exported = dict(exported or {})
         self._curves = dict(curves or {})
-        self._read: dict[tuple[str, int], Measured | None] = {}
+        self._read: dict[tuple[str, int], Measured] = {}  # of finished runs, which never change
 
     def get(self, config: RunConfig, seed: int) -> Measured | None:
         """The run of these settings in this seed, if finished; a run folder wins over an exported result."""
         key = (settings_key(config), seed)
         if key not in self._read:
             run = self._folder(config, seed)
-            self._read[key] = self._exported.get(key) if run is None else _measured(run, config, seed)
+            if run is None:
+                return self._exported.get(key)
+            self._read[key] = _measured(run, config, seed)
         return self._read[key]
 
     def curve(self, config: RunConfig, seed: int) -> Curve:
@@ -103,6 +105,10 @@ class Results:
             )
             for number in rounds
         ]
+
+    def on(self, out_dir: Path) -> Results:
+        """The same exported results, and the run folders below `out_dir`."""
+        return Results(out_dir, self._exported, self._curves)
 
     def value(self, cell: Cell, seed: int, metric: str | None = None) -> float | None:
         """The cell's figure in one seed (or another metric of the same run), None while it is not known."""

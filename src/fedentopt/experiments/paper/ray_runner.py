@@ -40,7 +40,8 @@ def run_on_ray(
     trainer: str = "auto",
     checkpoint_every: int = 10,
     say: Callable[[str], None],
-    report: Callable[[WorkerReport], None] | None = None,
+    report: Callable[[WorkerReport], None] = lambda report: None,
+    done: Callable[[int], None] = lambda number: None,
 ) -> None:
     """Bring all runs to their end on a Ray cluster; `local` starts one here, of `workers` CPU workers if given.
 
@@ -65,7 +66,7 @@ def run_on_ray(
             checkpoint_every=checkpoint_every,
         )
         try:
-            _Dispatcher(ray, stacks, options, on_gpu, say, report).run()
+            _Dispatcher(ray, stacks, options, on_gpu, say, report, done).run()
         finally:
             token.unlink(missing_ok=True)
 
@@ -80,9 +81,11 @@ class _Dispatcher:
         options: WorkerOptions,
         on_gpu: bool,
         say: Callable[[str], None],
-        report: Callable[[WorkerReport], None] | None,
+        report: Callable[[WorkerReport], None],
+        done: Callable[[int], None],
     ) -> None:
-        self._ray, self._stacks, self._options, self._say, self._report = ray, stacks, options, say, report
+        self._ray, self._stacks, self._options = ray, stacks, options
+        self._say, self._report, self._done = say, report, done
         self._inbox = ray.remote(num_cpus=0)(Inbox).remote()
         needs = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
         # Ray's own retries are off: a lost worker is to be seen, counted and told.
@@ -135,6 +138,7 @@ class _Dispatcher:
         for run_id, content in files.items():
             _write_folder(Path(self._options.out_dir) / run_id, content)
         self._say(f"stack {number + 1} of {len(self._stacks)} is done")
+        self._done(number)
 
     def _fetch_reports(self) -> None:
         try:
@@ -144,8 +148,7 @@ class _Dispatcher:
         for report in reports:
             if report.line:
                 self._say(f"stack {report.stack + 1}: {report.line}")
-            if self._report is not None:
-                self._report(report)
+            self._report(report)
 
     def _cancel(self) -> None:
         """Ask all workers to save and stop, and give them a moment for it."""

@@ -41,15 +41,16 @@ def run_stacks(
     *,
     data_dir: Path | None,
     progress: Callable[[RoundEvent], None] | None = None,
-    begin: Callable[[int], None] | None = None,
+    begin: Callable[[int], None] = lambda number: None,
+    done: Callable[[int], None] = lambda number: None,
 ) -> None:
     """Bring every run of every stack to its end below `out_dir`; finished ones are left alone.
 
-    `begin` is told the number of each stack, from 0, before it starts.
+    `begin` and `done` are told the number of each stack, from 0, before and after it.
     """
     from fedentopt.experiments.sweep import run_sweep
 
     for number, stack in enumerate(stacks):
-        if begin is not None:
-            begin(number)
+        begin(number)
         run_sweep(stack, out_dir, options, data_dir=data_dir, targets=TARGETS, progress=progress)
+        done(number)

@@ -1,0 +1,104 @@
+"""What `fedentopt reproduce` prints: lists, estimates and tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fedentopt.cli.console import out
+from fedentopt.cli.reproduce_progress import duration
+
+if TYPE_CHECKING:
+    from fedentopt.experiments.paper.comparison import Comparison
+    from fedentopt.experiments.paper.estimate import Estimate
+
+
+def print_list(listed: Sequence[dict[str, Any]]) -> None:
+    """One line a cell, and how many are in which state."""
+    table = _table(("table", "model", "dataset", "partition", "method", "setting", "metric"),
+                   ("paper", "ours", "seeds", "state"))  # fmt: skip
+    for cell in listed:
+        names = (cell["table"], cell["model"], cell["dataset"], cell["partition"], cell["method"])
+        figures = ("" if cell[name] is None else f"{cell[name]:.4g}" for name in ("paper", "ours"))
+        table.add_row(
+            *(Text(name or "") for name in (*names, _setting(cell), cell["metric"])),
+            *figures,
+            str(len(cell["seeds"])),
+            cell["state"],
+        )
+    out().print(table)
+    _print_states(cell["state"] for cell in listed)
+
+
+def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, source: str) -> None:
+    """What is to do, by model and data set."""
+    from fedentopt.experiments.paper.estimate import total
+
+    table = _table(("model", "data set"), ("runs", "samples", "time"))
+    for line in lines:
+        table.add_row(Text(line.model), Text(line.dataset), str(line.runs), _count(line.samples), _time(line.seconds))
+    runs, samples, seconds = total(lines)
+    if len(lines) != 1:
+        table.add_row("all", "", str(runs), _count(samples), _time(seconds))
+    out().print(table)
+    out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done; time at {source}")
+
+
+def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:
+    """The tables of the cells; sections without any result are left out."""
+    from fedentopt.experiments.paper.tables import tables
+    from fedentopt.experiments.paper.wording import heading
+
+    known = {(entry.cell.table, heading(entry.cell)) for entry in entries if entry.ours is not None}
+    console = out()
+    for printed in tables(entries):
+        name = "table1" if printed.name == "rounds-to-target" else printed.name
+        sections = [section for section in printed.sections if not section.heading or (name, section.heading) in known]
+        if sections:
+            console.print(Text(printed.title, style="bold"))
+        for section in sections:
+            if section.heading:
+                console.print(Text(section.heading, style="italic"))
+            table = _table(printed.columns[:1], printed.columns[1:])
+            for row in section.rows:
+                table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in row))
+            console.print(table)
+            console.print()
+    _print_states(entry.state for entry in entries)
+    for place in dict.fromkeys(path.parent for path in written):
+        console.print(Text(f"written: {place}"), soft_wrap=True)
+
+
+def _print_states(states: Iterable[str]) -> None:
+    counted = Counter(states)
+    parts = ", ".join(f"{count} {state}" for state, count in counted.most_common())
+    out().print(f"{sum(counted.values())} cells: {parts}")
+
+
+def _setting(cell: dict[str, Any]) -> str:
+    parts = [cell["availability"], *(f"{name} {value}" for name, value in cell.get("settings", {}).items())]
+    for name, words in (("participation", "of clients"), ("buffer", "buffer")):
+        parts += [f"{cell[name]:g} % {words}"] if cell[name] is not None else []
+    return ", ".join(part for part in parts if part)
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / 1e6:,.1f} M"
+
+
+def _time(seconds: float | None) -> str:
+    return "unknown" if seconds is None else duration(seconds)

@@ -1,0 +1,243 @@
+"""What the paper claims, and what our figures say to it: each claim a sentence made from results alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedentopt.experiments.paper import names
+from fedentopt.experiments.paper.comparison import Comparison
+from fedentopt.experiments.paper.measures import TARGETS
+from fedentopt.experiments.paper.sizes import shapes
+from fedentopt.experiments.paper.statistics import mean
+
+NOT_YET = "Not run yet."
+FAR = 5.0
+"""Points of accuracy beyond which a cell is named as far from the paper's."""
+
+Entries = Sequence[Comparison]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, where it stands, and ours."""
+
+    claim: str
+    place: str
+    ours: str
+
+
+def findings(entries: Entries) -> list[Finding]:
+    """All claims that can be checked by figures, in the paper's order."""
+
+    def of(*tables: str) -> list[Comparison]:
+        return [entry for entry in entries if entry.cell.table in tables and entry.ours is not None]
+
+    checks: list[tuple[str, str, Callable[[Entries], str], Entries]] = [
+        ("FedEntOpt's cohorts have the highest label entropy, above log2(C-1)", "figure 1", _entropy, of("figure1")),
+        ("random selection has a higher label entropy than FedEntropy", "figure 1", _random_above, of("figure1")),
+        ("FedEntOpt beats FedAvg", "tables 1, 4", _beats_fedavg, of("table1", "table4")),
+        ("FedEntOpt, with noise or without, is the best of its row", "tables 1, 4", _best, of("table1", "table4")),
+        ("noise on the label counts costs no accuracy", "table 1", _private, of("table1")),
+        ("FedEntOpt reaches a target accuracy sooner", "section V-B", _sooner, of("table1")),
+        ("FedEntOpt keeps its accuracy at low participation", "figure 2", _participation, of("figure2")),
+        ("baselines gain when FedEntOpt selects for them", "table 2", _combined, of("table2")),
+        ("FedEntOpt beats FedAvg under dropout and straggling", "table 3", _beats_fedavg, of("table3")),
+        ("label counts cost next to nothing", "table 5", _bytes, of("table5")),
+        ("a larger buffer makes selection more even", "table 6", _even, of("table6")),
+        ("every client was selected at least once", "table 6", _everyone, of("table6")),
+    ]  # fmt: skip
+    return [Finding(claim, place, check(own) if own else NOT_YET) for claim, place, check, own in checks]
+
+
+def agreement(entries: Entries) -> str:
+    """How far our accuracies lie from the printed ones."""
+    gaps = [entry.difference for entry in _accuracies(entries) if entry.difference is not None]
+    if not gaps:
+        return NOT_YET
+    within = sum(abs(gap) <= 2 for gap in gaps)
+    return (
+        f"{len(gaps)} cells with a printed accuracy have results. Ours minus the paper's: "
+        f"{statistics.median(gaps):+.2f} points in the median; {within} cells lie within 2 points, "
+        f"{len(far(entries))} beyond {FAR:g}."
+    )
+
+
+def far(entries: Entries) -> list[Comparison]:
+    """Cells whose accuracy is more than `FAR` points from the printed one, farthest first."""
+    found = [entry for entry in _accuracies(entries) if abs(entry.difference or 0.0) > FAR]
+    return sorted(found, key=lambda entry: -abs(entry.difference or 0.0))
+
+
+def _accuracies(entries: Entries) -> list[Comparison]:
+    return [entry for entry in entries if entry.cell.metric == "accuracy" and entry.difference is not None]
+
+
+def _beats_fedavg(entries: Entries) -> str:
+    own = [entry.against for entry in entries if entry.cell.method == "fedentopt" and entry.against is not None]
+    if not own:
+        return NOT_YET
+    above = [gap for gap in own if gap.mean > 0]
+    clear, against = sum(gap.low > 0 for gap in own), sum(gap.high < 0 for gap in own)
+    gains = f"{min(gap.mean for gap in own):+.2f} to {max(gap.mean for gap in own):+.2f} points"
+    return (
+        f"Above FedAvg in {len(above)} of {len(own)} settings ({gains}), clearly (95 % interval above zero) in {clear}"
+        + (f", clearly below in {against}." if against else ".")
+    )
+
+
+def _best(entries: Entries) -> str:
+    full = [row for row in _rows(entries) if len(row) > 2 and any(_ours(entry) for entry in row)]
+    if not full:
+        return NOT_YET
+    best = [max(row, key=lambda entry: entry.ours or 0.0) for row in full]
+    others = sorted({names.method(entry.cell.method or "") for entry in best if not _ours(entry)})
+    text = f"Best in {sum(_ours(entry) for entry in best)} of {len(full)} settings"
+    return f"{text}; elsewhere {', '.join(others)}." if others else f"{text}."
+
+
+def _ours(entry: Comparison) -> bool:
+    return entry.cell.method in ("fedentopt", "fedentopt-dp")
+
+
+def _private(entries: Entries) -> str:
+    gaps = []
+    for row in _rows(_by(entries, "fedentopt", "fedentopt-dp")):
+        by_method = {entry.cell.method: entry.values for entry in row}
+        noisy, plain = by_method.get("fedentopt-dp", {}), by_method.get("fedentopt", {})
+        gaps += [noisy[seed] - plain[seed] for seed in noisy.keys() & plain.keys()]
+    if not gaps:
+        return NOT_YET
+    return (
+        f"With noise minus without, over {len(gaps)} pairs of runs: {statistics.fmean(gaps):+.2f} points in the mean."
+    )
+
+
+def _sooner(entries: Entries) -> str:
+    """Only settings in which FedAvg and FedEntOpt both reach the target can be compared in rounds."""
+    parts = []
+    for target in TARGETS:
+        pairs, only_ours = [], 0
+        for row in _rows(_by(entries, "fedavg", "fedentopt")):
+            reached = {entry.cell.method: _rounds_to(entry, target) for entry in row}
+            ours, theirs = reached.get("fedentopt"), reached.get("fedavg")
+            if ours is not None and theirs is not None:
+                pairs.append((ours, theirs))
+            only_ours += ours is not None and theirs is None
+        if pairs:
+            times = ", ".join(f"{ours:.0f} against {theirs:.0f}" for ours, theirs in pairs)
+            parts.append(f"{target} %: {times} rounds (FedAvg)")
+        if only_ours:
+            parts.append(
+                f"{target} %: in {only_ours} settings not every seed of FedAvg gets there, every one of FedEntOpt"
+            )
+    return "; ".join(parts) + "." if parts else "No setting where both reach a target."
+
+
+def _rounds_to(entry: Comparison, target: int) -> float | None:
+    rounds = [getattr(run, f"rounds_to_{target}") for run in entry.runs]
+    return None if not rounds or None in rounds else mean(rounds)
+
+
+def _participation(entries: Entries) -> str:
+    """The lowest share of clients against the highest, for FedEntOpt and FedAvg."""
+    parts = []
+    shares = sorted({entry.cell.participation or 0.0 for entry in entries})
+    for method in ("fedentopt", "fedavg"):
+        drops = []
+        for row in _rows(_by(entries, method), participation=False):
+            by_share = {entry.cell.participation: entry.ours for entry in row}
+            low, high = by_share.get(shares[0]), by_share.get(shares[-1])
+            if low is not None and high is not None:
+                drops.append(low - high)
+        if drops:
+            parts.append(f"{names.method(method)} {statistics.fmean(drops):+.2f}")
+    if len(shares) < 2 or not parts:
+        return NOT_YET
+    shift = f"{shares[0]:g} % of the clients instead of {shares[-1]:g} %"
+    return f"{shift}, in points, mean of the settings: {', '.join(parts)}."
+
+
+def _combined(entries: Entries) -> str:
+    up = [entry for entry in entries if (entry.ours or 0.0) > 0]
+    clear = [entry for entry in entries if entry.interval is not None and entry.interval.low > 0]
+    worse = [entry for entry in entries if entry.interval is not None and entry.interval.high < 0]
+    return (
+        f"Better in {len(up)} of {len(entries)} combinations, clearly in {len(clear)}; clearly worse in {len(worse)}."
+    )
+
+
+def _entropy(entries: Entries) -> str:
+    by_method = {entry.cell.method: entry for entry in entries}
+    if not {"fedentopt", "fedavg"} <= by_method.keys():
+        return NOT_YET
+    own = by_method["fedentopt"]
+    least = min((run.min_entropy for run in own.runs if run.min_entropy is not None), default=math.nan)
+    shape = shapes().get(own.cell.dataset)
+    figures = ", ".join(f"{names.method(name or '')} {entry.ours:.3f}" for name, entry in by_method.items())
+    text = f"Mean entropy in bits: {figures}; FedEntOpt's lowest round {least:.3f}"
+    return text + (f", log2({shape[0] - 1}) is {math.log2(shape[0] - 1):.3f}." if shape else ".")
+
+
+def _random_above(entries: Entries) -> str:
+    by_method = {entry.cell.method: entry for entry in entries}
+    if not {"fedentropy", "fedavg"} <= by_method.keys():
+        return NOT_YET
+    gap = by_method["fedentropy"].against
+    return (
+        NOT_YET if gap is None else f"FedEntropy minus random: {gap.mean:+.3f} bits [{gap.low:+.3f}, {gap.high:+.3f}]."
+    )
+
+
+def _bytes(entries: Entries) -> str:
+    from fedentopt.experiments.paper.sizes import size
+
+    found = [size(entry.cell) for entry in entries]
+    ratios = [one.parameters / one.labels for one in found if one is not None]
+    return (
+        f"One model is {min(ratios):,.0f} to {max(ratios):,.0f} times as large as all label counts."
+        if ratios
+        else NOT_YET
+    )
+
+
+def _even(entries: Entries) -> str:
+    rows = _rows([entry for entry in entries if entry.cell.metric == "h_norm"])
+    rising = 0
+    for row in rows:
+        ordered = [entry.ours or 0.0 for entry in sorted(row, key=lambda entry: entry.cell.buffer or 0.0)]
+        rising += ordered == sorted(ordered)
+    gaps = [
+        abs(entry.difference) for entry in entries if entry.cell.metric == "h_norm" and entry.difference is not None
+    ]
+    close = f"; H_norm within {max(gaps):.3f} of the paper's" if gaps else ""
+    return f"H_norm rises with the buffer in {rising} of {len(rows)} settings{close}."
+
+
+def _everyone(entries: Entries) -> str:
+    cells = [entry for entry in entries if entry.cell.metric == "h_norm"]
+    runs = [run for entry in cells for run in entry.runs if run.never_selected is not None]
+    left_out = [run for run in runs if run.never_selected]
+    if not left_out:
+        return f"So in all {len(runs)} runs."
+    where = sorted({f"{names.partition(e.cell.partition or '')}, Q={e.cell.buffer:g} %" for e in cells
+                    if any(run.never_selected for run in e.runs)})  # fmt: skip
+    most = max(run.never_selected or 0 for run in left_out)
+    return f"Not in {len(left_out)} of {len(runs)} runs ({'; '.join(where)}): up to {most} clients were never selected."
+
+
+def _rows(entries: Entries, *, participation: bool = True) -> list[list[Comparison]]:
+    """Entries that share their setting: all but the method and its buffer, and participation where switched off."""
+    rows: dict[object, list[Comparison]] = {}
+    for entry in entries:
+        cell = entry.cell
+        share = cell.participation if participation else None
+        key = (cell.table, cell.model, cell.dataset, cell.partition, cell.availability, cell.metric, share)
+        rows.setdefault(key, []).append(entry)
+    return list(rows.values())
+
+
+def _by(entries: Entries, *methods: str) -> list[Comparison]:
+    return [entry for entry in entries if entry.cell.method in methods]

@@ -1,0 +1,185 @@
+"""A reproduction: the cells asked for, what is known of them, what is still to do, and what to make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedentopt.errors import InputError
+from fedentopt.experiments.paper import provenance
+from fedentopt.experiments.paper.blocks import cells_from_file, paper_cells
+from fedentopt.experiments.paper.cells import Cell, distinct_runs
+from fedentopt.experiments.paper.comparison import Comparison, compare
+from fedentopt.experiments.paper.data import has_data
+from fedentopt.experiments.paper.exported import export, read_exported
+from fedentopt.experiments.paper.measures import Results
+from fedentopt.experiments.paper.outputs import write_paper_figures, write_tables
+from fedentopt.simulation.config import RunConfig
+
+if TYPE_CHECKING:
+    from fedentopt.experiments.paper.ray_worker import WorkerReport
+    from fedentopt.simulation.engine import RoundEvent
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and how runs execute; none of it changes their figures."""
+
+    device: str = "auto"
+    trainer: str = "auto"
+    workers: int | None = None
+    max_stack: int | None = None
+    checkpoint_every: int = 50
+    ray: str | None = None
+    ray_workers: int | None = None
+
+
+class Listener(Protocol):
+    """Whoever shows how far the runs are."""
+
+    def say(self, line: str) -> None: ...
+
+    def round_done(self, event: RoundEvent) -> None: ...
+
+    def worker_report(self, report: WorkerReport) -> None: ...
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """`cells` were asked for; `plan` are all cells they are from. Results come with `results`."""
+
+    plan: list[Cell]
+    cells: list[Cell]
+    results: Results
+    data_dir: Path | None = None
+
+    def compare(self, cells: Sequence[Cell] | None = None) -> list[Comparison]:
+        """Cells (those asked for) beside what is known of them."""
+        wanted = self.cells if cells is None else cells
+        return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
+
+    def to_do(self) -> tuple[list[RunConfig], dict[str, int]]:
+        """Unfinished runs whose data is there, and the number of the others by data set.
+
+        Refused where something is to do but no data set is there, with what to do about it.
+        """
+        unfinished = [
+            run
+            for run in distinct_runs(self.cells)
+            if self.results.get(dataclasses.replace(run, seed=0), run.seed) is None
+        ]
+        ready = [run for run in unfinished if has_data(run.dataset, self.data_dir)]
+        absent: dict[str, int] = {}
+        for run in unfinished:
+            if not has_data(run.dataset, self.data_dir):
+                absent[run.dataset] = absent.get(run.dataset, 0) + 1
+        if absent and not ready:
+            from fedentopt.datasets import load
+
+            load(next(iter(absent)), self.data_dir)  # refuses it, and says how to get it
+        return ready, absent
+
+    def run(
+        self, runs: Sequence[RunConfig], out_dir: Path, how: How, listener: Listener, done: Callable[[], None]
+    ) -> None:
+        """Bring runs to their end in folders below `out_dir`; `done` is called after every stack."""
+        _need_simulator()
+        from fedentopt.experiments.paper.runner import plan_stacks, run_stacks
+        from fedentopt.simulation.engine import EngineOptions
+
+        if how.ray is not None:
+            from fedentopt.experiments.paper.ray_runner import run_on_ray
+
+            run_on_ray(
+                runs,
+                out_dir,
+                address=how.ray,
+                workers=how.ray_workers,
+                max_stack=how.max_stack,
+                data_dir=self.data_dir,
+                device=how.device,
+                trainer=how.trainer,
+                checkpoint_every=how.checkpoint_every,
+                say=listener.say,
+                report=listener.worker_report,
+                done=lambda number: done(),
+            )
+            return
+        if how.ray_workers is not None:
+            raise InputError(f"ray-workers: {how.ray_workers} only goes with --ray local")
+        stacks = plan_stacks(runs, how.max_stack)
+
+        def begin(number: int) -> None:
+            first, size = stacks[number][0], len(stacks[number])
+            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {size} runs")
+
+        options = EngineOptions(
+            device=how.device,
+            trainer=how.trainer,
+            workers=how.workers,
+            checkpoint_every=how.checkpoint_every,
+            say=listener.say,
+        )
+        run_stacks(
+            stacks,
+            out_dir,
+            options,
+            data_dir=self.data_dir,
+            progress=listener.round_done,
+            begin=begin,
+            done=lambda number: done(),
+        )
+
+    def write(self, folder: Path, *, figures: bool) -> list[Path]:
+        """Tables and figures of every table that is touched, whole; gives the files."""
+        touched = {cell.table for cell in self.cells}
+        entries = self.compare([cell for cell in self.plan if cell.table in touched])
+        written = write_tables(folder / "tables", entries)
+        if figures:
+            from fedentopt.experiments.paper.figures import write_figures
+
+            written += write_figures(folder / "figures", entries, self.results)
+        return written
+
+    def write_page(self, folder: Path) -> Path | None:
+        """The HTML page of all runs in `folder`; None where there are none, or no Plotly to draw it with."""
+        if not any(folder.glob("*/rounds.csv")) or importlib.util.find_spec("plotly") is None:
+            return None
+        from fedentopt.report import write_report
+
+        write_paper_figures(folder, self.plan)
+        return write_report(folder)
+
+    def export(self, folder: Path, source: Path) -> list[Path]:
+        """All results as rows per cell and seed, tables made from nothing but them, and the log of `source`."""
+        written = export(folder, self.plan, self.results)
+        alone = dataclasses.replace(self, results=read_exported(folder))
+        known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
+        written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
+        provenance.merge(folder, provenance.read(source))
+        return written
+
+
+def plan_cells(file: Path | None, seeds: Sequence[int] | None, rounds: int | None) -> list[Cell]:
+    """All cells of the paper or of a file, over other seeds and with fewer rounds where asked for."""
+    plan = paper_cells() if file is None else cells_from_file(file)
+    if seeds is not None:
+        plan = [cell.with_seeds(seeds) for cell in plan]
+    return plan if rounds is None else [cell.cut(rounds) for cell in plan]
+
+
+def find_results(exported: Path | None, out_dir: Path | None) -> Results:
+    """Results from an exported folder, from run folders, or from both."""
+    if exported is None:
+        return Results(out_dir)
+    return read_exported(exported) if out_dir is None else read_exported(exported).on(out_dir)
+
+
+def _need_simulator() -> None:
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"training needs {' and '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")

@@ -1,0 +1,134 @@
+"""The page `docs/RESULTS.md`: what was run, what the paper claims and ours says, every table, the figures.
+
+Everything on it comes from exported results; what a person has to add lies beside them in `remarks.md` and is taken
+over as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedentopt.experiments.atomic import make_folder, write_text
+from fedentopt.experiments.paper import names, provenance, wording
+from fedentopt.experiments.paper.comparison import DONE, PARTLY, Comparison
+from fedentopt.experiments.paper.figures import write_figures
+from fedentopt.experiments.paper.findings import FAR, agreement, far, findings
+from fedentopt.experiments.paper.formats import Table, markdown
+from fedentopt.experiments.paper.tables import tables
+
+if TYPE_CHECKING:
+    from fedentopt.experiments.paper.reproduction import Reproduction
+
+REMARKS = "remarks.md"
+INTRODUCTION = """# Results
+
+The tables and figures of *Optimizing Federated Learning by Entropy-Based Client Selection*
+(A. Lutz, G. Steidl, K. Müller, W. Samek, arXiv:2411.01240) with our figures beside the printed ones. This page is
+made by one command from the files in `results/paper`, which hold a row for every cell and seed:
+
+```console
+fedentopt reproduce all --results results/paper --results-page docs/RESULTS.md
+```
+
+How to run the cells oneself, what every setting is and what the paper leaves open:
+[Reproducing the paper](reproducing.md).
+"""
+
+
+def write_results_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
+    """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks."""
+    entries = request.compare(request.plan)
+    folder = path.parent / "results"
+    make_folder(path.parent)
+    drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
+    remarks = source / REMARKS
+    text = page(
+        entries,
+        commands=provenance.read(source),
+        remarks=remarks.read_text(encoding="utf-8") if remarks.exists() else "",
+        figures={file.stem: f"{folder.name}/{file.name}" for file in drawn},
+    )
+    write_text(path, text)
+    return [path, *drawn]
+
+
+def page(
+    entries: Sequence[Comparison], commands: Sequence[dict[str, Any]], remarks: str, figures: dict[str, str]
+) -> str:
+    """The page as text. Tables without any result are named, not shown."""
+    parts = [INTRODUCTION, _in_short(entries), _far(entries)]
+    if remarks.strip():
+        parts.append(remarks.strip() + "\n")
+    parts.append(_state(entries))
+    known = {entry.cell.table for entry in entries if entry.ours is not None}
+    for table in tables([entry for entry in entries if entry.cell.table in known]):
+        parts.append(_shown(table, entries, figures))
+    parts.append(_commands(commands))
+    return "\n".join(parts)
+
+
+def _in_short(entries: Sequence[Comparison]) -> str:
+    lines = ["## In short", "", agreement(entries), "", "| the paper says | where | ours |", "| --- | --- | --- |"]
+    lines += [f"| {found.claim} | {found.place} | {found.ours} |" for found in findings(entries)]
+    return "\n".join([*lines, ""])
+
+
+def _far(entries: Sequence[Comparison]) -> str:
+    apart = far(entries)
+    lines = ["## Where we differ", ""]
+    if not apart:
+        return "\n".join([*lines, f"No cell with results is more than {FAR:g} points from the printed figure.", ""])
+    lines += [f"Cells more than {FAR:g} points from the printed figure, farthest first.", ""]
+    lines += ["| table | setting | method | ours | paper | difference |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    for entry in apart:
+        cell = entry.cell
+        method = names.method(cell.method or "")
+        method += f", Q={cell.buffer:g} %" if cell.table == "table6" else ""
+        place = f"| {cell.table.removeprefix('table')} | {wording.heading(cell)} | {method} "
+        lines.append(f"{place}| {wording.ours(entry)} | {wording.paper(entry)} | {wording.gap(entry)} |")
+    return "\n".join([*lines, ""])
+
+
+def _state(entries: Sequence[Comparison]) -> str:
+    """How many cells of every table have results, by model and data set where not all do."""
+    lines = [
+        "## What was run",
+        "",
+        "| table | cells | all seeds | some seeds | none |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name in dict.fromkeys(entry.cell.table for entry in entries):
+        own = [entry.state for entry in entries if entry.cell.table == name]
+        done, partly = own.count(DONE), own.count(PARTLY)
+        lines.append(f"| {names.table(name)} | {len(own)} | {done} | {partly} | {len(own) - done - partly} |")
+    return "\n".join([*lines, ""])
+
+
+def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str]) -> str:
+    """A table without its empty sections, and the figure that goes with it."""
+    name = "table1" if table.name == "rounds-to-target" else table.name
+    known = {wording.heading(e.cell) for e in entries if e.cell.table == name and e.ours is not None}
+    sections = tuple(section for section in table.sections if not section.heading or section.heading in known)
+    text = markdown(Table(table.name, table.title, table.note, table.columns, sections), level=2)
+    picture = figures.get("accuracy" if table.name == "rounds-to-target" else table.name)
+    return f"{text}\n![{table.title}]({picture})\n" if picture else text
+
+
+def _commands(commands: Sequence[dict[str, Any]]) -> str:
+    lines = ["## Commands behind the results", ""]
+    if not commands:
+        return "\n".join([*lines, "None yet.", ""])
+    lines += [
+        "| started | command | runs | minutes | device | torch | code |",
+        "| --- | --- | ---: | ---: | --- | --- | --- |",
+    ]
+    for entry in commands:
+        commit = str(entry.get("commit") or "")[:12]
+        code = f"{entry.get('fedentopt')}, {commit or 'sources ' + str(entry.get('sources'))[:12]}"
+        lines.append(
+            f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
+            f"{float(entry.get('seconds') or 0) / 60:.1f} | {entry.get('device')} | {entry.get('torch')} | {code} |"
+        )
+    return "\n".join([*lines, ""])
