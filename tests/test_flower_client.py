@@ -98,6 +98,13 @@ def test_true_counts_leave_when_the_owner_says_none() -> None:
     assert not report.noisy
 
 
+def test_the_owner_of_simulated_nodes_speaks_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDENTOPT_LABEL_EPSILON", "none")
+    assert counts(ask()) == [700, 0, 300]
+    assert read_report(ask(run={"label-epsilon": 2.0}), 3).epsilon == 2.0
+    assert read_report(ask(node={"label-epsilon": 0.5}), 3).epsilon == 0.5  # the node's own config comes first
+
+
 def test_with_neither_side_set_the_node_refuses_with_a_reason() -> None:
     reason = refusal(ask())
     assert "label-epsilon" in reason

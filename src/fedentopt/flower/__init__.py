@@ -8,8 +8,8 @@ Needs the extra: pip install "fedentopt[flower]".
 
 from __future__ import annotations
 
-from fedentopt.flower.client import label_report
+from fedentopt.flower.client import client_id, label_report
 from fedentopt.flower.loop import start
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
 
-__all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection", "label_report", "start"]
+__all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection", "client_id", "label_report", "start"]

@@ -33,7 +33,7 @@ def settle_epsilon(app: Setting, owner: Setting) -> float | None:
         return None
     raise InputError(
         f'{KEY}: set neither by the app nor by the node\'s owner; the owner sets {KEY}=1.0 (noise) or {KEY}="none" '
-        "(true counts) in the node config"
+        "(true counts) in the node config, or FEDENTOPT_LABEL_EPSILON where nodes are simulated"
     )
 
 

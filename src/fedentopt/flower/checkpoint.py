@@ -70,7 +70,7 @@ def load(folder: Path) -> Checkpoint | None:
     """The checkpoint in the folder, or None where there is none; a file that is not one is refused."""
     path = folder / FILE
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
             if header["format"] != FORMAT or header["version"] != 1:
                 raise ValueError(f"format {header['format']!r}, version {header['version']!r}")

@@ -8,7 +8,8 @@ with Laplace noise of scale 1/epsilon, drawn once with OpenDP's secure sampler a
 epsilon of `budget`. The unit of privacy is one sample added to or removed from the node's data.
 
 Node config, set by the node's owner:
-    label-epsilon         a number, or "none" for true counts
+    label-epsilon         a number, or "none" for true counts; where it is not set, the environment variable
+                          FEDENTOPT_LABEL_EPSILON of the node's process (simulated nodes have no config of their own)
     label-report-file     absolute path of the file that keeps the report across runs
     label-report-changed  what to do when the labels changed since the report was drawn: "refuse" (default), "keep"
                           (go on sending the old report) or "redraw" (spends epsilon again)
@@ -22,6 +23,7 @@ send the text of any exception to the server, so exceptions are caught here and 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from fedentopt.flower.report import ClientId, normal_id, write_report
 from fedentopt.labels import label_counts
 from fedentopt.privacy import secure_laplace
 
+VARIABLE = "FEDENTOPT_LABEL_EPSILON"
 FILE_KEY = "label-report-file"
 CHANGED_KEY = "label-report-changed"
 STATE_KEY = "fedentopt.label-report"
@@ -57,7 +60,8 @@ def label_report(load_labels: Callable[[Context], Any], num_classes: int | Calla
     def answer(message: Message, context: Context) -> Message:
         try:
             client = client_id(context)
-            epsilon = settle_epsilon(context.run_config.get(KEY), context.node_config.get(KEY))
+            owner = context.node_config.get(KEY, os.environ.get(VARIABLE))
+            epsilon = settle_epsilon(context.run_config.get(KEY), owner)
             counts = _count(load_labels, num_classes, context)
             if epsilon is None:
                 content = write_report(client, counts.tolist(), None)
@@ -100,7 +104,7 @@ def _kept_or_drawn(client: ClientId, counts: np.ndarray, epsilon: float, context
     path = context.node_config.get(FILE_KEY)
     if path is None:
         if in_state is None:
-            log.warning(
+            log.info(
                 "this node keeps its label report for this run only; set %s in the node config, or every run draws "
                 "new noise and spends epsilon again",
                 FILE_KEY,

@@ -1,0 +1,1 @@
+"""A Flower app: image classification with cohorts picked by label entropy."""

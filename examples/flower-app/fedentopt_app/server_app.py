@@ -1,0 +1,103 @@
+"""The ServerApp: picks cohorts by label entropy, averages, evaluates, writes results."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAdam, FedAvgM, FedProx, FedYogi
+
+from fedentopt.errors import InputError
+from fedentopt.flower import FedEntOpt, LabelAware
+from fedentopt.models import build
+from fedentopt.selection import RandomSelector
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.randomness import key
+from fedentopt_app.data import class_names, load_data
+from fedentopt_app.evaluation import evaluate
+from fedentopt_app.record import Bookkeeper
+from fedentopt_app.settings import folder, run_settings
+
+app = ServerApp()
+
+
+class EntProx(LabelAware, FedProx):
+    """FedProx with cohorts picked by label entropy."""
+
+
+class EntAdam(LabelAware, FedAdam):
+    """FedAdam with cohorts picked by label entropy."""
+
+
+class EntYogi(LabelAware, FedYogi):
+    """FedYogi with cohorts picked by label entropy."""
+
+
+class EntAvgM(LabelAware, FedAvgM):
+    """FedAvgM with cohorts picked by label entropy."""
+
+
+def make_strategy(config: RunConfig, context: Context, num_classes: int) -> LabelAware:
+    """The strategy the run config names."""
+    told = context.run_config
+    options: dict[str, Any] = {
+        "cohort_size": config.cohort_size,
+        "num_classes": num_classes,
+        "min_available_nodes": int(told["min-nodes"]) or config.clients,
+        "node_timeout": float(told["node-timeout"]),
+        "query_timeout": float(told["query-timeout"]),
+        "checkpoint_dir": folder(told, "checkpoint"),
+        "fraction_evaluate": 0.0,  # the server evaluates
+    }
+    if config.selector == "random":
+        options["selector"] = RandomSelector(config.cohort_size, seed=config.seed)
+    else:
+        options |= {"buffer_size": config.buffer_size, "seed": config.seed}
+    if config.algorithm == "fedprox":
+        return EntProx(proximal_mu=config.mu, **options)
+    if config.algorithm == "flwr:FedAvgM":
+        return EntAvgM(server_momentum=0.9, **options)
+    return {"flwr:FedAdam": EntAdam, "flwr:FedYogi": EntYogi}.get(config.algorithm, FedEntOpt)(**options)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation."""
+    config = run_settings(context.run_config)
+    out = folder(context.run_config, "out")
+    data = load_data(config.dataset, config.image_size)
+    own_data = bool(str(context.run_config["class-names"]))
+    if own_data and data.class_names != class_names(context):
+        raise InputError(f"class-names: {class_names(context)}, but the test images' classes are {data.class_names}")
+    model = build(
+        config.model,
+        data.num_classes,
+        seed=key(config.seed, "model") >> 1,
+        image_size=data.image_size,
+        weights=config.weights,
+    )
+    strategy = make_strategy(config, context, data.num_classes)
+    books = Bookkeeper(config, data, strategy, own_data)
+    clock = time.monotonic()
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        nonlocal clock
+        if server_round == 0:
+            return None
+        model.load_state_dict(arrays.to_torch_state_dict())
+        begin, clock = clock, time.monotonic()
+        size = sum(array.numpy().nbytes for array in arrays.values())
+        return books.round_metrics(clock - begin, size, evaluate(model, data))
+
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(model.state_dict()),
+        num_rounds=config.rounds,
+        timeout=float(context.run_config["round-timeout"]),
+        train_config=ConfigRecord({"mean": list(data.mean), "std": list(data.std)}),
+        evaluate_fn=evaluate_fn,
+    )
+    if out is not None:
+        print(f"results: {books.write(out, context.run_config, result)}")

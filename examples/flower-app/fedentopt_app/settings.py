@@ -1,0 +1,61 @@
+"""From Flower's run config to a fedentopt run config."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from flwr.app import UserConfig
+
+from fedentopt.errors import InputError
+from fedentopt.simulation.config import RunConfig
+
+LOCAL = ("fedavg", "fedprox", "fedrs", "fedlc")
+SERVER = {"fedadam": "FedAdam", "fedyogi": "FedYogi", "fedavgm": "FedAvgM"}
+
+# Settings of the app that are none of a fedentopt run.
+ELSEWHERE = (
+    "class-names",
+    "label-epsilon",
+    "min-nodes",
+    "node-timeout",
+    "query-timeout",
+    "round-timeout",
+    "out",
+    "checkpoint",
+)
+
+
+def run_settings(run_config: UserConfig) -> RunConfig:
+    """The run this app was started with; what cannot be honoured is refused.
+
+    A server-side optimiser of Flower's is recorded as flwr:FedAdam, a name the simulator does not claim as its own.
+    """
+    fields = {name.replace("-", "_"): value for name, value in run_config.items() if name not in ELSEWHERE}
+    algorithm = fields.get("algorithm", "fedavg")
+    if algorithm in SERVER:
+        fields["algorithm"] = f"flwr:{SERVER[str(algorithm)]}"
+    elif algorithm not in LOCAL:
+        raise InputError(f"algorithm: {algorithm!r} is not in this app; accepted: {', '.join([*LOCAL, *SERVER])}")
+    if fields.get("selector") not in ("fedentopt", "random"):
+        raise InputError(f"selector: {fields.get('selector')!r} is not in this app; accepted: fedentopt, random")
+    fields["image_size"] = fields.get("image_size") or None
+    fields["cohort"], fields["buffer"] = str(fields.get("cohort")), str(fields.get("buffer"))
+    epsilon = run_config.get("label-epsilon", "none")
+    fields["epsilon"] = None if str(epsilon).lower() in ("none", "") else float(epsilon)
+    return RunConfig.from_dict(fields)
+
+
+def local_settings(config: RunConfig) -> RunConfig:
+    """The same run as a client sees it: a server-side optimiser changes nothing there."""
+    return config if config.algorithm in LOCAL else dataclasses.replace(config, algorithm="fedavg")
+
+
+def folder(run_config: UserConfig, name: str) -> Path | None:
+    """A folder setting: None where it is empty; a relative path would land in a process's own directory."""
+    text = str(run_config.get(name, ""))
+    if not text:
+        return None
+    if not Path(text).is_absolute():
+        raise InputError(f"{name}: {text!r} is not an absolute path")
+    return Path(text)
