@@ -46,7 +46,7 @@ class ConcatBudget:
 def concat_budget(
     rounds: int, share: float, most_second: int, cohort: int, clients: int, clusters: int, sizes: tuple[int, int, int]
 ) -> ConcatBudget:
-    """Split the budget of `rounds` FedAvg rounds. `sizes`: parameters of model, encoder and new layer.
+    """Split the budget of `rounds` FedAvg rounds, to the nearest round. `sizes`: parameters of model, encoder, new layer.
 
     Stage 1 takes `share` of the rounds, or fewer if stage 2 would otherwise be left with under ten rounds; a budget
     that does not even allow one round of stage 1 and ten of stage 2 is refused.
@@ -54,10 +54,11 @@ def concat_budget(
     model, encoder, layer = sizes
     for first in range(max(1, int(share * rounds + 1e-9)), 0, -1):
         left = 2 * (rounds - first) * cohort * model - clients * clusters * encoder
-        second = left // (2 * cohort * layer)
+        second = round(left / (2 * cohort * layer))
         if second >= LEAST_SECOND:
             return ConcatBudget(first, min(second, most_second))
-    need = 1 + -(-(clients * clusters * encoder + 2 * LEAST_SECOND * cohort * layer) // (2 * cohort * model))
+    least = clients * clusters * encoder + (2 * LEAST_SECOND - 1) * cohort * layer  # rounds to ten
+    need = 1 + -(-least // (2 * cohort * model))
     raise InputError(
         f"rounds: {rounds} rounds of {cohort} clients do not pay for fedconcat's {clusters} encoders sent to {clients} "
         f"clients and ten rounds of its second stage; accepted: at least {need}"

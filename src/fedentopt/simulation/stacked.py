@@ -25,9 +25,9 @@ PREDICT_SAMPLES = 65536  # images times models in flight during evaluation
 
 
 def ladder(n: int) -> int:
-    """The smallest captured prefix size that holds n rows: steps of an eighth, so at most 12.5 % idle rows."""
+    """The smallest captured prefix size that holds n rows: at most an eighth of its rows idle."""
     step = 1
-    while n > 8 * step:
+    while n > 16 * step:
         step *= 2
     return -(-n // step) * step
 
