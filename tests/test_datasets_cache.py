@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from fedentopt.datasets import cache, conversion, load
+from fedentopt.datasets.cifar import CIFAR10, Cifar, Layout
 from fedentopt.datasets.loading import source
 from fedentopt.datasets.verify import verify
 from fedentopt.errors import InputError
-from tiny_data import cifar10, class_folders
+from tiny_data import CIFAR10_FILES, cifar10, class_folders
 
 BATCH = Path("cifar-10-batches-bin") / "data_batch_3.bin"
 CACHE = Path(".fedentopt") / "cifar10-32"
@@ -210,3 +212,36 @@ def test_the_cache_key_of_a_source_tells_files_and_sizes_apart(tmp_path: Path) -
     small, large = load("cifar10", tmp_path, image_size=16), load("cifar10", tmp_path, image_size=24)
     assert (small.image_size, large.image_size) == (16, 24)
     assert load("cifar10", tmp_path, image_size=16).image_size == 16
+
+
+def test_files_with_the_published_sums_replace_a_stand_in(tmp_path: Path) -> None:
+    made = cifar10(tmp_path / "real")
+    cifar10(tmp_path / "data", records=10)
+    sums = {name: hashlib.md5(made[name].tobytes()).hexdigest() for name in CIFAR10_FILES}
+    test = {"test_batch.bin": sums.pop("test_batch.bin")}
+    layout = Layout(CIFAR10.folder, sums, test, dict.fromkeys(CIFAR10_FILES, 20), CIFAR10.labels)
+    reader = Cifar("cifar10", layout, tmp_path / "data")
+    assert len(conversion.converted(reader, tmp_path / "data", 32).x_train) == 50
+    for name in CIFAR10_FILES:
+        (reader.root / name).write_bytes(made[name].tobytes())
+    assert len(conversion.converted(reader, tmp_path / "data", 32).x_train) == 100
+
+
+def test_conversion_in_many_pieces_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedentopt.datasets import cifar, npz_reading, pixels
+
+    made = cifar10(tmp_path)
+    x = np.concatenate([made[name][:, 1:] for name in CIFAR10_FILES[:5]]).reshape(-1, 3, 32, 32)
+    y = np.arange(100) % 10
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    whole = load("cifar10", tmp_path, image_size=20)
+    monkeypatch.setattr(pixels, "PIECE_BYTES", 7 * 3 * 20 * 20)
+    monkeypatch.setattr(cifar, "PIECE", 11)
+    monkeypatch.setattr(npz_reading, "PIECE_BYTES", 13 * 3072)
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / CIFAR10.folder).rename(other / CIFAR10.folder)
+    for data in (load("cifar10", other, image_size=20), load(str(tmp_path / "own.npz"), other, image_size=20)):
+        np.testing.assert_array_equal(data.x_train, whole.x_train)
+        assert data.mean == whole.mean
+        assert data.std == whole.std

@@ -99,7 +99,7 @@ class Cifar:
             variant: Labels(names, self._labels(train, i, names), self._labels(test, i, names))
             for i, (variant, names) in enumerate(self.layout.labels.items())
         }
-        return Content(3, labels, self._images(train), self._images(test), notes)
+        return Content(3, labels, self._images(train), self._images(test), notes, verified=not notes)
 
     @property
     def _record(self) -> int:
@@ -153,11 +153,11 @@ class Cifar:
 
     def _images(self, paths: Sequence[Path]) -> Images:
         def iterate(side: int) -> Iterator[np.ndarray]:
-            from fedentopt.datasets.pixels import resize
+            from fedentopt.datasets.pixels import resized
 
             for path in paths:
                 for piece in self._pieces(path):
                     pixels = np.ascontiguousarray(piece[:, len(self.layout.labels) :])
-                    yield resize(pixels.reshape(-1, 3, 32, 32), side)
+                    yield from resized(pixels.reshape(-1, 3, 32, 32), side)
 
         return iterate

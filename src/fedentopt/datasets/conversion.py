@@ -16,9 +16,9 @@ def converted(
 ) -> cache.Arrays:
     """Arrays of images with side `size`.
 
-    Official files that changed since they were converted are refused, unless it is known that they were
-    `replaced`; a user's own files may change and are converted anew. A data folder that cannot be written
-    is no obstacle: the arrays are then made in memory.
+    Official files that changed since they were converted are refused, unless they have the published checksums
+    or it is known that they were `replaced`; a user's own files may change and are converted anew. A data
+    folder that cannot be written is no obstacle: the arrays are then made in memory.
     """
     try:
         return _converted(source, data_dir, size, progress, replaced)
@@ -40,8 +40,8 @@ def _converted(
         if differs is None:
             cache.refresh(target, meta, take(source.root, files))
             return cache.open_arrays(target, meta)
-        if source.official and not replaced:
-            source.open()  # says more precisely what is wrong, where it can
+        # Opening says more precisely what is wrong, where it can; and published checksums are proof enough.
+        if source.official and not replaced and not source.open().verified:
             raise InputError(
                 f"{differs}: the file is not as it was when it was converted; put the published file back, or "
                 f"remove {target} to convert what is there now"

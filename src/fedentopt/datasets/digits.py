@@ -18,7 +18,7 @@ def digits() -> Content:
     """The images (0..16 scaled to 0..255, one grey channel) and labels."""
     from sklearn.datasets import load_digits
 
-    from fedentopt.datasets.pixels import resize
+    from fedentopt.datasets.pixels import resized
 
     bunch = load_digits()
     images = np.rint(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
@@ -27,7 +27,7 @@ def digits() -> Content:
 
     def pieces(chosen: np.ndarray) -> Images:
         def iterate(side: int) -> Iterator[np.ndarray]:
-            yield resize(images[chosen], side)
+            yield from resized(images[chosen], side)
 
         return iterate
 

@@ -24,7 +24,6 @@ from fedentopt.errors import InputError
 KINDS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"})
 _LITTER = frozenset({"thumbs.db", "desktop.ini"})
 _TRAIN, _TEST, _UNUSED = ("train", "training"), ("test", "testing"), ("valid", "val", "validation")
-PIECE = 256
 
 
 @dataclass(frozen=True)
@@ -148,11 +147,12 @@ def _one_of(path: Path, folders: dict[str, Path], accepted: Sequence[str]) -> Pa
 
 def _images(paths: Sequence[Path], channels: int) -> Images:
     def iterate(side: int) -> Iterator[np.ndarray]:
-        from fedentopt.datasets.pixels import decode
+        from fedentopt.datasets.pixels import decode, piece_length
 
+        step = piece_length(channels, side)
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow lets go of the interpreter while it decodes
-            for start in range(0, len(paths), PIECE):
-                piece = paths[start : start + PIECE]
+            for start in range(0, len(paths), step):
+                piece = paths[start : start + step]
                 yield np.stack(list(pool.map(lambda path: decode(path, side, channels), piece)))
 
     return iterate

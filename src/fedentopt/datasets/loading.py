@@ -85,7 +85,7 @@ def source(name: str, data_dir: Path, size: int) -> Source:
         # Slices of MRI are grey; some files of this set only store them as RGB.
         return Folders(name, data_dir / name, BRAIN_CLASSES, data_dir, grey=True)
     path = Path(name).expanduser()
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         from fedentopt.datasets.npz import Npz
 
         return Npz(path)

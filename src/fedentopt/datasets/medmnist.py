@@ -94,7 +94,8 @@ class MedMnist:
         if channels != {1 if self.name == "tissuemnist" else 3} or any(a.dtype != np.uint8 for a in images.values()):
             raise InputError(f"{images['train']}; accepted: {self.name}'s images in uint8")
         notes = []
-        if (len(labels["train"]), len(labels["test"])) == (entry.train, entry.test):
+        official = (len(labels["train"]), len(labels["test"])) == (entry.train, entry.test)
+        if official:
             if (found := md5(path)) != self.download.md5:
                 raise InputError(f"{path}: MD5 {found}, published {self.download.md5}: the file was changed")
         else:
@@ -109,4 +110,5 @@ class MedMnist:
             image_pieces(images["train"]),
             image_pieces(images["test"]),
             tuple(notes),
+            verified=official,
         )

@@ -145,7 +145,7 @@ def image_pieces(found: NpzArray) -> Images:
     """The images of an array that `check_images` has passed."""
 
     def iterate(side: int) -> Iterator[np.ndarray]:
-        from fedentopt.datasets.pixels import resize
+        from fedentopt.datasets.pixels import resized
 
         axis = _axis(found)[0]
         for piece in found.pieces():
@@ -153,7 +153,7 @@ def image_pieces(found: NpzArray) -> Images:
                 piece = piece[:, None]
             elif axis == 3:
                 piece = piece.transpose(0, 3, 1, 2)
-            yield resize(_bytes(found, piece), side)
+            yield from resized(_bytes(found, piece), side)
 
     return iterate
 

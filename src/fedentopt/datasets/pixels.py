@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,26 @@ from fedentopt.errors import InputError
 
 # Formats by name, since Pillow would otherwise try all it knows on a file, some by calling other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+PIECE_BYTES = 32 << 20
 GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"})
 
 
-def resize(images: np.ndarray, side: int) -> np.ndarray:
-    """uint8 (n, 1 or 3, H, W) -> uint8 (n, 1 or 3, side, side), bilinear; as they are if they have that size."""
+def piece_length(channels: int, side: int) -> int:
+    """How many images to hold in memory at once while converting."""
+    return max(1, PIECE_BYTES // (channels * side * side))
+
+
+def resized(images: np.ndarray, side: int) -> Iterator[np.ndarray]:
+    """uint8 (n, 1 or 3, H, W) -> pieces of uint8 (m, 1 or 3, side, side), bilinear; unchanged if of that size."""
     if images.shape[2:] == (side, side):
-        return images
+        yield images
+        return
+    step = piece_length(images.shape[1], side)
+    for start in range(0, len(images), step):
+        yield _resize(images[start : start + step], side)
+
+
+def _resize(images: np.ndarray, side: int) -> np.ndarray:
     out = np.empty((*images.shape[:2], side, side), np.uint8)
     for i, image in enumerate(images):
         picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))

@@ -30,6 +30,7 @@ class Content:
     train: Images
     test: Images
     notes: tuple[str, ...] = ()
+    verified: bool = False  # the files have the published checksums
 
 
 class Source(Protocol):

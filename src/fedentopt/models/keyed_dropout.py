@@ -89,7 +89,7 @@ class KeyedDropout(nn.Module):
         for size in shape:
             count *= size
         kept = uniform(self.key.value, self.layer, count).reshape(shape) >= self.p
-        return x * (kept.to(x.dtype) / (1 - self.p) if self.p < 1 else kept.to(x.dtype))
+        return x * kept * (1 / (1 - self.p) if self.p < 1 else 1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # The key is no buffer (buffers are averaged and saved), so it has to follow the model by hand.
