@@ -25,7 +25,7 @@ from fedentopt.report.figures import figures
 from fedentopt.report.findings import findings
 from fedentopt.report.grouping import Group, group_runs
 from fedentopt.report.paper import PaperFigures
-from fedentopt.report.payload import LEVELS, group_payload
+from fedentopt.report.payload import LEVELS, Detail, group_payload
 from fedentopt.report.reading import ResultFolder, read_folder
 from fedentopt.report.tables import overview_table, settings_tables, summary_table
 
@@ -91,16 +91,25 @@ def render(folder: ResultFolder) -> str:
         "scripts": "\n".join(_asset(name) for name in _SCRIPTS),
     }
     page = Template(_asset("page.html"))
+    room = LARGEST_PAGE - len(page.substitute(values, data="").encode())
     for detail in LEVELS:
-        packed = [_packed(group_payload(group, detail)) for group in groups]
-        data = "".join(
-            f'<script type="text/plain" class="data" data-group="{number}">{text}</script>'
-            for number, text in enumerate(packed)
-        )
-        text = page.substitute(values, data=data)
-        if len(text.encode()) < LARGEST_PAGE:
-            break
-    return text
+        data = _data(groups, detail, room if detail is not LEVELS[-1] else None)
+        if data is not None:
+            return page.substitute(values, data=data)
+    raise AssertionError("the last level takes any room")
+
+
+def _data(groups: tuple[Group, ...], detail: Detail, room: int | None) -> str | None:
+    """The data elements of all settings, or None as soon as they need more than `room` bytes."""
+    elements: list[str] = []
+    used = 0
+    for number, group in enumerate(groups):
+        text = _packed(group_payload(group, detail))
+        elements.append(f'<script type="text/plain" class="data" data-group="{number}">{text}</script>')
+        used += len(elements[-1])
+        if room is not None and used >= room:
+            return None
+    return "".join(elements)
 
 
 def _part(number: int, content: str) -> str:

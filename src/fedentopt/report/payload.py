@@ -162,4 +162,5 @@ def _short(value: float, digits: int) -> float | None:
 
 
 def _list(values: Iterable[float], digits: int) -> list[float | None]:
-    return [_short(value, digits) for value in values]
+    rounded = np.round(np.fromiter(values, dtype=np.float64), digits).tolist()
+    return [int(value) if value.is_integer() else value if math.isfinite(value) else None for value in rounded]

@@ -51,7 +51,7 @@ const drawCohort = (side) => {
   const texts = names.map((name) => plain(clipped(name, isNarrow() ? 8 : 12)));
   draw(id, traces, layout({
     barmode: "stack", title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
-    xaxis: axis("", { tickvals: classes, ticktext: texts, range: [-0.6, names.length - 0.4], tickangle: names.length > 6 ? -40 : 0 }),
+    xaxis: axis("", { tickvals: classes, ticktext: texts, range: [-0.6, names.length - 0.4], tickangle: names.length > 6 && texts.some((text) => text.length > 4) ? -40 : 0 }),
     yaxis: axis("Samples", { range: [0, top] }), hovermode: "closest",
     annotations: missing.map((c) => ({ x: c, y: 0, yanchor: "bottom", text: "✕", showarrow: false, font: { size: 18, color: cssColour("--warn") } })),
   }));
@@ -77,17 +77,19 @@ const describeCohort = (place, { run, at, clients, absent, missing }) => {
   );
   if (run.accuracy[at] !== null) place.append(" · accuracy after the round ", strong(run.accuracy[at].toFixed(2), "accuracy"), " %");
   place.append(document.createElement("br"), "Clients ", strong(clients.map((client) => names[client]).join(", ") || "none", "clients"));
-  if (absent.length) place.append(` · did not train: ${absent.map((client) => names[client]).join(", ")}`);
+  const gaps = run.covered.filter((count) => count < classes.length).length;
+  place.append(document.createElement("br"), `A class is missing in ${gaps} of ${run.rounds.length} rounds`);
+  if (absent.length) place.append(` · did not train in this one: ${absent.map((client) => names[client]).join(", ")}`);
 };
 
 // Thousands of clients share the few hundred rows that a screen has.
 const MOST_ROWS = 400;
 const blockSize = () => Math.ceil(view.group.clients.length / MOST_ROWS);
-const blockName = (block, size) => {
+const blockName = (block, size, most = 30) => {
   const names = view.group.clients;
   const first = names[block * size];
   const last = names[Math.min(names.length, (block + 1) * size) - 1];
-  return plain(clipped(size === 1 ? first : `${first} to ${last}`, 30));
+  return plain(clipped(size === 1 ? first : `${first} to ${last}`, most));
 };
 
 const drawClients = () => {
@@ -116,7 +118,7 @@ const drawClients = () => {
     customdata: classes.map((name) => [...Array(blocks).keys()].map((block) => [blockName(block, size), plain(clipped(name, 40))])),
     hovertemplate: "client %{customdata[0]}<br>%{z} × %{customdata[1]}<extra></extra>",
   }, ...marks], layout({
-    xaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => blockName(block, size)), showgrid: false, range: [-0.6, blocks - 0.4] }),
+    xaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => blockName(block, size, 12)), showgrid: false, range: [-0.6, blocks - 0.4] }),
     yaxis: axis("", { tickvals: classes.map((_, c) => c), ticktext: classes.map((name) => plain(clipped(name, isNarrow() ? 9 : 20))), showgrid: false, range: [-1.8, classes.length + 0.8] }),
     hovermode: "closest",
   }));
@@ -156,7 +158,7 @@ const drawPicks = (side) => {
     title: { text: plain(clipped(method.label, 40)) + (dropped ? `<br><span style="font-size:12px;color:${lost}">■ chosen, did not train</span>` : ""), font: { size: 15 }, x: 0.02, xanchor: "left" },
     margin: { l: 54, r: 12, t: dropped ? 54 : 34, b: 46 },
     xaxis: axis("Round", { showgrid: false }),
-    yaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => plain(clipped(blockName(block, size), 12))), showgrid: false, autorange: "reversed" }),
+    yaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => blockName(block, size, 12)), showgrid: false, autorange: "reversed" }),
     shapes: round === undefined ? [] : [{ x0: round, x1: round, y0: 0, y1: 1, yref: "paper", line: { color: cssColour("--text"), width: 1, dash: "dot" } }],
   }));
 };

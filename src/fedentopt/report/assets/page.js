@@ -101,7 +101,7 @@ const showGroup = async (number) => {
   target.min = group.targets[0] ?? 0;
   target.max = group.targets.at(-1) ?? 0;
   // The first look asks: what did it take the others to get where the left method ever got?
-  const reached = group.methods[view.left].costs.filter((cost) => cost).length;
+  const reached = group.methods[view.left].costs.filter((cost) => cost && cost[2] === group.methods[view.left].seeds).length;
   target.value = group.targets[Math.max(0, reached - 1)] ?? 0;
   view.rounds = [];
   byId("round").value = 0;
@@ -115,6 +115,18 @@ const step = (by) => {
   slider.value = Math.min(Number(slider.max), Math.max(0, Number(slider.value) + by));
   drawRound();
   markRound();
+};
+
+// The next round, from here and then from the start, in which one of the two cohorts lacks a class.
+const stepToGap = () => {
+  const lacking = new Set(SIDES.flatMap((side) => {
+    const run = runOf(methodOn(side));
+    return run.rounds.filter((_, at) => run.covered[at] < view.group.classes.length);
+  }));
+  const here = Number(byId("round").value);
+  const order = [...view.rounds.keys()].map((i) => (here + 1 + i) % view.rounds.length);
+  const found = order.find((i) => lacking.has(view.rounds[i]));
+  if (found !== undefined) step(found - here);
 };
 
 let playing = null;
@@ -145,6 +157,7 @@ const wire = () => {
   byId("same-scale").addEventListener("change", drawRound);
   byId("previous").addEventListener("click", () => step(-1));
   byId("next").addEventListener("click", () => step(1));
+  byId("gap").addEventListener("click", stepToGap);
   byId("play").addEventListener("click", play);
   byId("target").addEventListener("input", drawBytes);
   byId("participation-order").addEventListener("change", drawParticipation);

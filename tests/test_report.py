@@ -1,0 +1,313 @@
+"""The page as a file: what is read, what is refused, what the numbers are, how large it gets."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedentopt.report import write_report
+from fedentopt.report.figures import Spread, costs, curve, figures, thin
+from fedentopt.report.grouping import group_runs
+from fedentopt.report.page import LARGEST_PAGE
+from fedentopt.report.reading import read_folder
+from fedentopt.simulation.config import RunConfig
+from result_folders import write_comparison, write_run
+
+EVIL = "<script>alert(1)</script>"
+CLASSES = tuple("abcdefghij")
+
+
+def payloads(page: Path) -> list[dict[str, Any]]:
+    """The data a page carries, one object a setting."""
+    coded = re.findall(r'class="data" data-group="\d+">([^<]*)</script>', page.read_text())
+    return [json.loads(gzip.decompress(base64.b64decode(text))) for text in coded]
+
+
+def table_rows(page: Path, number: int = 0) -> dict[str, list[str]]:
+    """Cells of a summary table as shown, by method."""
+    text = page.read_text()
+    body = re.search(rf'<table id="summary-{number}">.*?<tbody>(.*?)</tbody>', text, re.S)
+    assert body is not None
+    rows = {}
+    for row in re.findall(r"<tr.*?</tr>", body[1], re.S):
+        cells = [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.S)]
+        rows[cells[0]] = cells[1:]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_comparison(tmp_path_factory.mktemp("results") / "demo")
+
+
+def test_summary_is_mean_and_sample_deviation_over_seeds(comparison: Path) -> None:
+    page = write_report(comparison)
+    assert page == comparison / "report.html"
+    rows = table_rows(page)
+    assert set(rows) == {"fedavg", "fedentopt", "fedentopt-dp"}
+    for method, cells in rows.items():
+        files = sorted(comparison.glob(f"{method}_*/summary.json"))
+        accuracies = [json.loads(file.read_text())["accuracy"] for file in files]
+        expected = f"{statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f}"
+        assert cells[0].removesuffix(" ★ best") == expected
+        assert cells[-1] == "3"
+    marked = [method for method, cells in rows.items() if "best" in cells[0]]
+    best = max(rows, key=lambda method: float(rows[method][0].split()[0]))
+    assert len(marked) == 1
+    assert rows[marked[0]][0].split()[0] == rows[best][0].split()[0]
+
+
+def test_page_needs_nothing_but_itself(comparison: Path) -> None:
+    text = write_report(comparison).read_text()
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=\"(?!data:)", text)
+    assert "@import" not in text
+    assert not re.search(r"url\(", text)
+
+
+def test_same_results_give_the_same_bytes(comparison: Path, tmp_path: Path) -> None:
+    first = write_report(comparison, out=tmp_path / "a" / "one.html").read_bytes()
+    second = write_report(comparison, out=tmp_path / "b.html").read_bytes()
+    assert first == second
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["b.html", "one.html"]
+
+
+def test_picks_entropies_and_labels_are_those_on_disk(comparison: Path) -> None:
+    (data,) = payloads(write_report(comparison))
+    for method in data["methods"]:
+        for run in method["runs"]:
+            (folder,) = comparison.glob(f"{method['label']}_*_s{run['seed']}_*")
+            with (folder / "rounds.csv").open(newline="") as stream:
+                rows = list(csv.DictReader(stream))
+            assert [json.loads(row["clients"]) for row in rows] == run["picks"]
+            assert run["entropy"] == pytest.approx([float(row["entropy"]) for row in rows], abs=5e-5)
+            assert run["covered"] == [int(row["classes_covered"]) for row in rows]
+            times = np.bincount([k for row in rows for k in json.loads(row["clients"])], minlength=40)
+            assert run["times"] == times.tolist()
+            with (folder / "label_counts.csv").open(newline="") as stream:
+                counts = [[int(value) for value in row[1:]] for row in list(csv.reader(stream))[1:]]
+            assert data["labelTables"][run["table"]] == counts
+
+
+def test_findings_compare_seed_by_seed(comparison: Path) -> None:
+    def accuracies(method: str) -> list[float]:
+        files = sorted(comparison.glob(f"{method}_*/summary.json"))
+        return [json.loads(file.read_text())["accuracy"] for file in files]
+
+    gains = [after - before for before, after in zip(accuracies("fedavg"), accuracies("fedentopt"), strict=True)]
+    text = write_report(comparison).read_text()
+    expected = f"gains {statistics.mean(gains):.2f} (± {statistics.stdev(gains):.2f}) points, seed by seed over 3 seeds"
+    assert expected in text
+
+
+def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 20, "rounds": 3}
+    for changes in (
+        {"selector": "fedentopt", "buffer": "5"},
+        {"selector": "fedentopt", "buffer": "10"},
+        {"partition": "classes:2"},
+        {"dropout": 0.3},
+    ):
+        write_run(tmp_path, RunConfig(**settings, **changes), classes=CLASSES)
+    groups = group_runs(read_folder(tmp_path).runs)
+    labels = {group.title: [method.label for method in group.methods] for group in groups}
+    assert labels == {
+        "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 3 rounds": [
+            "fedentopt (buffer 10)",
+            "fedentopt (buffer 5)",
+        ],
+        "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 30 % dropout · 3 rounds": ["fedavg"],
+        "digits · classes:2 · lenet5 · 20 clients, 10% a round · 3 rounds": ["fedavg"],
+    }
+    page = write_report(tmp_path)
+    assert len(payloads(page)) == 3
+    assert page.read_text().count("<option value=") == 3 + 2  # settings, and the two orders of participation
+
+
+@pytest.mark.parametrize(
+    ("content", "figures_shown"),
+    [
+        ({"fedavg": 46.61}, {"fedavg": "46.61", "fedentopt": "–"}),
+        ([{"method": "fedentopt", "partition": "dir:0.1", "figure": 52.8}], {"fedavg": "–", "fedentopt": "52.80"}),
+        ([{"method": "fedentopt", "partition": "classes:2", "figure": 52.8}], None),
+    ],
+)
+def test_paper_figures_stand_beside_ours(tmp_path: Path, content: Any, figures_shown: dict[str, str] | None) -> None:
+    write_comparison(tmp_path, seeds=1, rounds=4, clients=20)
+    (tmp_path / "paper_figures.json").write_text(json.dumps(content))
+    rows = table_rows(write_report(tmp_path))
+    if figures_shown is None:
+        assert len(rows["fedavg"]) == 8
+        return
+    for method, shown in figures_shown.items():
+        assert rows[method][1] == shown
+        if shown != "–":
+            gap = float(rows[method][0].split()[0]) - float(shown)
+            assert float(rows[method][2]) == pytest.approx(gap, abs=0.011)
+
+
+def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 20, "rounds": 12, "cohort": "4"}
+    write_run(tmp_path, RunConfig(**settings, seed=0), classes=CLASSES)
+    write_run(tmp_path, RunConfig(**settings, seed=1), classes=CLASSES, stop_after=5)
+    write_run(tmp_path, RunConfig(**settings, algorithm="fednova"), classes=CLASSES, diverged_round=3)
+    write_run(tmp_path, RunConfig(**settings, selector="fedentopt", buffer="5"), classes=CLASSES, stop_after=7)
+    started = tmp_path / "just_started"
+    started.mkdir()
+    (started / "run.json").write_text(json.dumps({"config": {}}))
+    page = write_report(tmp_path)
+    rows = table_rows(page)
+    assert "fedavg1 unfinished, round 5 of 12" in rows
+    assert "fednovadiverged: seed 0, round 3" in rows
+    assert "just_started" in page.read_text()
+    # The mean counts the finished run alone; without one, what there is so far.
+    (group,) = group_runs(read_folder(tmp_path).runs)
+    by_name = {method.name: method for method in group.methods}
+    finished = json.loads(next(tmp_path.glob("fedavg_*_s0_*/summary.json")).read_text())
+    assert figures(by_name["fedavg"]).accuracy == Spread(
+        pytest.approx(finished["accuracy"]), pytest.approx(math.nan, nan_ok=True), 1
+    )
+    half = by_name["fedentopt"].runs[0]
+    assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.accuracy)))
+
+
+def test_one_run_is_a_page_too(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES)
+    page = write_report(folder)
+    assert page == folder / "report.html"
+    assert list(table_rows(page)) == ["fedavg"]
+
+
+def test_only_noisy_counts_known(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES)
+    lines = (folder / "label_counts.csv").read_text().splitlines()
+    lines[1] = "0,-3.25" + ",1.5" * 9
+    (folder / "reported_counts.csv").write_text("\n".join(lines))
+    (folder / "label_counts.csv").unlink()
+    (data,) = payloads(write_report(tmp_path))
+    assert data["noisyLabels"] is True
+    assert data["labelTables"][0][0] == [0] + [1.5] * 9
+
+
+def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:
+    directory = tmp_path / f"res {EVIL.replace('/', '')}"
+    names = [EVIL, '"><img src=x onerror=alert(2)>', "</script>", *(f"c{i}" for i in range(9))]
+    config = RunConfig(clients=12, cohort="3", rounds=3, dataset=f"/data/{EVIL}", model=f"own.{EVIL}:factory")
+    folder = write_run(
+        directory,
+        config,
+        classes=(EVIL, "</title>", "\u2028"),
+        clients=names,
+        command=f"fedentopt run --dataset '{EVIL}'",
+    )
+    info = json.loads((folder / "run.json").read_text())
+    info["method"] = EVIL
+    info["device"] = EVIL
+    (folder / "run.json").write_text(json.dumps(info))
+    text = write_report(directory).read_text()
+    assert "alert(1)" in text
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert text.count("</title>") == 1
+    assert "\u2028" not in text
+    (data,) = payloads(directory / "report.html")
+    assert data["clients"][0] == EVIL
+    assert data["classes"][0] == EVIL
+
+
+def test_many_long_runs_stay_under_six_megabytes(tmp_path: Path) -> None:
+    # 50 runs of 500 rounds and 100 of 1000 clients a round. Copies of one run under other settings, each with fresh
+    # random picks: copies of the same picks would compress away.
+    settings = RunConfig(clients=1000, rounds=500, cohort="100", partition="iid")
+    folder = write_run(tmp_path / "first", settings, classes=CLASSES, samples=20_000)
+    info = json.loads((folder / "run.json").read_text())
+    with (folder / "rounds.csv").open(newline="") as stream:
+        header, *rows = list(csv.reader(stream))
+    rng = np.random.default_rng(0)
+    directory = tmp_path / "all"
+    for method in range(10):
+        for row, picks in zip(rows, rng.permuted(np.tile(np.arange(1000), (500, 1)), axis=1)[:, :100], strict=True):
+            row[7] = row[8] = json.dumps(picks.tolist())
+        for dataset in range(5):
+            copy = directory / f"run_{dataset}_{method}"
+            copy.mkdir(parents=True)
+            info["config"] |= {"dataset": f"data{dataset}", "algorithm": f"method{method}"}
+            (copy / "run.json").write_text(json.dumps(info | {"method": f"method{method}"}))
+            with (copy / "rounds.csv").open("w", newline="") as stream:
+                csv.writer(stream).writerows([header, *rows])
+            for name in ("label_counts.csv", "summary.json"):
+                (copy / name).write_bytes((folder / name).read_bytes())
+    page = write_report(directory)
+    assert page.stat().st_size < LARGEST_PAGE
+    data = payloads(page)
+    assert len(data) == 5
+    kept = data[0]["methods"][0]["runs"][0]
+    assert 10 <= len(kept["picks"]) < 500
+    assert (kept["rounds"][0], kept["rounds"][-1]) == (1, 500)
+    assert sum(kept["times"]) == 50_000  # totals use every round
+    assert any("of 500 rounds" in note for note in data[0]["thinned"])
+
+
+def test_costs_are_the_first_time_a_target_is_reached(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2, rounds=8, clients=20)
+    (group,) = group_runs(read_folder(tmp_path).runs)
+    method = group.methods[0]
+    low, never = costs(method, [12.0, 99.9])
+    assert never is None
+    assert low is not None
+    rounds, sent = [], []
+    for run in method.runs:
+        first = next(i for i, value in enumerate(run.accuracy) if value >= 12.0)
+        rounds.append(first + 1)
+        sent.append(int(run.bytes_up[: first + 1].sum() + run.bytes_down[: first + 1].sum()))
+    assert (low.rounds, low.bytes_sent, low.reached) == (statistics.mean(rounds), statistics.mean(sent), 2)
+
+
+def test_curves_average_seeds_and_keep_their_ends(comparison: Path) -> None:
+    (group,) = group_runs(read_folder(comparison).runs)
+    runs = group.methods[0].runs
+    line = curve(runs, lambda run: run.accuracy, 7)
+    assert len(line.rounds) == 7
+    assert (line.rounds[0], line.rounds[-1]) == (1, 20)
+    values = [run.accuracy[-1] for run in runs]
+    assert line.mean[-1] == pytest.approx(statistics.mean(values))
+    assert line.std[-1] == pytest.approx(statistics.stdev(values))
+
+
+def test_thin_keeps_first_and_last() -> None:
+    assert thin(range(5), 9) == [0, 1, 2, 3, 4]
+    assert thin(range(101), 5) == [0, 25, 50, 75, 100]
+    assert thin(range(10), 0) == []
+
+
+def test_command_line(comparison: Path, tmp_path: Path) -> None:
+    # The entry point, and proof that the page needs no torch: a broken one would end the process.
+    blocker = tmp_path / "torch.py"
+    blocker.write_text("raise SystemExit('torch was imported')")
+    program = "import sys; from fedentopt.cli import main; sys.argv[0] = 'fedentopt'; main()"
+
+    def fedentopt(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}", *words],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = fedentopt("report", str(comparison), "--out", str(tmp_path / "x.html"), "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer == {"report": str(tmp_path / "x.html"), "bytes": (tmp_path / "x.html").stat().st_size}
+    refused = fedentopt("report", str(tmp_path))
+    assert refused.returncode == 2
+    assert "no results in it" in refused.stderr
+    assert "Traceback" not in refused.stderr

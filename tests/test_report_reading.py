@@ -1,0 +1,84 @@
+"""Result folders that cannot be used are refused with the file, the place in it and what was expected."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fedentopt.errors import InputError
+from fedentopt.report import write_report
+from fedentopt.simulation.config import RunConfig
+from result_folders import write_run
+
+CLASSES = tuple("abcdefghij")
+
+
+def _break(folder: Path, case: str) -> None:
+    rounds = folder / "rounds.csv"
+    lines = rounds.read_text().splitlines()
+    cells = next(csv.reader([lines[1]]))
+    if case == "run.json":
+        (folder / "run.json").write_text("{")
+    elif case == "config":
+        (folder / "run.json").write_text('{"config": 3}')
+    elif case == "column":
+        rounds.write_text("\n".join(line.split(",", 1)[1] for line in lines))
+    elif case == "short line":
+        rounds.write_text("\n".join([*lines, "4,1"]))
+    elif case == "number":
+        rounds.write_text("\n".join([lines[0], ",".join(["1", "many", *(f'"{c}"' for c in cells[2:])])]))
+    elif case == "stranger":
+        cells[7] = "[999]"
+        rounds.write_text("\n".join([lines[0], ",".join(f'"{c}"' for c in cells)]))
+    elif case == "no list":
+        cells[7] = "{}"
+        rounds.write_text("\n".join([lines[0], ",".join(f'"{c}"' for c in cells)]))
+    elif case == "classes":
+        cells[4] = "[1, 2]"
+        rounds.write_text("\n".join([lines[0], ",".join(f'"{c}"' for c in cells)]))
+    elif case == "no counts":
+        (folder / "label_counts.csv").unlink()
+    elif case == "counts":
+        (folder / "label_counts.csv").write_text("client,a\n0,many\n")
+    elif case == "twice":
+        text = (folder / "label_counts.csv").read_text()
+        (folder / "label_counts.csv").write_text(text + text.splitlines()[1] + "\n")
+    elif case == "paper":
+        (folder.parent / "paper_figures.json").write_text('{"fedavg": "high"}')
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("run.json", r"run\.json: cannot be read as JSON"),
+        ("config", r"run\.json: field 'config'"),
+        ("column", r"rounds\.csv: column 'round' is missing"),
+        ("short line", r"rounds\.csv: line 5 has 2 cells, the header has 12"),
+        ("number", r"rounds\.csv: round 1, accuracy: 'many' is not a number"),
+        ("stranger", r"rounds\.csv: round 1, column clients: client 999 has no row"),
+        ("no list", r"rounds\.csv: round 1, column clients: '{}' is not a JSON list"),
+        ("classes", r"rounds\.csv: round 1, column class_accuracy: 2 values for 10 classes"),
+        ("no counts", r"label_counts\.csv: missing"),
+        ("counts", r"label_counts\.csv: line 2: 'many' is not a number"),
+        ("twice", r"label_counts\.csv: a client is listed twice"),
+        ("paper", r"paper_figures\.json: figure 'high' of 'fedavg'"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, case: str, message: str) -> None:
+    _break(write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES), case)
+    with pytest.raises(InputError, match=message):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_folders_without_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a folder"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="no results in it"):
+        write_report(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"config": {}}')
+    with pytest.raises(InputError, match="none has finished a round"):
+        write_report(tmp_path)
