@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -245,3 +247,17 @@ def test_conversion_in_many_pieces_gives_the_same(tmp_path: Path, monkeypatch: p
         np.testing.assert_array_equal(data.x_train, whole.x_train)
         assert data.mean == whole.mean
         assert data.std == whole.std
+
+
+def test_processes_that_convert_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    cifar10(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from fedentopt.datasets import load; "
+        "d = load('cifar10', Path(sys.argv[1])); print(int(d.x_train.sum()), len(d.notes))"
+    )
+    words = (sys.executable, "-c", program, str(tmp_path))
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = {process.communicate()[0] for process in started}
+    data = load("cifar10", tmp_path)
+    assert said == {f"{int(data.x_train.sum())} 1\n"}
+    assert [finding.ok for finding in verify("cifar10", tmp_path)] == [True, True]

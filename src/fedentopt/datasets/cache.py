@@ -250,5 +250,6 @@ def _sweep(target: Path) -> None:
     meta = read_meta(target)
     keep = {META, *(meta["files"] if meta else ())}
     for path in target.iterdir():
-        if path.name not in keep and path.stat().st_mtime < time.time() - STALE_SECONDS:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process sweeps too
+            if path.name not in keep and path.stat().st_mtime < time.time() - STALE_SECONDS:
+                path.unlink()

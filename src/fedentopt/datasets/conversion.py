@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from pathlib import Path
 
 from fedentopt.datasets import cache
@@ -67,7 +68,7 @@ def _converted(
 
 def _not_writable(target: Path) -> str | None:
     """Why nothing can be written there, None if something can."""
-    probe = target / ".writable"
+    probe = target / f".writable-{secrets.token_hex(4)}"  # another process may be trying the same
     try:
         target.mkdir(parents=True, exist_ok=True)
         probe.touch()
