@@ -6,11 +6,9 @@ import torch
 from torch import nn
 
 from fedentopt.errors import InputError
-from fedentopt.models.efficientnet import efficientnet
 from fedentopt.models.factory import check_own_model, own_model
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.models.lenet5 import lenet5
-from fedentopt.models.vgg11 import vgg11
 from fedentopt.models.weights import load_weights
 
 NAMES = ("lenet5", "vgg11", "efficientnet-b0", "efficientnet-b3")
@@ -42,9 +40,14 @@ def build(name: str, num_classes: int, *, seed: int, image_size: int = 32, weigh
 def _make(name: str, num_classes: int, image_size: int) -> nn.Module:
     if name == "lenet5":
         return lenet5(num_classes, image_size)
+    # torchvision takes seconds to load, so only the models that need it do.
     if name == "vgg11":
+        from fedentopt.models.vgg11 import vgg11
+
         return vgg11(num_classes, image_size)
     if name in ("efficientnet-b0", "efficientnet-b3"):
+        from fedentopt.models.efficientnet import efficientnet
+
         return efficientnet(name.removeprefix("efficientnet-"), num_classes)
     if ":" in name:
         return own_model(name, num_classes).to("cpu")

@@ -17,6 +17,7 @@ which a captured CUDA graph sees at its next replay.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -122,8 +123,8 @@ def key_dropout(model: nn.Module) -> DropoutKey | None:
 
     Layers that draw but have no keyed twin are refused.
     """
-    from torchvision.ops import StochasticDepth
-
+    # Without torchvision loaded no model can hold its layer, and loading it takes seconds.
+    stochastic_depth = getattr(sys.modules.get("torchvision.ops"), "StochasticDepth", ())
     key, count = DropoutKey(), 0
     twins: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
 
@@ -136,7 +137,7 @@ def key_dropout(model: nn.Module) -> DropoutKey | None:
                 f"model: layer {name!r} ({type(layer).__name__}) draws random numbers that cannot be keyed; "
                 "accepted: nn.Dropout, nn.Dropout1d/2d/3d, torchvision.ops.StochasticDepth"
             )
-        if isinstance(layer, StochasticDepth):
+        if isinstance(layer, stochastic_depth):
             made: nn.Module = KeyedStochasticDepth(layer.p, key, count, layer.mode)
         elif type(layer) in _CHANNELS:
             made = KeyedDropout(layer.p, key, count, *_CHANNELS[type(layer)])  # type: ignore[arg-type]
