@@ -156,7 +156,8 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
     from fedentopt.experiments.paper.data import train_size
     from fedentopt.experiments.paper.estimate import estimate, measured_speed, total
 
-    runs, absent = request.to_do()
+    runs = request.unfinished()
+    absent = request.without_data(runs)
     kind = "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
     speeds = measured_speed(kind)
     lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: speed or speeds.get(name))
@@ -166,7 +167,8 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
         whole = {"cells": len(request.cells), "wanted": wanted, "runs": count, "samples": samples, "seconds": seconds}
         print_json({**whole, "device": kind, "missing_data": absent, "stacks": [vars(line) for line in lines]})
         return
-    _tell_absent(absent)
+    for name, count in absent.items():
+        note(f"{name}: its files are not there yet, which {count} of these runs need (`fedentopt data list`)")
     machine = "one H200" if kind == "cuda" else "two CPU cores"
     source = f"{speed:,.0f} samples a second" if speed else f"the speed measured on {machine}"
     print_estimate(lines, len(request.cells), wanted, source)
@@ -176,11 +178,13 @@ def _run(request: Reproduction, folder: Path, how: How, export: Path | None) -> 
     """Do what is to do; whatever ends it, the command is logged and, where asked for, what is finished exported."""
     from fedentopt.experiments.paper.provenance import command_line, note_command
 
-    runs, absent = request.to_do()
-    _tell_absent(absent)
-    if not runs:
+    unfinished = request.unfinished()
+    if not unfinished:
         note("every run of these cells is finished; nothing to do")
         return
+    runs = request.ready(unfinished)
+    for name, count in request.without_data(unfinished).items():
+        note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
     started, clock = time.time(), time.monotonic()
     # Whoever ends a job on a cluster sends this; it deserves the same care as Ctrl-C.
     before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
@@ -207,11 +211,6 @@ def _page(request: Reproduction, folder: Path) -> list[Path]:
     if written is None and importlib.util.find_spec("plotly") is None:
         note("no HTML page, since Plotly is not installed (--no-page does without this line)")
     return [written] if written else []
-
-
-def _tell_absent(absent: dict[str, int]) -> None:
-    for name, count in absent.items():
-        note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
 
 
 def _words(given: Sequence[str] | None) -> list[str]:

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 def print_list(listed: Sequence[dict[str, Any]]) -> None:
     """One line a cell, and how many are in which state."""
-    table = _table(("table", "model", "dataset", "partition", "method", "setting", "metric"),
-                   ("paper", "ours", "seeds", "state"))  # fmt: skip
+    groups: dict[str, list[dict[str, Any]]] = {}
     for cell in listed:
-        names = (cell["table"], cell["model"], cell["dataset"], cell["partition"], cell["method"])
-        figures = ("" if cell[name] is None else f"{cell[name]:.4g}" for name in ("paper", "ours"))
-        table.add_row(
-            *(Text(name or "") for name in (*names, _setting(cell), cell["metric"])),
-            *figures,
-            str(len(cell["seeds"])),
-            cell["state"],
-        )
-    out().print(table)
+        groups.setdefault(f"{cell['table']}, {cell['model']}, {cell['dataset']}", []).append(cell)
+    for title, cells in groups.items():
+        # What all cells of a group share goes into its heading, so that lines fit a narrow terminal.
+        shared = [name for name in ("metric", "participation") if len({cell[name] for cell in cells}) == 1]
+        heading = [title, *(text for text in (_word(cells[0], name) for name in shared) if text)]
+        out().print(Text(", ".join(heading), style="bold"))
+        table = _table(("cell",), ("paper", "ours", "seeds", "state"))
+        for cell in cells:
+            figures = ("" if cell[name] is None else f"{cell[name]:.4g}" for name in ("paper", "ours"))
+            seeds = str(len(cell["seeds"])) if cell["metric"] != "model_mb" else ""
+            table.add_row(Text(_setting(cell, shared) or cell["model"]), *figures, seeds, cell["state"])
+        out().print(table)
     _print_states(cell["state"] for cell in listed)
 
 
@@ -80,19 +82,34 @@ def _print_states(states: Iterable[str]) -> None:
     out().print(f"{sum(counted.values())} cells: {parts}")
 
 
-def _setting(cell: dict[str, Any]) -> str:
-    parts = [cell["availability"], *(f"{name} {value}" for name, value in cell.get("settings", {}).items())]
-    for name, words in (("participation", "of clients"), ("buffer", "buffer")):
-        parts += [f"{cell[name]:g} % {words}"] if cell[name] is not None else []
+def _setting(cell: dict[str, Any], shared: Sequence[str]) -> str:
+    """What tells a cell from others of its group."""
+    own = [
+        name
+        for name in ("partition", "method", "availability", "participation", "buffer", "metric")
+        if name not in shared
+    ]
+    parts = [_word(cell, name) for name in own]
+    parts += [f"{name} {value}" for name, value in cell.get("settings", {}).items()]
     return ", ".join(part for part in parts if part)
+
+
+def _word(cell: dict[str, Any], name: str) -> str:
+    value = cell[name]
+    if value is None:
+        return ""
+    if name == "participation":
+        return f"{value:g} % of clients"
+    return f"Q {value:g} %" if name == "buffer" else str(value)
 
 
 def _table(left: Sequence[str], right: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in left:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name)
     for name in right:
-        table.add_column(name, justify="right")
+        # The last column must never be cut: it says whether a cell is done.
+        table.add_column(name, justify="right", no_wrap=name in ("state", "seeds"))
     return table
 
 

@@ -48,7 +48,8 @@ class Comparison:
         cell = self.cell
         names = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer")
         entry: dict[str, Any] = {name: getattr(cell, name) for name in (*names, "metric", "paper")}
-        entry |= {"ours": self.ours, "std": self.std, "seeds": sorted(self.values), "state": self.state}
+        entry |= {"ours": _short(self.ours), "std": _short(self.std)}
+        entry |= {"seeds": sorted(self.values), "state": self.state}
         return entry | ({"settings": dict(cell.swept)} if cell.swept else {})
 
 
@@ -93,6 +94,10 @@ def _against(cell: Cell, seeds: Iterable[int], results: Results) -> Interval | N
     ours = {seed: results.value(cell, seed, metric) for seed in seeds}
     theirs = {seed: results.value(fedavg, seed) for seed in seeds}
     return paired_interval(_known(ours), _known(theirs))
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
 
 
 def _known(values: dict[int, float | None]) -> dict[int, float]:

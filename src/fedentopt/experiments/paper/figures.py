@@ -81,9 +81,9 @@ def write_figures(folder: Path, comparisons: Sequence[Comparison], results: Resu
                 drawn.append((name, _participation(entries)))
             elif metrics == {"accuracy"} and name == "table1":
                 drawn.append(("accuracy", _accuracy(entries, results)))
-        make_folder(folder)
         written = []
         for name, figure in drawn:
+            make_folder(folder)
             FigureCanvasAgg(figure)  # no window system, no global figure list
             for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
                 path = folder / f"{name}.{kind}"
@@ -122,6 +122,7 @@ def _participation(entries: Sequence[Comparison]) -> Any:
                 _line(axis, line[0].cell, sorted(points))
             _title(axis, model, column)
             axis.set_xlabel("Participation (%)")
+            axis.set_xticks(sorted({entry.cell.participation or 0.0 for entry in entries}))
         axes[entry_row][0].set_ylabel("Test accuracy (%)")
     _legend(figure, axes)
     return figure

@@ -186,7 +186,7 @@ def _connected(address: str, workers: int | None, device: str) -> Iterator[tuple
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address == "local":
-            ray.init(address="local", num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:

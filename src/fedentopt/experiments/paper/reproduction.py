@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,26 +63,27 @@ class Reproduction:
         wanted = self.cells if cells is None else cells
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
 
-    def to_do(self) -> tuple[list[RunConfig], dict[str, int]]:
-        """Unfinished runs whose data is there, and the number of the others by data set.
-
-        Refused where something is to do but no data set is there, with what to do about it.
-        """
-        unfinished = [
+    def unfinished(self) -> list[RunConfig]:
+        """Runs of the cells that are still to do, whether their data is there or not."""
+        return [
             run
             for run in distinct_runs(self.cells)
             if self.results.get(dataclasses.replace(run, seed=0), run.seed) is None
         ]
-        ready = [run for run in unfinished if has_data(run.dataset, self.data_dir)]
-        absent: dict[str, int] = {}
-        for run in unfinished:
-            if not has_data(run.dataset, self.data_dir):
-                absent[run.dataset] = absent.get(run.dataset, 0) + 1
-        if absent and not ready:
+
+    def without_data(self, runs: Sequence[RunConfig]) -> dict[str, int]:
+        """How many of these runs cannot start, by the data set that is not there."""
+        absent = (run.dataset for run in runs if not has_data(run.dataset, self.data_dir))
+        return dict(Counter(absent))
+
+    def ready(self, runs: Sequence[RunConfig]) -> list[RunConfig]:
+        """Those whose data is there; refused where none is, with what to do about it."""
+        found = [run for run in runs if has_data(run.dataset, self.data_dir)]
+        if runs and not found:
             from fedentopt.datasets import load
 
-            load(next(iter(absent)), self.data_dir)  # refuses it, and says how to get it
-        return ready, absent
+            load(runs[0].dataset, self.data_dir)  # refuses it, and says how to get it
+        return found
 
     def run(
         self, runs: Sequence[RunConfig], out_dir: Path, how: How, listener: Listener, done: Callable[[], None]
