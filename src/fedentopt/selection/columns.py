@@ -119,12 +119,11 @@ class ColumnIndex:
     def exact(self, places: np.ndarray, gathered: np.ndarray) -> np.ndarray:
         """Scores of these rows by definition."""
         step = max(1, _CELLS // self.num_classes)
-        return np.concatenate(
-            [
-                row_scores(self.rows.take(places[i : i + step]).dense(self.num_classes) + gathered, self.log_target)
-                for i in range(0, places.size, step)
-            ]
-        )
+        scores = np.empty(places.size)
+        for i in range(0, places.size, step):
+            table = self.rows.take(places[i : i + step]).dense(self.num_classes)
+            scores[i : i + step] = row_scores(table + gathered, self.log_target)
+        return scores
 
 
 class ColumnScores:

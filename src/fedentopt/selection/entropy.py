@@ -152,9 +152,10 @@ class EntropySelector(TableSelector):
         self._check_state(state)
         seed = whole("state: seed", state["seed"], 0)
         most_clients = whole("state: most_clients", state["most_clients"], 0)
-        if not isinstance(state["buffer"], Sequence):
-            raise InputError(f"state: buffer is {state['buffer']!r}; accepted: a list of client ids")
-        buffer = client_ids(state["buffer"])
+        try:
+            buffer = client_ids(state["buffer"])
+        except (InputError, TypeError) as error:
+            raise InputError(f"state: buffer is {state['buffer']!r}; accepted: a list of client ids") from error
         self._table.numbers_of(buffer, "state: buffer: client")
         if len(set(buffer)) != len(buffer) or len(buffer) > self.buffer_size:
             raise InputError(

@@ -16,7 +16,7 @@ _TINY = np.finfo(np.float64).tiny
 
 def entropy(counts: ArrayLike) -> float:
     """Entropy in bits of one vector of label counts; 0 for an all-zero one, negative entries count as 0."""
-    return max(float(row_scores(_vector("counts", counts)[None, :])[0]), 0.0)
+    return float(row_scores(_vector("counts", counts)[None, :])[0]) + 0.0  # never -0.0
 
 
 def selection_entropy(times_selected: ArrayLike) -> float:

@@ -21,6 +21,7 @@ import numpy as np
 from fedentopt.selection.rows import Rows
 
 _PROBE = 2048
+_FEW = 16  # narrowing down must leave at most every 16th row to be worth it
 _SLACK = 1e-6  # relative widening of the bound, far above its own rounding
 
 
@@ -49,7 +50,7 @@ class Reach:
         """
         size = float(gathered.sum())
         own = float(np.abs(gathered - size * self._target).sum()) * (1 + _SLACK)
-        few = self._order.size // 16
+        few = self._order.size // _FEW
         if _length(self._within(own, 0.0, size)) > few:  # even a perfect pick would leave too many in reach
             return None
         least, spans, shrinking = np.inf, self._spans, True

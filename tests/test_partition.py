@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedentopt.errors import InputError
+from fedentopt.partition import PartitionSpec, parse, partition
+
+CIFAR_LIKE = np.repeat(np.arange(10), 5000)
+
+
+def check(labels: np.ndarray, parts, clients: int, num_classes: int) -> None:
+    """Disjoint, exhaustive, and counted right."""
+    assert len(parts.indices) == clients
+    assert np.array_equal(np.sort(np.concatenate(parts.indices)), np.arange(labels.size))
+    assert parts.counts.shape == (clients, num_classes)
+    assert parts.counts.dtype == np.int64
+    for indices, row in zip(parts.indices, parts.counts, strict=True):
+        assert np.array_equal(np.bincount(labels[indices], minlength=num_classes), row)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 30), st.integers(1, 6), st.integers(0, 5), st.data())
+def test_classes(clients: int, classes: int, seed: int, data) -> None:
+    j = data.draw(st.integers(1, classes))
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), 40))
+    if clients < classes and j < classes:
+        try:
+            parts = partition(labels, f"classes:{j}", clients, seed)
+        except InputError as error:
+            assert "without an owner" in str(error)  # noqa: PT017 - either outcome is right, depending on the draw
+            return
+    else:
+        parts = partition(labels, f"classes:{j}", clients, seed)
+    check(labels, parts, clients, classes)
+    assert (np.count_nonzero(parts.counts, axis=1) == j).all()
+    for k, row in enumerate(parts.counts):
+        assert row[k % classes] > 0
+    for column in parts.counts.T:
+        owned = column[column > 0]
+        assert owned.max() - owned.min() <= 1
+        assert (np.diff(owned) <= 0).all()  # the larger parts go to the lower client numbers
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.1, 0.5, 100.0])
+@pytest.mark.parametrize("min_samples", [0, 1, 10])
+def test_dirichlet(beta: float, min_samples: int) -> None:
+    labels = np.random.default_rng(0).permutation(CIFAR_LIKE[::5])
+    parts = partition(labels, f"dir:{beta}", 20, 3, min_samples=min_samples)
+    check(labels, parts, 20, 10)
+    assert parts.counts.sum(axis=1).min() >= min_samples
+
+
+def test_dirichlet_is_balanced_by_closing_clients_that_are_full() -> None:
+    # A client gets nothing of further classes once it holds N/K samples, but for what rounding leaves over,
+    # which falls to the last client: at most one sample a class.
+    closed = 0
+    for seed in range(10):
+        counts = partition(CIFAR_LIKE, "dir:0.1", 100, seed).counts
+        before = np.cumsum(counts, axis=1) - counts
+        late = np.where(before >= 500, counts, 0)
+        assert late[:-1].sum() == 0
+        assert late[-1].max() <= 1
+        closed += np.count_nonzero(before[:, -1] >= 500)
+    assert closed > 100
+
+
+def test_dirichlet_skew_grows_as_beta_falls() -> None:
+    held = [np.count_nonzero(partition(CIFAR_LIKE, f"dir:{b}", 100, 0).counts, axis=1).mean() for b in (0.1, 1, 100)]
+    assert held[0] < 6 < held[1] < held[2] == 10
+
+
+def test_dirichlet_sizes_follow_the_draw() -> None:
+    # With two clients, one class and no client full, the first part is floor(p n) with p ~ Beta(1, 1): its mean
+    # over many seeds is n/2 and its spread n/sqrt(12), which a split into equal parts would not have.
+    sizes = [partition(np.zeros(1000, dtype=int), "dir:1", 2, s, min_samples=0).counts[0, 0] for s in range(400)]
+    assert np.mean(sizes) == pytest.approx(500, abs=60)
+    assert np.std(sizes) == pytest.approx(1000 / np.sqrt(12), rel=0.12)
+
+
+def test_iid() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 26))
+    parts = partition(labels, "iid", 10, 0)
+    check(labels, parts, 10, 4)
+    assert sorted(parts.counts.sum(axis=1).tolist()) == [10] * 6 + [11] * 4
+    big = partition(CIFAR_LIKE, "iid", 10, 0).counts
+    assert np.abs(big - 500).max() < 110  # five standard deviations
+
+
+@pytest.mark.parametrize("spec", ["dir:0.5", "classes:3", "iid"])
+def test_seeded(spec: str) -> None:
+    labels = CIFAR_LIKE[::20]
+    first, again, other = (partition(labels, spec, 10, s) for s in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first.indices, again.indices, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first.indices, other.indices, strict=True))
+
+
+def test_samples_are_shuffled_within_a_class() -> None:
+    parts = partition(CIFAR_LIKE, "classes:1", 20, 0)
+    assert parts.indices[0].max() > 4000  # client 0 shares class 0 (samples 0 to 4999) with client 10
+    assert parts.indices[0].min() < 1000
+
+
+def test_more_classes_than_labels_show() -> None:
+    parts = partition(np.array([0, 1] * 50), "dir:1", 4, 0, num_classes=5)
+    assert parts.counts.shape == (4, 5)
+    assert partition([0, 0, 1, 1], "iid", 2, 0, num_classes=3).counts.shape == (2, 3)
+
+
+def test_parse() -> None:
+    assert parse("dir:0.1") == PartitionSpec("dir", 0.1)
+    assert parse("classes:2") == PartitionSpec("classes", 2)
+    assert parse(" iid ") == PartitionSpec("iid", 0)
+    assert [str(parse(s)) for s in ("dir:0.1", "classes:2", "iid")] == ["dir:0.1", "classes:2", "iid"]
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "dir", "dir:", "dir:x", "dir:0", "dir:-1", "dir:nan", "dir:inf", "classes", "classes:0", "classes:-1",
+             "classes:2.5", "classes:²", "iid:1", "IID", "shards:2", "dir:0.1:2"]
+)  # fmt: skip
+def test_bad_specs_are_refused(spec: str) -> None:
+    with pytest.raises(InputError, match="partition: .*accepted: "):
+        parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("labels", "spec", "clients", "options", "message"),
+    [
+        ([0, 1] * 10, "classes:3", 4, {}, "classes:3 asks for 3 of 2 classes"),
+        (list(range(10)) * 5, "classes:1", 3, {}, r"leaves class 3 \(5 samples\) without an owner"),
+        ([0] * 50 + [1] * 3, "classes:2", 10, {}, "gives class 1 10 owners, but it has 3 samples"),
+        ([0, 1, 2], "iid", 4, {}, "clients: 4 clients for 3 samples"),
+        ([], "iid", 1, {}, "clients: 1 clients for 0 samples"),
+        ([0, 1] * 10, "iid", 0, {}, "clients: 0"),
+        ([0, 1] * 10, "iid", 2, {"seed": -1}, "seed: -1"),
+        ([0, 1] * 10, "dir:1", 2, {"min_samples": -1}, "min_samples: -1"),
+        ([0, 1] * 10, "dir:1", 4, {"min_samples": 6}, "min_samples: 6 samples for each of 4 clients, but there are 20"),
+        ([0, 1] * 10, "iid", 2, {"num_classes": 1}, "num_classes: 1, but the labels go up to 1"),
+        ([0, -1] * 10, "iid", 2, {}, "label -1 at position 1"),
+    ],
+)
+def test_impossible_splits_are_refused(labels, spec, clients, options, message) -> None:
+    with pytest.raises(InputError, match=message):
+        partition(labels, spec, clients, options.pop("seed", 0), **options)
+
+
+def test_a_minimum_that_is_never_met_is_refused_with_its_settings() -> None:
+    with pytest.raises(InputError, match=r"dir:0.01 among 30 clients never gave every client 10 samples in 1000 tries"):
+        partition(np.repeat(np.arange(3), 100), "dir:0.01", 30, 0)
+    with pytest.raises(InputError, match=r"dir:1e-300 among 5 clients never gave"):
+        partition([0, 1] * 50, "dir:1e-300", 5, 0, min_samples=20)

@@ -1,0 +1,167 @@
+"""Uniform selection, KL selection, and FedEntropy's judgment."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedentopt import CohortWarning, EntropySelector, KLSelector, RandomSelector, Selector
+from fedentopt.errors import InputError
+from fedentopt.selection.fedentropy import judge
+from fedentopt.selection.measures import entropy
+
+
+@pytest.mark.parametrize("make", [lambda: EntropySelector(2), lambda: RandomSelector(2), lambda: KLSelector(2)])
+def test_one_protocol(make) -> None:
+    selector = make()
+    assert isinstance(selector, Selector)
+    selector.register({"a": [3, 0], "b": [1, 1], 7: [0, 5]})
+    selector.update({7: [0, 6]})
+    selector.remove(["b"])
+    cohort = selector.select()
+    assert sorted(cohort.clients, key=str) == [7, "a"]
+    assert cohort.label_counts.tolist() == [3, 6]
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2"):
+        assert selector.select(available=[7]).clients == (7,)
+    with pytest.raises(InputError, match="available: nobody"):
+        selector.select(available=[])
+    with pytest.raises(InputError, match="available: client 'b': not registered"):
+        selector.select(available=["b"])
+    state = json.loads(json.dumps(selector.state_dict()))
+    other = make()
+    other.register({"a": [3, 0], 7: [0, 6]})
+    other.load_state_dict(state)
+    assert other.select().clients == selector.select().clients
+    with pytest.raises(InputError, match="state: selector is 'x'"):
+        other.load_state_dict({**state, "selector": "x"})
+    with pytest.raises(InputError, match="state: round: -1"):
+        other.load_state_dict({**state, "round": -1})
+
+
+def test_random_is_uniform_without_replacement_and_seeded() -> None:
+    selector = RandomSelector(3, seed=5)
+    selector.register(np.ones((8, 2)))
+    rounds = [selector.select().clients for _ in range(2000)]
+    assert all(len(set(cohort)) == 3 for cohort in rounds)
+    times = np.bincount(np.concatenate(rounds), minlength=8)
+    assert np.abs(times - 750).max() < 110  # five standard deviations
+    firsts = np.bincount([cohort[0] for cohort in rounds], minlength=8)
+    assert np.abs(firsts - 250).max() < 75
+    again = RandomSelector(3, seed=5)
+    again.register(np.ones((8, 2)))
+    assert [again.select().clients for _ in range(20)] == rounds[:20]
+    other = RandomSelector(3, seed=6)
+    other.register(np.ones((8, 2)))
+    assert [other.select().clients for _ in range(20)] != rounds[:20]
+
+
+def test_random_does_not_depend_on_the_order_of_the_available() -> None:
+    cohorts = []
+    for available in ([1, 3, 5, 7], [7, 5, 3, 1]):
+        selector = RandomSelector(2, seed=1)
+        selector.register(np.ones((8, 2)))
+        cohorts.append(selector.select(available).clients)
+    assert cohorts[0] == cohorts[1]
+    assert set(cohorts[0]) <= {1, 3, 5, 7}
+
+
+def test_kl_by_hand() -> None:
+    counts = {"a": [6, 2, 0], "b": [5, 0, 0], "c": [1, 0, 9], "d": [0, 4, 0], "e": [2, 1, 1]}
+    selector = KLSelector(4)
+    selector.register(counts)
+    cohort = selector.select()
+    # Volumes: c 10, a 8, b 5, d 4, e 4. c sets v = (1, 0, 9), m = 9. Rarest is class 1: a holds it and joins
+    # with all it has: v = (7, 2, 9). Rarest is class 1 again: b has none, d joins with 4: v = (7, 6, 9). Then
+    # e joins with min(9 - 7, 2), min(9 - 6, 1), min(9 - 9, 1).
+    assert cohort.clients == ("c", "a", "d", "e")
+    assert cohort.sample_limits is not None
+    limits = {client: limit.tolist() for client, limit in cohort.sample_limits.items()}
+    assert limits == {"c": [1, 0, 9], "a": [6, 2, 0], "d": [0, 4, 0], "e": [2, 1, 0]}
+    assert cohort.label_counts.tolist() == [9, 7, 10]
+    assert selector.select().clients == cohort.clients  # the same every round
+
+
+def test_kl_scans_again_and_passes_over_classes_nobody_holds() -> None:
+    # a sets v = (5, 0, 0), m = 5. Nobody holds class 2, so class 1 is the rarest that counts: the first scan passes
+    # over b and takes c. Of those left only class 0 is held: b joins in the second scan.
+    selector = KLSelector(3)
+    selector.register({"a": [5, 0, 0], "b": [4, 0, 0], "c": [0, 3, 0]})
+    cohort = selector.select()
+    assert cohort.clients == ("a", "c", "b")
+    assert cohort.sample_limits is not None
+    assert cohort.sample_limits["b"].tolist() == [0, 0, 0]  # class 0 is full: m - v = 0
+
+
+def test_kl_takes_noisy_counts_and_empty_clients() -> None:
+    selector = KLSelector(4)
+    selector.register({"a": [-4.0, -2.0], "b": [2.6, 0.2], "c": [0.4, 1.7], "d": [0.3, 0.1]}, noisy=True)
+    cohort = selector.select()
+    assert cohort.clients == ("b", "c", "a", "d")
+    assert cohort.sample_limits is not None
+    assert [limit.tolist() for limit in cohort.sample_limits.values()] == [[3, 0], [0, 2], [0, 0], [0, 0]]
+    assert all(limit.dtype == np.int64 for limit in cohort.sample_limits.values())
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=8), st.data())
+def test_kl_limits_hold(rows: list[list[int]], data) -> None:
+    size = data.draw(st.integers(1, len(rows)))
+    selector = KLSelector(size)
+    selector.register(np.array(rows))
+    cohort = selector.select()
+    assert len(set(cohort.clients)) == size
+    assert cohort.sample_limits is not None
+    used = np.zeros(3)
+    for client in cohort.clients:
+        assert (cohort.sample_limits[client] <= rows[client]).all()
+        used += cohort.sample_limits[client]
+    assert used.max() == max(rows[cohort.clients[0]])  # m is never exceeded
+    assert sum(rows[cohort.clients[0]]) == max(sum(row) for row in rows)
+
+
+def test_judge_by_hand() -> None:
+    # The mean of (1, 0), (0, 1), (1, 0) is (2/3, 1/3). Without the first or the third it is even: the first of
+    # the two goes, and then nothing can be gained.
+    soft = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+    assert judge(soft, [1, 1, 1]).tolist() == [1, 2]
+    # Weighted by samples (1, 4, 1): without the second there is only class 0; without the first (1, 4) is worse.
+    assert judge(soft, [1, 4, 1]).tolist() == [0, 1, 2]
+    # (4, 1, 1): without the first, (1, 1) is even.
+    assert judge(soft, [4, 1, 1]).tolist() == [1, 2]
+    assert judge([[0.5, 0.5]], [3]).tolist() == [0]
+    assert judge([[0.9, 0.1], [0.9, 0.1]], [1, 1]).tolist() == [0, 1]  # equal: nothing is gained
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_judge_only_removes_what_raises_entropy(clients: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    soft, weights = rng.dirichlet(np.full(4, 0.3), size=clients), rng.integers(1, 50, clients)
+    kept = judge(soft, weights)
+    mixed = soft * weights[:, None]
+    assert kept.size >= 1
+    assert (np.diff(kept) > 0).all()
+    final = entropy(mixed[kept].sum(axis=0))
+    assert final >= entropy(mixed.sum(axis=0)) - 1e-9
+    for k in kept:
+        rest = kept[kept != k]
+        assert not rest.size or entropy(mixed[rest].sum(axis=0)) <= final + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("soft", "weights", "message"),
+    [
+        ([], [], "soft_labels"),
+        ([[1.0, 0.0]], [1, 2], "weights"),
+        ([[1.0, -0.1]], [1], "soft_labels"),
+        ([[float("nan"), 1.0]], [1], "soft_labels"),
+        ([[1.0, 0.0]], [0], "weights"),
+        ([[1.0, 0.0]], [-1], "weights"),
+    ],
+)
+def test_judge_refuses(soft, weights, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        judge(soft, weights)

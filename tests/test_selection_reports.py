@@ -1,0 +1,189 @@
+"""The forms in which counts may be handed over, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from fedentopt import EntropySelector
+from fedentopt.errors import InputError
+
+TABLE = np.array([[4, 0, 0], [0, 3, 1], [2, 2, 0], [0, 0, 5]])
+
+
+def compressed(table: np.ndarray) -> SimpleNamespace:
+    matrix = sparse.csr_array(table)
+    return SimpleNamespace(indptr=matrix.indptr, indices=matrix.indices, data=matrix.data, shape=matrix.shape)
+
+
+FORMS = {
+    "array": TABLE,
+    "lists": TABLE.tolist(),
+    "floats": TABLE.astype(np.float32),
+    "unsigned": TABLE.astype(np.uint8),
+    "mapping": dict(enumerate(TABLE)),
+    "mapping of lists": dict(enumerate(TABLE.tolist())),
+    "held classes": {k: {int(c): int(row[c]) for c in np.flatnonzero(row)} for k, row in enumerate(TABLE)},
+    "held classes and vectors": {0: [4, 0, 0], 1: {1: 3, 2: 1}, 2: np.array([2, 2, 0]), 3: {2: 5.0}},
+    "compressed rows": compressed(TABLE),
+    "scipy csr": sparse.csr_array(TABLE),
+    "scipy coo": sparse.coo_array(TABLE),
+    "scipy csc matrix": sparse.csc_matrix(TABLE),
+    "scipy with stored zeros": sparse.csr_array(
+        (np.array([4, 0, 3, 1, 2, 2, 5]), np.array([0, 2, 1, 2, 0, 1, 2]), np.array([0, 2, 4, 6, 7])), shape=(4, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_mean_the_same(form: str) -> None:
+    selector = EntropySelector(4)
+    selector.register(FORMS[form])
+    assert selector.clients == (0, 1, 2, 3)
+    assert selector.num_classes == 3
+    cohort = selector.select()
+    assert cohort.label_counts.tolist() == [6, 5, 6]
+    one = EntropySelector(1)
+    one.register(FORMS[form])
+    for client in range(4):
+        assert one.select([client]).label_counts.tolist() == TABLE[client].tolist()
+
+
+def test_ids_beside_an_array() -> None:
+    selector = EntropySelector(2)
+    selector.register(TABLE[:2], ids=["x", 7])
+    selector.register(sparse.csr_array(TABLE[2:]), ids=np.array([8, 9]))
+    assert selector.clients == ("x", 7, 8, 9)
+    assert [type(client) for client in selector.clients] == [str, int, int, int]
+    selector.update(TABLE[:1], ids=[9])
+    assert selector.select([9, 8]).label_counts.tolist() == [6, 2, 0]
+
+
+def test_text_and_number_are_different_clients() -> None:
+    selector = EntropySelector(2)
+    selector.register({"1": [1, 0], 1: [0, 1]})
+    assert set(selector.select().clients) == {"1", 1}
+
+
+def test_many_small_changes_are_the_same_as_one_table() -> None:
+    rng = np.random.default_rng(0)
+    final = rng.integers(1, 9, (30, 4))
+    piecewise = EntropySelector(5, buffer_size=10, seed=3)
+    for k in range(30):
+        piecewise.register({f"c{k}": rng.integers(1, 9, 4), f"gone{k}": [1, 1, 1, 1]})
+    for k in range(30):
+        piecewise.update({f"c{k}": [9, 9, 9, 9]})
+        piecewise.update({f"c{k}": final[k]})
+        piecewise.remove([f"gone{k}"])
+    at_once = EntropySelector(5, buffer_size=10, seed=3)
+    at_once.register(final, ids=[f"c{k}" for k in range(30)])
+    assert piecewise.clients == at_once.clients
+    for _ in range(10):
+        assert piecewise.select().clients == at_once.select().clients
+
+
+def test_number_of_classes_of_sparse_rows() -> None:
+    told = EntropySelector(1)
+    told.register({"a": {0: 1}}, num_classes=4)
+    assert told.select().label_counts.tolist() == [1, 0, 0, 0]
+    with pytest.raises(InputError, match=r"client 'b': class 4; accepted: 0 to 3"):
+        told.register({"b": {4: 1}})
+    with pytest.raises(InputError, match="num_classes: 5; accepted: 4"):
+        told.register({"b": {0: 1}}, num_classes=5)
+    guessed = EntropySelector(1)
+    guessed.register({"a": {2: 1}})
+    assert guessed.num_classes == 3
+    aimed = EntropySelector(1, target=[1, 1, 2, 0])
+    aimed.register({"a": {2: 1}})
+    assert aimed.num_classes == 4
+
+
+BAD = [
+    ({"a": [1, 2], "b": [1, 2, 3]}, {}, "client 'b': 3 label counts"),
+    ({"a": [1, 2], "b": "12"}, {}, "client 'b': label counts of shape"),
+    ({"a": [1, 2], "b": [1, -2]}, {}, "client 'b': the count of class 1 is -2"),
+    ({"a": [1, 2], "b": [1, float("nan")]}, {}, "client 'b': the count of class 1 is nan"),
+    ({"a": [1, 2], "b": [float("inf"), 1]}, {"noisy": True}, "client 'b': the count of class 0 is inf"),
+    ({"a": [1, 2], "b": [0, 0]}, {}, "client 'b': all label counts are 0"),
+    ({"b": [True, False]}, {}, "client 'b': 2 label counts of type bool"),
+    ({"a": [1, 2], "b": None}, {}, "client 'b'"),
+    ({"a": [1, 2], "b": {}}, {}, "client 'b': all label counts are 0"),
+    ({"a": {0: 1}, "b": {1: -1}}, {}, "client 'b': the count of class 1 is -1"),
+    ({"a": {0: 1}, "b": {"x": 1}}, {}, "client 'b': class 'x'"),
+    ({"a": {0: 1}, "b": {-1: 1}}, {}, "client 'b': class -1"),
+    ({"a": {0: 1}, "b": {True: 1}}, {}, "client 'b': class True"),
+    ({"a": {0: 1}, "b": {1: "many"}}, {}, "client 'b': label counts of type"),
+    ({"a": {0: 1}, "b": {1: float("nan")}}, {"noisy": True}, "client 'b': the count of class 1 is nan"),
+    ({"a": {0: 1}, "b": {2**31: 1}}, {}, "client 'b': class 2147483648"),
+    ({1.5: [1, 2]}, {}, "client id: 1.5 is a float"),
+    ({True: [1, 2]}, {}, "client id: True is a bool"),
+    ({b"a": [1, 2]}, {}, "client id: b'a' is a bytes"),
+    ({"a": [1, 2]}, {"ids": ["a"]}, "ids: given beside a mapping"),
+    ([[1, 2], [3]], {}, "counts: rows of different lengths"),
+    ([1, 2, 3], {}, r"counts: an array of shape \(3,\)"),
+    (np.ones((2, 3, 4)), {}, r"counts: an array of shape \(2, 3, 4\)"),
+    (np.ones((2, 0)), {}, r"counts: an array of shape \(2, 0\)"),
+    ([["a", "b"]], {}, "counts: values of type <U1"),
+    (np.array([[1, 2], [-1, 2]]), {}, "client 1: the count of class 0 is -1"),
+    (np.array([[1, 2], [np.nan, 2]]), {}, "client 1: the count of class 0 is nan"),
+    (np.array([[1, 2], [0, 0]]), {"ids": ["x", "y"]}, "client 'y': all label counts are 0"),
+    (np.ones((2, 2)), {"ids": ["x"]}, "ids: 1 ids for 2 rows"),
+    (np.ones((2, 2)), {"ids": ["x", "x"]}, "client 'x': given twice"),
+    (np.ones((2, 2)), {"ids": "xy"}, "client ids: 'xy' is one text"),
+    (np.full((1, 2), 1e16), {}, r"client 0: the count of class 0 is 1e\+16; accepted: at most 2\*\*53"),
+    (sparse.csr_array(np.array([[1, 0], [0, -1]])), {}, "client 1: the count of class 1 is -1"),
+    (sparse.csr_array(np.array([[1, 0], [0, 0]])), {}, "client 1: all label counts are 0"),
+    (SimpleNamespace(indptr=[0, 1], indices=[5], data=[1], shape=(1, 2)), {}, "client 0: class 5; accepted: 0 to 1"),
+    (SimpleNamespace(indptr=[0, 2], indices=[1, 1], data=[1, 2], shape=(1, 2)), {}, "client 0: a class is given twice"),
+    (SimpleNamespace(indptr=[0, 3], indices=[1, 0, 1], data=[1, 1, 2], shape=(1, 2)), {}, "a class is given twice"),
+    (SimpleNamespace(indptr=[0, 9], indices=[1], data=[1], shape=(1, 2)), {}, "entries of the sparse matrix"),
+    (SimpleNamespace(indptr=[0, 1], indices=[1], data=[1], shape=(2, 2)), {}, "row pointers of the sparse matrix"),
+    (np.ones((1, 2)), {"num_classes": 0}, "num_classes: 0"),
+    (np.ones((1, 2)), {"num_classes": 3}, "counts: 2 classes; accepted: 3"),
+]
+
+
+@pytest.mark.parametrize(("counts", "options", "message"), BAD)
+def test_bad_counts_are_refused_and_nothing_is_registered(counts, options: dict, message: str) -> None:
+    selector = EntropySelector(1)
+    with pytest.raises(InputError, match=message):
+        selector.register(counts, **options)
+    assert selector.clients == ()
+    selector.register({"fine": [1, 1, 1, 1, 1]})  # not even the number of classes is remembered
+
+
+def test_known_and_unknown_clients() -> None:
+    selector = EntropySelector(1)
+    selector.register({"a": [1, 2], "b": [2, 1]})
+    with pytest.raises(InputError, match="client 'a': already registered"):
+        selector.register({"c": [1, 1], "a": [1, 2]})
+    with pytest.raises(InputError, match="client 'c': not registered"):
+        selector.update({"a": [9, 9], "c": [1, 1]})
+    with pytest.raises(InputError, match="client 'c': not registered"):
+        selector.remove(["a", "c"])
+    with pytest.raises(InputError, match="counts: 3 classes; accepted: 2"):
+        selector.register(np.ones((1, 3)), ids=["c"])
+    with pytest.raises(InputError, match="client 'a': 3 label counts"):
+        selector.update({"a": [1, 2, 3]})
+    with pytest.raises(InputError, match="client ids: 'a' is one text"):
+        selector.remove("a")
+    assert selector.clients == ("a", "b")
+    assert selector.select(["a"]).label_counts.tolist() == [1, 2]
+    numbered = EntropySelector(1)
+    numbered.register(np.ones((2, 2)))
+    with pytest.raises(InputError, match="client 0: already registered; .*an array without ids numbers its clients"):
+        numbered.register(np.ones((2, 2)))
+
+
+def test_nothing_to_register_changes_nothing() -> None:
+    selector = EntropySelector(1)
+    selector.register({})
+    selector.register({"a": [1, 2]})
+    selector.register({})
+    selector.register(np.zeros((0, 2)))
+    selector.update({})
+    selector.remove([])
+    assert selector.select().clients == ("a",)
