@@ -8,6 +8,7 @@ sizes, two values of mu), the settings that differ are added to it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,9 @@ def _key(config: Mapping[str, Any], names: Iterable[str]) -> str:
 def _setting_order(runs: list[RunResult]) -> tuple[str, ...]:
     config = runs[0].config
     order = ("dataset", "model", "partition", "dropout", "stragglers", "cohort", "clients", "rounds")
-    return (*(str(config.get(name, "")).rjust(12) for name in order), _key(config, SETTING))
+    # Zeros in front of numbers: 9 % comes before 10 %.
+    names = (re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(config.get(name, ""))) for name in order)
+    return (*names, _key(config, SETTING))
 
 
 def _methods(runs: list[RunResult]) -> tuple[Method, ...]:

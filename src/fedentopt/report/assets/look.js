@@ -7,8 +7,8 @@ const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Plotly reads a little HTML in labels; names from users are shown as they are.
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+// Plotly reads a little HTML and, between dollar signs, formulas in labels; names from users are shown as they are.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
 const clipped = (text, most = 18) => (String(text).length > most ? `${String(text).slice(0, most - 1)}…` : String(text));
 
 const styleMethods = (group) => {

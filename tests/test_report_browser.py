@@ -1,0 +1,361 @@
+"""The page in headless Chromium, opened from disk with the network off."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fedentopt.report import write_report
+from fedentopt.simulation.config import RunConfig
+from result_folders import write_comparison, write_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVIL = "<script>alert(1)</script>"
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    reason = None
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        reason = "playwright is not installed"
+    if reason is None and CHROMIUM is None:
+        reason = "no chromium on this machine (Debian: apt-get install chromium)"
+    if reason is not None:
+        if os.environ.get("FEDENTOPT_REQUIRE_BROWSER"):
+            pytest.fail(f"the page was not tested in a browser: {reason}")
+        pytest.skip(f"the page was not tested in a browser: {reason}")
+    quiet = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+    ]
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield launched
+        launched.close()
+
+
+class Opened:
+    """A page with everything it complained about."""
+
+    def __init__(self, browser: Browser, file: Path, **options: Any) -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.context = browser.new_context(offline=True, **{"viewport": DESKTOP, **options})
+        self.page: Page = self.context.new_page()
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("dialog", self._dialog)
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector("html[data-ready=true]", timeout=60_000)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def column(self, name: str) -> list[str]:
+        """First line of every cell of a column of the summary table, top to bottom."""
+        table = self.page.locator("#summary .of-group:not([hidden]) table")
+        heads = [text.strip() for text in table.locator("thead th").all_inner_texts()]
+        (at,) = [i for i, head in enumerate(heads) if head.startswith(name)]
+        return [row.locator("th, td").nth(at).inner_text() for row in table.locator("tbody tr").all()]
+
+    def drawn(self, chart: str) -> Any:
+        """What Plotly draws there."""
+        return self.page.evaluate("id => document.getElementById(id).data", chart)
+
+    def lines(self, chart: str) -> list[str]:
+        return [trace["meta"] for trace in self.drawn(chart) if trace.get("meta")]
+
+    def figure(self, side: str, name: str) -> str:
+        return self.page.locator(f"#cohort-{side}-text [data-figure={name}]").inner_text()
+
+    def round_to(self, index: int) -> None:
+        self.page.locator("#round").fill(str(index))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_comparison(tmp_path_factory.mktemp("browser") / "demo", seeds=2, rounds=15)
+    write_report(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, folder: Path) -> Iterator[Opened]:
+    page = Opened(browser, folder / "report.html")
+    yield page
+    page.context.close()
+
+
+def rounds_of(folder: Path, method: str, seed: int) -> list[dict[str, str]]:
+    (file,) = folder.glob(f"{method}_*_s{seed}_*/rounds.csv")
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def label_table(folder: Path, method: str, seed: int) -> list[list[float]]:
+    (file,) = folder.glob(f"{method}_*_s{seed}_*/label_counts.csv")
+    with file.open(newline="") as stream:
+        return [[float(value) for value in row[1:]] for row in list(csv.reader(stream))[1:]]
+
+
+def test_opens_from_disk_without_network_or_complaint(opened: Opened) -> None:
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith(("file:", "data:"))] == []
+    charts = [chart.get_attribute("id") for chart in opened.page.locator(".chart").all()]
+    assert len(charts) == 12
+    for chart in charts:
+        assert opened.page.locator(f"#{chart} .main-svg").first.is_visible(), chart
+
+
+def test_tables_sort_by_mouse_and_keyboard(opened: Opened) -> None:
+    head = opened.page.locator("#summary-0 thead button", has_text="Accuracy")
+    head.click()
+    falling = [float(text.split()[0]) for text in opened.column("Accuracy")]
+    assert falling == sorted(falling, reverse=True)
+    assert opened.page.locator("#summary-0 th[aria-sort=descending]").inner_text().startswith("Accuracy")
+    head.focus()
+    opened.page.keyboard.press("Enter")
+    rising = [float(text.split()[0]) for text in opened.column("Accuracy")]
+    assert rising == sorted(rising)
+    opened.page.locator("#summary-0 thead button", has_text="Method").click()
+    assert opened.column("Method") == ["fedavg", "fedentopt", "fedentopt-dp"]
+
+
+def test_accuracy_curve_is_the_mean_of_the_seeds(opened: Opened, folder: Path) -> None:
+    (trace,) = [trace for trace in opened.drawn("accuracy-chart") if trace.get("meta") == "fedentopt"]
+    runs = [rounds_of(folder, "fedentopt", seed) for seed in (0, 1)]
+    for at, mean in zip(trace["x"], trace["y"], strict=True):
+        assert mean == pytest.approx(statistics.mean(float(run[at - 1]["accuracy"]) for run in runs), abs=0.006)
+    assert trace["x"] == list(range(1, 16))
+
+
+def test_methods_switch(opened: Opened) -> None:
+    box = opened.page.get_by_role("checkbox", name="fedentopt-dp")
+    charts = ("accuracy-chart", "entropy-chart", "participation-chart", "bytes-chart")
+    for chart in charts:
+        assert "fedentopt-dp" in opened.lines(chart)
+    box.focus()
+    opened.page.keyboard.press("Space")
+    for chart in charts:
+        assert opened.lines(chart) == ["fedavg", "fedentopt"]
+    assert len(opened.drawn("classes-chart")[0]["z"]) == 2
+    box.check()
+    assert "fedentopt-dp" in opened.lines("accuracy-chart")
+
+
+def test_round_slider_shows_the_cohort_of_rounds_csv(opened: Opened, folder: Path) -> None:
+    slider = opened.page.locator("#round")
+    opened.round_to(0)
+    seen = set()
+    for index in range(15):
+        assert opened.page.locator("#round-number").inner_text() == str(index + 1)
+        for side, method in (("left", "fedavg"), ("right", "fedentopt")):
+            row = rounds_of(folder, method, 0)[index]
+            labels = label_table(folder, method, 0)
+            clients = json.loads(row["clients"])
+            assert opened.figure(side, "entropy") == f"{float(row['entropy']):.4f}"
+            assert opened.figure(side, "covered") == row["classes_covered"]
+            assert opened.figure(side, "accuracy") == f"{float(row['accuracy']):.2f}"
+            assert opened.figure(side, "clients") == ", ".join(str(client) for client in clients)
+            bars = [trace for trace in opened.drawn(f"cohort-{side}") if trace["type"] == "bar"]
+            assert [trace["y"] for trace in bars] == [labels[client] for client in clients]
+            missing = 10 - int(row["classes_covered"])
+            crosses = opened.page.evaluate(
+                "id => document.getElementById(id).layout.annotations.length", f"cohort-{side}"
+            )
+            assert crosses == missing
+            seen.add((side, missing > 0))
+        slider.focus()
+        opened.page.keyboard.press("ArrowRight")
+    assert ("left", True) in seen, "the test data should have a round in which random selection misses a class"
+
+
+def test_other_seed_and_other_method_can_be_chosen(opened: Opened, folder: Path) -> None:
+    opened.page.locator("#seed").select_option("1")
+    opened.page.locator("#left").select_option(label="fedentopt-dp")
+    opened.round_to(4)
+    assert opened.figure("left", "entropy") == f"{float(rounds_of(folder, 'fedentopt-dp', 1)[4]['entropy']):.4f}"
+    assert opened.figure("right", "entropy") == f"{float(rounds_of(folder, 'fedentopt', 1)[4]['entropy']):.4f}"
+    opened.page.locator("#left").select_option(label="fedavg")
+    opened.page.locator("#seed").select_option("0")
+
+
+def test_gap_button_finds_a_round_without_some_class(opened: Opened, folder: Path) -> None:
+    opened.round_to(0)
+    opened.page.locator("#gap").click()
+    expected = next(
+        i for i, row in enumerate(rounds_of(folder, "fedavg", 0)) if i > 0 and int(row["classes_covered"]) < 10
+    )
+    assert opened.page.locator("#round-number").inner_text() == str(expected + 1)
+
+
+def test_heat_map_and_counts_match_the_picks(opened: Opened, folder: Path) -> None:
+    rows = rounds_of(folder, "fedavg", 0)
+    z = opened.drawn("picks-left")[0]["z"]
+    chosen = {(client, at) for at, row in enumerate(rows) for client in json.loads(row["clients"])}
+    assert {(client, at) for client, line in enumerate(z) for at, value in enumerate(line) if value > 0} == chosen
+    opened.page.locator("#participation-order").select_option("client")
+    (trace,) = [trace for trace in opened.drawn("participation-chart") if trace["meta"] == "fedavg"]
+    assert trace["y"] == [sum(client == who for who, _ in chosen) for client in range(40)]
+
+
+def test_bytes_to_a_target(opened: Opened, folder: Path) -> None:
+    opened.page.locator("#target").fill("30")
+    cells = opened.page.locator("#target-table tbody tr", has_text="fedavg").locator("td").all_inner_texts()
+    sent, rounds = [], []
+    for seed in (0, 1):
+        rows = rounds_of(folder, "fedavg", seed)
+        first = next(i for i, row in enumerate(rows) if float(row["accuracy"]) >= 30)
+        rounds.append(first + 1)
+        sent.append(sum(int(row["bytes_up"]) + int(row["bytes_down"]) for row in rows[: first + 1]))
+    assert float(cells[0]) == pytest.approx(statistics.mean(sent) / 1e6, rel=0.005)
+    assert float(cells[1]) == statistics.mean(rounds)
+    assert cells[2] == "2 of 2"
+
+
+def test_theme_follows_the_system_and_the_button(browser: Browser, folder: Path) -> None:
+    opened = Opened(browser, folder / "report.html", color_scheme="dark")
+
+    def background() -> str:
+        return opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    dark = background()
+    opened.page.get_by_role("button", name="Light").click()
+    assert background() == "rgb(255, 255, 255)" != dark
+    opened.page.get_by_role("button", name="Dark").click()
+    assert background() == dark
+    assert opened.complaints == []
+    opened.context.close()
+
+
+def test_fits_a_phone(browser: Browser, folder: Path) -> None:
+    opened = Opened(browser, folder / "report.html", viewport=PHONE, is_mobile=True, has_touch=True)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    left = opened.page.locator("#cohort-left").bounding_box()
+    right = opened.page.locator("#cohort-right").bounding_box()
+    assert left is not None
+    assert right is not None
+    assert right["y"] > left["y"] + left["height"] - 1
+    before = opened.figure("left", "clients")
+    opened.page.locator("#next").tap()
+    assert opened.figure("left", "clients") != before
+    assert opened.complaints == []
+    opened.context.close()
+
+
+def test_every_control_is_reached_by_keyboard(browser: Browser, folder: Path) -> None:
+    opened = Opened(browser, folder / "report.html")
+    wanted = {
+        "theme",
+        "left",
+        "right",
+        "seed",
+        "round",
+        "previous",
+        "next",
+        "gap",
+        "play",
+        "participation-order",
+        "target",
+    }
+    reached = set()
+    for _ in range(120):
+        opened.page.keyboard.press("Tab")
+        reached.add(opened.page.evaluate("document.activeElement.id"))
+    assert wanted - reached == set()
+    opened.context.close()
+
+
+def test_copy_button_takes_the_command(browser: Browser, folder: Path) -> None:
+    opened = Opened(browser, folder / "report.html", permissions=["clipboard-read", "clipboard-write"])
+    opened.page.locator("[data-copy]").first.click()
+    opened.page.get_by_role("button", name="Copied").wait_for()
+    assert opened.page.evaluate("navigator.clipboard.readText()") == "fedentopt compare --out DIR"
+    opened.context.close()
+
+
+def test_hostile_names_stay_names(browser: Browser, tmp_path: Path) -> None:
+    directory = tmp_path / "hostile"
+    names = [EVIL, '"><img src=x onerror=alert(2)>', "%{x}", "&lt;b&gt;", *(f"c{i}" for i in range(8))]
+    classes = (EVIL, "</script><script>alert(3)</script>", "$x$ <b>bold</b>", '<a href="javascript:alert(4)">x</a>')
+    for changes in ({}, {"selector": "fedentopt", "buffer": "4"}):
+        config = RunConfig(clients=12, cohort="4", rounds=6, dataset=f"/data/{EVIL}", **changes)
+        folder = write_run(
+            directory, config, classes=classes, clients=names, command=f"fedentopt run --dataset '{EVIL}'"
+        )
+        info = json.loads((folder / "run.json").read_text())
+        info["method"] += EVIL
+        (folder / "run.json").write_text(json.dumps(info))
+    opened = Opened(browser, write_report(directory))
+    for index in range(6):
+        opened.round_to(index)
+    opened.page.locator("#participation-order").select_option("client")
+    box = opened.page.locator("#cohort-left .bars path").first.bounding_box()
+    assert box is not None
+    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    opened.page.locator("#cohort-left .hovertext").first.wait_for()
+    assert opened.complaints == []
+    assert opened.page.locator("svg a, svg b").count() == 0
+    ticks = opened.page.locator("#clients-chart .ytick text").all_inner_texts()
+    assert any(tick.startswith("<script>alert") for tick in ticks)
+    assert any(tick.startswith("$x$ <b>") for tick in ticks)
+    assert opened.column("Method")[0] == f"fedavg{EVIL}"
+    assert EVIL in opened.page.locator(".command code").first.inner_text()
+    opened.context.close()
+
+
+def test_settings_are_chosen_and_dropouts_marked(browser: Browser, tmp_path: Path) -> None:
+    for partition in ("dir:0.1", "classes:2"):
+        config = RunConfig(clients=20, cohort="5", rounds=6, partition=partition, dropout=0.5)
+        write_run(tmp_path, config, classes=tuple("abcde"))
+    opened = Opened(browser, write_report(tmp_path))
+    chooser = opened.page.locator("#group")
+    assert chooser.locator("option").count() == 2
+    for number, partition in ((1, "dir:0.1"), (0, "classes:2")):
+        chooser.select_option(str(number))
+        opened.page.wait_for_function(
+            "text => document.getElementById('setting').textContent.includes(text)", arg=partition
+        )
+        rows = rounds_of_setting(tmp_path, partition)
+        assert opened.figure("left", "entropy") == f"{float(rows[0]['entropy']):.4f}"
+        z = opened.drawn("picks-left")[0]["z"]
+        absent = {
+            (k, i)
+            for i, row in enumerate(rows)
+            for k in set(json.loads(row["clients"])) - set(json.loads(row["trained"]))
+        }
+        assert {(k, i) for k, line in enumerate(z) for i, value in enumerate(line) if value == 0.5} == absent
+        assert absent
+    assert not opened.page.locator("#cohort-right").is_visible()  # one method: nothing to put beside it
+    opened.page.get_by_role("button", name="dir:0.1").click()
+    opened.page.wait_for_function("document.getElementById('setting').textContent.includes('dir:0.1')")
+    assert opened.complaints == []
+    opened.context.close()
+
+
+def rounds_of_setting(folder: Path, partition: str) -> list[dict[str, str]]:
+    (file,) = folder.glob(f"*_{partition.replace(':', '')}_*/rounds.csv")
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
