@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 METHODS = ["fedavg", "fedentopt", "fedentopt-dp"]
 SEEDS = (0, 1, 2)
-# What differs from `fedentopt run`: few rounds, and steps large enough for digits to be learnt in them.
-DEFAULTS: dict[str, Any] = {"out": "out/compare", "rounds": 40}
+DEFAULTS: dict[str, Any] = {"out": "out/compare"}
+# Digits are learnt in few rounds with larger steps, and a mirrored digit is no digit.
+FOR_DIGITS: dict[str, Any] = {"rounds": 30, "lr": 0.03, "flip": 0.0}
 SET_BY_METHOD = ("algorithm", "selector")
 FIELDS = {name: field for name, field in fields_of(RunConfig, Execution).items() if name not in SET_BY_METHOD}
 
@@ -34,7 +35,10 @@ def compare(given: dict[str, Any]) -> None:
     with true and with noisy label counts (fedentopt, fedentopt-dp), three seeds.
     """
     request = gather(given, fields=FIELDS, defaults=DEFAULTS, methods=True)
-    configs = method_configs(request.methods or METHODS, request.settings, request.seeds)
+    settings = request.settings
+    if settings.get("dataset", "digits") == "digits":
+        settings = FOR_DIGITS | settings
+    configs = method_configs(request.methods or METHODS, settings, request.seeds)
     execution = request.execution
     runs = conduct(configs, execution)
 
@@ -54,7 +58,6 @@ def compare(given: dict[str, Any]) -> None:
     console = out()
     console.print(title(methods), style="bold", markup=False)
     print_methods(methods, targets or ([best] if best else []))
-    console.print("accuracy: mean of the last ten rounds; ±: standard deviation over seeds")
     console.print(f"plots: {', '.join(str(path) for path in plots)}", soft_wrap=True, markup=False)
     console.print(f"page:  {page}", soft_wrap=True, markup=False)
 
@@ -96,4 +99,6 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     text = f"a method, such as fedprox+fedentopt or kl; repeat it for each (default: {', '.join(METHODS)})"
     method = option("method", list[str] | None, "--method", text, metavar="NAME")
-    app.command("compare")(command(compare, [method, *field_options(FIELDS, DEFAULTS), *shared_options()]))
+    shown = {name: f"{FIELDS[name].default}; digits {value}" for name, value in FOR_DIGITS.items()}
+    fields = field_options(FIELDS, {**DEFAULTS, **shown})
+    app.command("compare")(command(compare, [method, *fields, *shared_options()]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedentopt.cli.console import note, out
@@ -16,30 +18,27 @@ if TYPE_CHECKING:
 
 
 def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
-    """One row a method: mean ± sample standard deviation over its seeds."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", no_wrap=True)
-    table.add_column("seeds", justify="right")
-    table.add_column("accuracy %", justify="right", no_wrap=True)
-    table.add_column("worst class %", justify="right", no_wrap=True)
-    for target in targets:
-        table.add_column(f"rounds to {target:g} %", justify="right")
-    table.add_column("label entropy", justify="right")
-    table.add_column("sent up", justify="right")
-    table.add_column("sent down", justify="right")
+    """One row a method: mean ± sample standard deviation over its seeds, then what the columns mean."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("method", overflow="fold")
+    heads = ["accuracy %", "worst class %", *(f"to {t:g} %" for t in targets), "entropy", "up", "down"]
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     for method in methods:
         figures = method.to_dict()
+        entropy = figures["mean_entropy"]
         table.add_row(
-            method.label,
-            str(len(method.runs)),
+            escape(method.label),
             _spread(method.spread("accuracy")),
             _spread(method.spread("worst_class_accuracy")),
             *(_rounds(method.rounds_to(target)) for target in targets),
-            _spread(method.spread("mean_entropy"), digits=2),
+            "–" if entropy is None else f"{entropy['mean']:.2f}",
             size(figures["bytes_up"]),
             size(figures["bytes_down"]),
         )
-    out().print(table)
+    console = out()
+    console.print(table)
+    console.print(_legend(methods, targets), style="dim")
     for method in methods:
         for seed, number in method.diverged.items():
             chance = method.runs[0].summary["chance"]
@@ -47,6 +46,19 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
                 f"{method.label}, seed {seed}: diverged in round {number}; "
                 f"it counts as chance ({chance:.1f} %) from there on"
             )
+
+
+def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
+    seeds = max(len(method.runs) for method in methods)
+    classes = len(methods[0].runs[0].summary["class_accuracy"])
+    parts = ["accuracy: test accuracy, mean of the last ten rounds"]
+    if seeds > 1:
+        parts.append(f"±: sample standard deviation over {seeds} seeds")
+    if targets:
+        parts.append("to …: rounds to reach that accuracy" + (", mean over seeds" if seeds > 1 else ""))
+    parts.append(f"entropy: bits of the selected clients' labels together, at most {math.log2(classes):.2f}")
+    parts.append("up, down: sent by and to all clients in one run")
+    return "\n".join(parts)
 
 
 def as_json(runs: Sequence[RunResult], methods: Sequence[MethodResult], targets: Sequence[float]) -> dict[str, Any]:

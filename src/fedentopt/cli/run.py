@@ -37,8 +37,6 @@ def run(given: dict[str, Any]) -> None:
         return
     best = reached_by_all(methods)
     print_methods(methods, targets or ([best] if best else []))
-    out().print("accuracy: mean of the last ten rounds, and ± the standard deviation over seeds" if len(runs) > 1
-                else "accuracy: mean of the last ten rounds")
     for one in runs:
         out().print(f"results: {one.path}", soft_wrap=True, markup=False)
 

@@ -2,7 +2,8 @@
 
 A name is `ALGORITHM`, `SELECTOR` or `ALGORITHM+SELECTOR`, with `-dp` at its end where the server sees the label
 counts through Laplace noise: `fedavg`, `fedentopt`, `fedprox+fedentopt`, `fedentopt-dp`, `kl`, `fedconcat`.
-It is the inverse of `RunConfig.method`.
+It is the inverse of `RunConfig.method`. One's own code goes by its import path: `package.module:algorithm`,
+`fedavg+package.module:selector`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.simulation.config import ALGORITHMS, SELECTORS
+from fedentopt.simulation.extension import is_import_path
 
 DP_EPSILON = 0.5
 """Privacy budget that `-dp` stands for unless another one is given (the paper's)."""
@@ -26,16 +28,17 @@ def parse_method(name: str) -> dict[str, Any]:
 
     Refused: unknown names, and `-dp` where no server-side step looks at label counts.
     """
-    text = name.strip().lower()
-    private = text.endswith("-dp")
-    parts = text.removesuffix("-dp").split("+")
+    text = name.strip()
+    private = text.lower().endswith("-dp")
+    parts = [_known(part) for part in (text[:-3] if private else text).split("+")]
     if len(parts) == 1:
-        algorithm, selector = (parts[0], "random") if parts[0] in ALGORITHMS else ("fedavg", parts[0])
+        alone = parts[0] in ALGORITHMS or is_import_path(parts[0])
+        algorithm, selector = (parts[0], "random") if alone else ("fedavg", parts[0])
     elif len(parts) == 2:
         algorithm, selector = parts
     else:
         algorithm = selector = ""
-    if algorithm not in ALGORITHMS or selector not in SELECTORS:
+    if not (_is_one_of(algorithm, ALGORITHMS) and _is_one_of(selector, SELECTORS)):
         raise InputError(f"method: {name!r} is unknown; accepted: {ACCEPTED}, and -dp behind a selector")
     if private and selector == "random" and algorithm != "fedconcat":
         raise InputError(
@@ -43,3 +46,11 @@ def parse_method(name: str) -> dict[str, Any]:
             f"accepted: -dp with fedentopt, kl or fedconcat"
         )
     return {"algorithm": algorithm, "selector": selector, "epsilon": DP_EPSILON if private else None}
+
+
+def _known(part: str) -> str:
+    return part if is_import_path(part) else part.lower()
+
+
+def _is_one_of(name: str, accepted: tuple[str, ...]) -> bool:
+    return name in accepted or is_import_path(name)
