@@ -293,3 +293,25 @@ def test_devices_and_trainers_that_are_not_there_are_refused():
         choose_trainer("quick", toy.linear(3), torch.device("cpu"))
     with pytest.raises(InputError, match="cannot share a stack"):
         toy.run([toy.config(), toy.config(batch_size=16)], toy.images())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_client_that_is_not_finite_spoils_its_own_model_only(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    from fedentopt.simulation.aggregation import Blend, blend_models
+    from fedentopt.simulation.layout import FlatLayout
+
+    layout = FlatLayout(toy.normed(3))
+    starts = torch.randn(3, layout.width, device=device)
+    trained = torch.randn(4, layout.width, device=device)
+    trained[1, 5] = torch.nan
+    halves = np.array([0.5, 0.5])
+    blends = [Blend(0, 0.0, np.array([0, 1]), halves, halves), Blend(2, 0.25, np.array([2, 3]), 0.75 * halves, halves)]
+    new = blend_models(starts, trained, blends, layout)
+    assert not bool(torch.isfinite(new[0]).all())
+    assert torch.equal(new[1], starts[1])
+    parameters = layout.parameter_width
+    expected = 0.25 * starts[2] + 0.375 * (trained[2] + trained[3])
+    torch.testing.assert_close(new[2, :parameters], expected[:parameters])
+    torch.testing.assert_close(new[2, parameters:], 0.5 * (trained[2] + trained[3])[parameters:])

@@ -30,8 +30,9 @@ def test_lenet_in_one_stack_for_every_algorithm():
 
 def test_fedconcat():
     data = toy.images(samples=300, size=32, classes=10)
-    config = toy.config(**(HARD | {"model": "lenet5", "clients": 10} | METHODS[-1]))
-    compare([config], data, 2e-2)
+    # Sixty rounds let rounding grow; a small learning rate keeps the comparison sharp.
+    config = toy.config(**(HARD | {"model": "lenet5", "clients": 10} | METHODS[-1] | {"lr": 1e-3}))
+    compare([config], data, 1e-4)
 
 
 @pytest.mark.parametrize("model", ["toy:linear", "toy:branching"])

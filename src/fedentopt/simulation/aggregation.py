@@ -43,11 +43,15 @@ def blend_models(
         table = _queue(torch.from_numpy(factors), starts.device)
         own = _queue(torch.tensor([b.own for b in blends], dtype=torch.float32), starts.device)
         index = _queue(torch.tensor([b.row for b in blends]), starts.device)
+        # Zero times NaN is NaN: a client that diverged must spoil its own run's model and no other.
+        sound = torch.isfinite(trained).all(1)
+        clean = torch.where(sound[:, None], trained, 0.0)
         with exact_products():
-            mixed = table[0] @ trained[:, :width] + own[:, None] * starts[index, :width]
-            new[index, :width] = mixed
+            mixed = table[0] @ clean[:, :width] + own[:, None] * starts[index, :width]
+            spoilt = ((table[1] != 0).float() @ (~sound).float()) > 0
+            new[index, :width] = torch.where(spoilt[:, None], torch.nan, mixed)
             if layout.width > width:
-                new[index, width:] = table[1] @ trained[:, width:]
+                new[index, width:] = table[1] @ clean[:, width:]
         return new
     for b in blends:
         rows_t = torch.from_numpy(b.trained)
