@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,13 +28,13 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
         # What all cells of a group share goes into its heading, so that lines fit a narrow terminal.
         shared = [name for name in ("metric", "participation") if len({cell[name] for cell in cells}) == 1]
         heading = [title, *(text for text in (_word(cells[0], name) for name in shared) if text)]
-        out().print(Text(", ".join(heading), style="bold"))
+        _out().print(Text(", ".join(heading), style="bold"))
         table = _table(("cell",), ("paper", "ours", "seeds", "state"))
         for cell in cells:
             figures = ("" if cell[name] is None else f"{cell[name]:.4g}" for name in ("paper", "ours"))
             seeds = str(len(cell["seeds"])) if cell["metric"] != "model_mb" else ""
             table.add_row(Text(_setting(cell, shared) or cell["model"]), *figures, seeds, cell["state"])
-        out().print(table)
+        _out().print(table)
     _print_states(cell["state"] for cell in listed)
 
 
@@ -47,8 +48,8 @@ def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, source: s
     runs, samples, seconds = total(lines)
     if len(lines) != 1:
         table.add_row("all", "", str(runs), _count(samples), _time(seconds))
-    out().print(table)
-    out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done; time at {source}")
+    _out().print(table)
+    _out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done; time at {source}")
 
 
 def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:
@@ -57,7 +58,7 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
     from fedentopt.experiments.paper.wording import heading
 
     known = {(entry.cell.table, heading(entry.cell)) for entry in entries if entry.ours is not None}
-    console = out()
+    console = _out()
     for printed in tables(entries):
         name = "table1" if printed.name == "rounds-to-target" else printed.name
         sections = [section for section in printed.sections if not section.heading or (name, section.heading) in known]
@@ -76,10 +77,18 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
         console.print(Text(f"written: {place}"), soft_wrap=True)
 
 
+def _out() -> Console:
+    """Standard output; where it is no terminal, wide enough that no table is folded."""
+    console = out()
+    if not console.is_terminal:
+        console.width = max(console.width, 200)
+    return console
+
+
 def _print_states(states: Iterable[str]) -> None:
     counted = Counter(states)
     parts = ", ".join(f"{count} {state}" for state, count in counted.most_common())
-    out().print(f"{sum(counted.values())} cells: {parts}")
+    _out().print(f"{sum(counted.values())} cells: {parts}")
 
 
 def _setting(cell: dict[str, Any], shared: Sequence[str]) -> str:

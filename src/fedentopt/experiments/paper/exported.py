@@ -39,12 +39,14 @@ def read_exported(folder: Path) -> Results:
         raise InputError(f"results: {folder} is not a folder; accepted: one that `reproduce --export` wrote")
     measured: dict[Key, Measured] = {}
     baselines: dict[Key, Measured] = {}
-    curves: dict[Key, Curve] = {}
+    points: dict[Key, dict[int, tuple[int, float | None, float | None]]] = {}
     for path in sorted(folder.glob("*.csv")):
         if path.stem.endswith("_curves"):
             for row in _rows(path, CURVE_COLUMNS):
-                point = (row.need("round", int), row.read("accuracy", float), row.read("entropy", float))
-                curves.setdefault((row.need("settings", str), row.need("seed", int)), []).append(point)
+                number = row.need("round", int)
+                point = (number, row.read("accuracy", float), row.read("entropy", float))
+                # A run that several tables share has its curve in each of their files.
+                points.setdefault((row.need("settings", str), row.need("seed", int)), {})[number] = point
             continue
         for row in _rows(path, COLUMNS):
             run = _read_measured(row)
@@ -55,6 +57,7 @@ def read_exported(folder: Path) -> Results:
                     settings=baseline, seed=run.seed, rounds=run.rounds, accuracy=row.read("baseline_accuracy", float)
                 )
     # A baseline is known by its accuracy alone unless it has a row of its own.
+    curves: dict[Key, Curve] = {key: [curve[number] for number in sorted(curve)] for key, curve in points.items()}
     return Results(None, baselines | measured, curves)
 
 

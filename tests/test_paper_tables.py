@@ -1,0 +1,396 @@
+"""Ours beside the paper's: states, tables, exported results, the committed ones byte for byte."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedentopt.errors import InputError
+from fedentopt.experiments.paper import provenance
+from fedentopt.experiments.paper.blocks import paper_cells
+from fedentopt.experiments.paper.cells import Cell
+from fedentopt.experiments.paper.comparison import Comparison, compare
+from fedentopt.experiments.paper.exported import export, read_exported
+from fedentopt.experiments.paper.figures import write_figures
+from fedentopt.experiments.paper.findings import findings
+from fedentopt.experiments.paper.formats import Section, Table, latex, markdown
+from fedentopt.experiments.paper.measures import Curve, Measured, Results, settings_key
+from fedentopt.experiments.paper.outputs import write_tables
+from fedentopt.experiments.paper.reproduction import Reproduction
+from fedentopt.experiments.paper.results_page import write_results_page
+from fedentopt.experiments.paper.sizes import size
+from fedentopt.experiments.paper.tables import summary_csv, tables
+from fedentopt.simulation.config import RunConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+CELLS = paper_cells()
+LENET = [cell for cell in CELLS if cell.model == "lenet5" and cell.dataset == "cifar10" and cell.partition == "dir:0.1"]
+
+
+def of(table: str, **fields: object) -> list[Cell]:
+    return [c for c in LENET if c.table == table and all(getattr(c, name) == value for name, value in fields.items())]
+
+
+def run(config: RunConfig | None, seed: int, accuracy: float, **more: object) -> tuple[tuple[str, int], Measured]:
+    """A finished run with this accuracy."""
+    assert config is not None
+    key = settings_key(config)
+    given: dict[str, object] = {"h_norm": 0.9, "never_selected": 0, "mean_entropy": 3.0, "min_entropy": 2.5, **more}
+    return (key, seed), Measured(settings=key, seed=seed, rounds=config.rounds, accuracy=accuracy, **given)  # type: ignore[arg-type]
+
+
+def known(*runs: tuple[tuple[str, int], Measured], curves: dict[tuple[str, int], Curve] | None = None) -> Results:
+    return Results(None, dict(runs), curves)
+
+
+def entry(results: Results, cell: Cell) -> Comparison:
+    return compare([cell], results, lambda name: True)[0]
+
+
+FEDAVG, FEDENTOPT = of("table1", method="fedavg")[0], of("table1", method="fedentopt")[0]
+PROX, CHANGE = of("table1", method="fedprox")[0], of("table2", method="fedprox+fedentopt")[0]
+FIVE = known(
+    *(run(FEDAVG.config, seed, value) for seed, value in enumerate((48.0, 50.0, 46.0, 49.0, 47.0))),
+    *(run(FEDENTOPT.config, seed, value) for seed, value in enumerate((54.0, 55.0, 53.0, 54.0, 54.0))),
+)
+
+
+def test_a_cell_is_done_when_all_wanted_seeds_are_there_at_full_length() -> None:
+    assert entry(FIVE, FEDAVG).state == "done"
+    assert entry(FIVE, FEDAVG.with_seeds((0, 7))).state == "partly"
+    assert entry(FIVE, FEDAVG.with_seeds((0, 7))).listed()["seeds"] == [0]
+    assert entry(FIVE, PROX).state == "not-run"
+    assert compare([PROX], FIVE, lambda name: False)[0].state == "missing-data"
+    assert compare([FEDAVG], FIVE, lambda name: False)[0].state == "done"  # what is known stays known
+
+
+def test_a_run_cut_short_never_makes_a_cell_done() -> None:
+    short = FEDAVG.cut(20)
+    results = known(*(run(short.config, seed, 40.0) for seed in range(5)))
+    assert entry(results, FEDAVG).state == "not-run"  # the short runs are others
+    assert entry(results, short).state == "partly"
+    assert entry(results, short).ours == 40.0
+    assert "5, cut to 20 rounds" in markdown(tables([entry(results, short)])[0])
+
+
+def test_what_the_list_says_of_a_cell() -> None:
+    assert entry(FIVE, FEDENTOPT).listed() == {
+        "table": "table1", "model": "lenet5", "dataset": "cifar10", "partition": "dir:0.1", "method": "fedentopt",
+        "availability": None, "participation": 10, "buffer": 50, "metric": "accuracy", "paper": 52.80, "ours": 54.0,
+        "std": pytest.approx(0.7071, abs=1e-4), "seeds": [0, 1, 2, 3, 4], "state": "done",
+    }  # fmt: skip
+    listed = entry(FIVE, next(c for c in CELLS if c.table == "grid-mu")).listed()
+    assert listed["settings"] == {"mu": 0.0001}
+    size_of_lenet = entry(FIVE, next(c for c in CELLS if c.table == "table5")).listed()
+    assert (size_of_lenet["ours"], size_of_lenet["state"]) == (0.248024, "done")
+    assert [size_of_lenet[name] for name in ("partition", "method", "participation", "buffer", "std")] == [None] * 5
+
+
+def test_against_fedavg_is_paired_by_seed() -> None:
+    gap = entry(FIVE, FEDENTOPT).against
+    assert gap is not None
+    # Differences 6, 5, 7, 5, 7: mean 6, deviation 1, so 6 ± 2.7764 / √5.
+    assert (gap.mean, gap.seeds, gap.clear) == (6.0, 5, True)
+    assert gap.low == pytest.approx(6 - 2.776445 / 5**0.5, abs=1e-6)
+    assert entry(FIVE, FEDAVG).against is None
+    few = known(run(FEDAVG.config, 0, 40.0), run(FEDENTOPT.config, 0, 50.0), run(FEDENTOPT.config, 1, 51.0))
+    assert entry(few, FEDENTOPT).against is None  # one shared seed is no interval
+
+
+def test_a_change_is_the_difference_to_the_same_baseline_seed_by_seed() -> None:
+    results = known(
+        *(run(PROX.config, seed, value) for seed, value in enumerate((40.0, 42.0, 44.0))),
+        *(run(CHANGE.config, seed, value) for seed, value in enumerate((47.0, 48.0, 52.0))),
+        *(run(FEDAVG.config, seed, 41.0) for seed in range(3)),
+    )
+    found = entry(results, CHANGE)
+    assert found.values == {0: 7.0, 1: 6.0, 2: 8.0}
+    assert (found.ours, found.std, found.state) == (7.0, 1.0, "partly")
+    assert found.difference == pytest.approx(7.0 - 7.67)
+    assert found.interval is not None
+    assert found.interval.low == pytest.approx(7 - 4.302653 / 3**0.5, abs=1e-5)
+    assert found.against is not None
+    assert found.against.mean == pytest.approx((47 + 48 + 52) / 3 - 41)
+    alone = known(*(run(CHANGE.config, seed, 50.0) for seed in range(5)))
+    assert entry(alone, CHANGE).state == "not-run"  # without the baseline there is no change
+
+
+def test_a_table_in_markdown_and_latex() -> None:
+    diverged = [run(PROX.config, seed, 10.0, diverged_round=44 if seed < 2 else None) for seed in range(3)]
+    results = known(*diverged, *((key, value) for key, value in FIVE._exported.items()))
+    entries = compare(of("table1"), results, lambda name: True)
+    table, rounds = tables(entries)
+    text = markdown(table)
+    assert "## LeNet-5, CIFAR-10, Dir(0.1)" in text
+    assert "| FedAvg | 48.00 ± 1.58 | 46.61 ± 0.17 | +1.39 | – | 5 |" in text
+    assert "| FedEntOpt | 54.00 ± 0.71 | 52.80 ± 0.03 | +1.20 | **+6.00 [+4.76, +7.24]** | 5 |" in text
+    assert (
+        "| FedProx | 10.00 ± 0.00 (2 diverged) | 44.84 ± 0.20 | -34.84 | **-38.00 [-42.97, -33.03]** | 3 of 5 |" in text
+    )
+    assert "| KL | – | 34.76 ± 0.01 | – | – | 0 of 5 |" in text
+    tex = latex(table)
+    assert "FedEntOpt & 54.00 $\\pm$ 0.71 & 52.80 $\\pm$ 0.03 & +1.20 & \\textbf{+6.00 [+4.76, +7.24]} & 5 \\\\" in tex
+    assert "$-$34.84" in tex
+    assert tex.count("\\begin{longtable}{lrrrrr}") == tex.count("\\end{longtable}") == 1
+    body = [
+        line
+        for line in tex.splitlines()
+        if line.endswith("\\\\") and "multicolumn" not in line and "caption" not in line
+    ]
+    assert {line.count(" & ") for line in body} == {5}
+    assert rounds.name == "rounds-to-target"
+
+
+def test_latex_escapes_what_users_may_write() -> None:
+    table = Table("x", "100 % & more_", "a#b", ("a", "b"), (Section("{c}", (("\\d~^$", "-1.0"),)),))
+    tex = latex(table)
+    assert "100 \\% \\& more\\_" in tex
+    assert "a\\#b" in tex
+    assert "\\{c\\}" in tex
+    assert "\\textbackslash{}d\\textasciitilde{}\\textasciicircum{}\\$ & $-$1.0" in tex
+    assert "a \\| b" in markdown(Table("x", "t", "n", ("a | b",), (Section("", (("c",),)),)))
+
+
+def test_rounds_to_a_target_say_how_many_seeds_get_there() -> None:
+    results = known(
+        *(
+            run(FEDAVG.config, seed, 48.0, rounds_to_40=100, rounds_to_45=[200, None, 300, None, None][seed])
+            for seed in range(5)
+        ),
+        *(run(FEDENTOPT.config, seed, 54.0, rounds_to_40=40, rounds_to_45=50, rounds_to_50=90) for seed in range(5)),
+    )
+    entries = compare(of("table1"), results, lambda name: True)
+    text = markdown(tables(entries)[1])
+    assert "| FedAvg | 100 | 250 (2 of 5) | – (0 of 5) | 5 |" in text
+    assert "| FedEntOpt | 40 | 50 | 90 | 5 |" in text
+    sooner = next(found.ours for found in findings(entries) if "sooner" in found.claim)
+    assert "40 %: 40 against 100 rounds (FedAvg)" in sooner
+    assert "50 %: in 1 settings not every seed of FedAvg gets there" in sooner
+
+
+def test_the_buffer_table_shows_diversity_and_clients_never_selected() -> None:
+    cells = of("table6")
+    runs = [
+        run(cell.config, seed, 50.0 + (cell.buffer or 0) / 25, h_norm=0.7 + (cell.buffer or 0) / 300,
+            never_selected=seed if cell.buffer == 0 else 0)
+        for cell in cells if cell.metric == "accuracy" for seed in range(5)
+    ]  # fmt: skip
+    entries = compare(cells, known(*runs), lambda name: True)
+    text = markdown(tables(entries)[0])
+    assert (
+        "| 0 % | 50.00 ± 0.00 | 49.84 ± 0.77 | +0.16 | – | 0.700 ± 0.000 | 0.896 ± 0.002 | -0.196 | 0, 1, 2, 3, 4 | 5 |"
+        in text
+    )
+    said = {found.claim: found.ours for found in findings(entries)}
+    assert said["a larger buffer makes selection more even"].startswith(
+        "H_norm rises with the buffer in 1 of 1 settings"
+    )
+    assert said["every client was selected at least once"] == (
+        "Not in 4 of 20 runs (Dir(0.1), Q=0 %): up to 4 clients were never selected."
+    )
+
+
+def test_sizes_are_those_of_our_models_by_hand() -> None:
+    by_place = {(cell.model, cell.dataset): size(cell) for cell in CELLS if cell.table == "table5"}
+    lenet = by_place["lenet5", "cifar10"]
+    assert lenet is not None
+    assert (lenet.parameters, lenet.state, lenet.labels) == (4 * 62_006, 4 * 62_006, 4 * 10 * 100)
+    coarse = by_place["lenet5", "cifar100"]
+    assert coarse is not None
+    assert coarse.parameters - lenet.parameters == 4 * 10 * (84 + 1)
+    b0 = by_place["efficientnet-b0", "brain-tumor-mri"]
+    assert b0 is not None
+    assert b0.parameters == 4 * (4_007_548 + 4 * 1281)  # torchvision's B0 without its head, and a head for 4 classes
+    assert b0.state > b0.parameters  # running statistics travel too
+    assert b0.labels == 4 * 4 * 40
+
+
+def test_exported_results_give_the_same_bytes(tmp_path: Path) -> None:
+    results = _many()
+    assert export(tmp_path / "a", CELLS, results)
+    again = read_exported(tmp_path / "a")
+    for cells in (LENET, CELLS):
+        ours, theirs = (compare(cells, source, lambda name: True) for source in (results, again))
+        assert summary_csv(ours) == summary_csv(theirs)
+        assert [markdown(table) for table in tables(ours)] == [markdown(table) for table in tables(theirs)]
+    export(tmp_path / "b", CELLS, again)
+    assert _content(tmp_path / "a") == _content(tmp_path / "b")
+    with (tmp_path / "a" / "table2.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 5  # a row a cell and seed
+    assert {row["seed"] for row in rows} == {"0", "1", "2", "3", "4"}
+    assert float(rows[0]["value"]) == pytest.approx(float(rows[0]["accuracy"]) - float(rows[0]["baseline_accuracy"]))
+
+
+def test_exporting_adds_to_what_is_there(tmp_path: Path) -> None:
+    export(tmp_path, CELLS, known(*(run(FEDAVG.config, seed, 40.0 + seed) for seed in (0, 1))))
+    export(tmp_path, CELLS, known(run(FEDAVG.config, 1, 50.0), run(FEDENTOPT.config, 0, 60.0)))
+    merged = read_exported(tmp_path)
+    assert entry(merged, FEDAVG).values == {0: 40.0, 1: 50.0}  # the newer figure of seed 1
+    assert entry(merged, FEDENTOPT).values == {0: 60.0}
+    beyond = FEDAVG.with_seeds((0, 1, 17))
+    export(tmp_path, [beyond], known(run(FEDAVG.config, 17, 45.0)))
+    export(tmp_path, CELLS, known())  # seed 17 is not among the default ones, and stays
+    assert entry(read_exported(tmp_path), beyond).values == {0: 40.0, 1: 50.0, 17: 45.0}
+
+
+def test_a_baseline_without_a_cell_of_its_own_is_exported_with_the_change(tmp_path: Path) -> None:
+    results = known(
+        *(run(PROX.config, s, 40.0) for s in range(5)), *(run(CHANGE.config, s, 45.0 + s) for s in range(5))
+    )
+    export(tmp_path, [CHANGE], results)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table2.csv"]
+    assert entry(read_exported(tmp_path), CHANGE).values == {0: 5.0, 1: 6.0, 2: 7.0, 3: 8.0, 4: 9.0}
+
+
+def test_rows_of_other_settings_do_not_count(tmp_path: Path) -> None:
+    export(tmp_path, CELLS, FIVE)
+    assert FEDAVG.config is not None
+    other = dataclasses.replace(FEDAVG, config=dataclasses.replace(FEDAVG.config, weight_decay=0.1))
+    assert entry(read_exported(tmp_path), other).state == "not-run"
+    assert entry(read_exported(tmp_path), FEDAVG.cut(20)).state == "not-run"
+
+
+def test_thinned_curves_keep_every_round_where_the_figure_is_a_curve(tmp_path: Path) -> None:
+    long: Curve = [(number, float(number), 3.0) for number in range(5, 505, 5)]
+    short: Curve = [(number, None, 2.0 + number / 1000) for number in range(1, 101)]
+    first = next(cell for cell in CELLS if cell.table == "figure1")
+    results = known(
+        run(FEDAVG.config, 0, 40.0),
+        run(first.config, 0, 40.0),
+        curves={run(FEDAVG.config, 0, 0.0)[0]: long, run(first.config, 0, 0.0)[0]: short},
+    )
+    export(tmp_path, CELLS, results)
+    again = read_exported(tmp_path)
+    assert FEDAVG.config is not None
+    assert first.config is not None
+    assert [point[0] for point in again.curve(FEDAVG.config, 0)] == list(range(25, 501, 25))
+    assert again.curve(first.config, 0) == short
+    assert not (tmp_path / "figure2_curves.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("accuracy,final", "akkuracy,final"), "table1.csv: column accuracy is missing"),
+        (
+            lambda text: text.replace(",48.0,", ",fourty,"),
+            "table1.csv, line 2: (value|accuracy) 'fourty' is not a number",
+        ),
+        (lambda text: re.sub(r",[0-9a-f]{8}\n", ",\n", text), "table1.csv, line 2: settings is empty"),
+    ],
+)
+def test_a_damaged_export_is_refused_by_line(tmp_path: Path, change, message: str) -> None:
+    export(tmp_path, CELLS, FIVE)
+    path = tmp_path / "table1.csv"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=message):
+        read_exported(tmp_path)
+    with pytest.raises(InputError, match="not a folder"):
+        read_exported(tmp_path / "none")
+
+
+def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> None:
+    words = ["reproduce", "table1", "--out", "/home/me/secret/out", "--data-dir=/home/me/data", "--model", "lenet5"]
+    assert provenance.command_line(words) == "fedentopt reproduce table1 --out out --data-dir=data --model lenet5"
+    one = {"command": "a", "started": "2026-01-02"}
+    provenance.merge(tmp_path, [one])
+    provenance.merge(tmp_path, [one, {"command": "b", "started": "2026-01-01"}])
+    assert [entry["command"] for entry in provenance.read(tmp_path)] == ["b", "a"]
+    (tmp_path / "provenance.json").write_text("[")
+    with pytest.raises(InputError, match=r"provenance\.json: cannot be read"):
+        provenance.read(tmp_path)
+
+
+def test_figures_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
+    results = _many()
+    entries = compare(CELLS, results, lambda name: True)
+    first = write_figures(tmp_path / "a", entries, results)
+    assert sorted(path.name for path in first) == [
+        f"{name}.{kind}" for name in ("accuracy", "figure1", "figure2") for kind in ("png", "svg")
+    ]
+    write_figures(tmp_path / "b", entries, results)
+    for path in first:
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    drawn = (tmp_path / "a" / "figure1.svg").read_text()
+    for words in (
+        "Communication round",
+        "Label entropy of the cohort (bits)",
+        "Random (FedAvg)",
+        "FedEntropy",
+        "log₂ 9",
+    ):
+        assert words in drawn
+    assert "Participation (%)" in (tmp_path / "a" / "figure2.svg").read_text()
+    assert write_figures(tmp_path / "c", compare(CELLS, known(), lambda name: True), known()) == []
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_page_of_results_says_what_differs(tmp_path: Path) -> None:
+    results = _many()
+    (tmp_path / "remarks.md").write_text("## Remarks\n\nBy hand.\n")
+    provenance.merge(
+        tmp_path, [{"command": "fedentopt reproduce", "started": "2026", "seconds": 90, "device": "GPU X"}]
+    )
+    written = write_results_page(tmp_path / "docs" / "RESULTS.md", Reproduction(CELLS, CELLS, results), tmp_path)
+    text = written[0].read_text()
+    assert "By hand." in text
+    assert "| 1 | LeNet-5, CIFAR-10, Dir(0.1) | FedNova | 50.00 ± 0.00 | 10.00 ± 0.00 | +40.00 |" in text
+    assert "![Figure 1: entropy of the cohort's labels](results/figure1.svg)" in text
+    assert (tmp_path / "docs" / "results" / "figure1.svg").exists()
+    assert "`fedentopt reproduce` |" in text
+    assert "GPU X" in text
+    assert "VGG-11, CIFAR-10" not in text  # nothing known of it, so no empty section
+
+
+def test_committed_results_give_the_committed_tables_byte_for_byte(tmp_path: Path) -> None:
+    committed = ROOT / "results" / "paper"
+    request = Reproduction(CELLS, CELLS, read_exported(committed), tmp_path)
+    rows = {path.stem for path in committed.glob("*.csv")} | {"table5"}
+    write_tables(tmp_path / "tables", request.compare([cell for cell in CELLS if cell.table in rows]))
+    assert _content(tmp_path / "tables") == _content(committed / "tables")
+    write_results_page(tmp_path / "docs" / "RESULTS.md", request, committed)
+    assert (tmp_path / "docs" / "RESULTS.md").read_text() == (ROOT / "docs" / "RESULTS.md").read_text()
+    export(tmp_path / "again", CELLS, request.results)
+    shutil.rmtree(tmp_path / "again" / "tables", ignore_errors=True)
+    assert _content(tmp_path / "again") == {k: v for k, v in _content(committed).items() if k.endswith(".csv")}
+    for path in (*committed.rglob("*"), *(ROOT / "docs" / "results").glob("*")):
+        assert not path.is_file() or path.stat().st_size < 1_000_000, path
+
+
+def _many() -> Results:
+    """Every LeNet-5 run of CIFAR-10, Dir(0.1), and Figure 1, at 50 per cent, with curves."""
+    cells = [*LENET, *(cell for cell in CELLS if cell.table == "figure1")]
+    cells = [cell for cell in cells if cell.table in ("table1", "table2", "table6", "figure1", "figure2")]
+    cells = [
+        cell for cell in cells if cell.table != "table2" or cell.method in ("fedprox+fedentopt", "fednova+fedentopt")
+    ]
+    runs = dict(
+        run(config, seed, 50.0) for c in cells for config in (c.config, c.baseline) if config for seed in c.seeds
+    )
+    curve: Curve = [(number, number / 4 if number % 5 == 0 else None, 3.0) for number in range(1, 101)]
+    return Results(None, runs, dict.fromkeys(runs, curve))
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def test_the_csv_of_a_table_has_a_row_a_cell() -> None:
+    rows = list(csv.DictReader(io.StringIO(summary_csv(compare(of("table1"), FIVE, lambda name: True)))))
+    assert len(rows) == 10
+    found = next(row for row in rows if row["method"] == "fedentopt")
+    assert json.loads(found["against_fedavg"]) == 6.0
+    assert (found["ours"], found["paper"], found["seeds"], found["state"]) == (
+        "54.000000",
+        "52.800000",
+        "0 1 2 3 4",
+        "done",
+    )
