@@ -127,7 +127,12 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_continues(toy: ToyEngine, t
     assert {path.name for path in tmp_path.iterdir()} == {config.run_id for config in seeds(0, 1)}
     toy.stop_in = None
     toy.events.clear()
-    run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
+    lines: list[str] = []
+    run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions(say=lines.append))
+    assert lines == [
+        "1 of 3 runs are finished already (--no-resume repeats them)",
+        "1 of 3 runs go on from their checkpoints (--no-resume starts them afresh)",
+    ]
     assert toy.stacks == [("data of digits", [config.run_id for config in seeds(1, 2)])]
     resumed = json.loads((tmp_path / seeds(1)[0].run_id / "run.json").read_text())["resumed"]
     assert [part["round"] for part in resumed] == [5]

@@ -87,6 +87,10 @@ class RunFolder:
             )
         return read_json(self.path / SUMMARY).get("finished") is True
 
+    def can_resume(self) -> bool:
+        """Whether the folder holds a checkpoint that `resume` would try to continue from."""
+        return self._resume and (self.path / CHECKPOINT).exists()
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out of the folder, which is created if need be and removed if it stays empty."""
@@ -100,10 +104,9 @@ class RunFolder:
 
     def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
         """The last checkpoint and the records up to it, or None to start at round 1."""
-        path = self.path / CHECKPOINT
-        if not self._resume or not path.exists():
+        if not self.can_resume():
             return None
-        checkpoint, records = load_checkpoint(path, self.config)
+        checkpoint, records = load_checkpoint(self.path / CHECKPOINT, self.config)
         self._records = list(records)
         self._resumed_round = checkpoint.round
         return checkpoint, records

@@ -52,6 +52,9 @@ def run_sweep(
     pending = [folder for folder in folders if not (resume and folder.is_finished())]
     if len(pending) < len(folders):
         say(f"{len(folders) - len(pending)} of {len(folders)} runs are finished already (--no-resume repeats them)")
+    begun = sum(folder.can_resume() for folder in pending)
+    if begun:
+        say(f"{begun} of {len(folders)} runs go on from their checkpoints (--no-resume starts them afresh)")
 
     stacks = _stacks(pending, stack_key)
     data = _load({_data_key(folder.config) for folder in pending}, data_dir)
