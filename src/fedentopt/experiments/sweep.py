@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedentopt import datasets
-from fedentopt.experiments.atomic import make_folder
 from fedentopt.experiments.results import RunFolder, RunResult, read_run
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.recording import RunRecorder
@@ -46,7 +45,6 @@ def run_sweep(
     if len(unique) < len(wanted):
         say(f"{len(wanted) - len(unique)} of {len(wanted)} runs are given more than once; each runs once")
     out_dir = Path(out_dir)
-    make_folder(out_dir)
     targets = tuple(targets)
     folders = [RunFolder(out_dir, config, resume=resume, targets=targets) for config in unique]
     pending = [folder for folder in folders if not (resume and folder.is_finished())]
