@@ -27,6 +27,11 @@ class Scaffold(Algorithm):
     def __init__(self, variant: str) -> None:
         self.correction = {"niid": "after", "gradient": "gradient"}[variant]
 
+    def pace(self, steps: np.ndarray, momentum: float, lr: float) -> np.ndarray:
+        """What turns the way a client went into its mean gradient: 1 / (steps * lr), or 1 / (a_k * lr), float32."""
+        reach = effective_steps(steps, momentum) if self.correction == "gradient" else np.asarray(steps, np.float64)
+        return (1.0 / (reach * lr)).astype(np.float32)
+
 
 class ControlVariates:
     """c and the c_k of one run, as flat parameter rows: (K, width) floats stay on the device."""
@@ -35,26 +40,13 @@ class ControlVariates:
         self.server = torch.zeros(width, device=device)
         self.client = torch.zeros(clients, width, device=device)
 
-    def corrections(self, clients: tuple[int, ...]) -> torch.Tensor:
-        """c - c_k for these clients, (M, width)."""
-        return self.server - self.client[self._rows(clients)]
+    def corrections(self, clients: torch.Tensor) -> torch.Tensor:
+        """c - c_k for these clients (int64, on the device), (M, width)."""
+        return self.server - self.client[clients]
 
-    def absorb(
-        self,
-        clients: tuple[int, ...],
-        start: torch.Tensor,
-        trained: torch.Tensor,
-        steps: np.ndarray,
-        lr: float,
-        momentum: float,
-        mode: str,
-    ) -> None:
-        """Move c and c_k after a round: `start` (width,) is what `trained` (M, width) began from."""
-        reach = effective_steps(steps, momentum) if mode == "gradient" else np.asarray(steps, dtype=np.float64)
-        scale = torch.tensor(1.0 / (reach * lr), dtype=torch.float32).to(start.device, non_blocking=True)
-        change = (start - trained) * scale[:, None] - self.server  # c_k' - c_k
-        self.client.index_add_(0, self._rows(clients), change)
+    def absorb(self, clients: torch.Tensor, start: torch.Tensor, trained: torch.Tensor, pace: torch.Tensor) -> None:
+        """Move c and c_k after a round: `start` (width,) is what `trained` (M, width) began from, `pace` (M,) the
+        `Scaffold.pace` of each client."""
+        change = (start - trained) * pace[:, None] - self.server  # c_k' - c_k
+        self.client.index_add_(0, clients, change)
         self.server = self.server + change.sum(0) / len(self.client)
-
-    def _rows(self, clients: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(clients, dtype=torch.int64).to(self.server.device, non_blocking=True)

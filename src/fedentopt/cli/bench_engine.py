@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from fedentopt.cli.console import note, out, print_json
 
 
 def engine(
-    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N"),
-    repeats: int = typer.Option(5, min=1, help="timed repetitions of each case; the best counts"),
-    model: list[str] = typer.Option([], help="only these models (lenet5, vgg11, efficientnet-b0)"),
-    json: bool = typer.Option(False, "--json", help="print JSON instead of a table"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="timed repetitions of each case; the best counts")] = 5,
+    model: Annotated[list[str] | None, typer.Option(help="only these models (lenet5, vgg11, efficientnet-b0)")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measure local training: samples a second by model and number of clients side by side."""
     from rich.table import Table
@@ -22,7 +24,7 @@ def engine(
 
     cases = GPU_CASES if resolve_device(device).type == "cuda" else CPU_CASES
     known = sorted({case.model for case in cases})
-    for name in model:
+    for name in model or []:
         if name not in known:
             raise InputError(f"model: {name!r} is not benchmarked; accepted: {', '.join(known)}")
     chosen = tuple(case for case in cases if not model or case.model in model)

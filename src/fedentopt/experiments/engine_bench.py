@@ -47,7 +47,11 @@ GPU_CASES = (
     Case("efficientnet-b0", 4, 128, 1, 224),
     Case("efficientnet-b0", 4, 128, 1, 224, "bf16"),
 )
-CPU_CASES = (*(Case("lenet5", n, 500, 1) for n in (10, 30)), Case("vgg11", 2, 64, 1), Case("efficientnet-b0", 1, 16, 1, 64))
+CPU_CASES = (
+    *(Case("lenet5", n, 500, 1) for n in (10, 30)),
+    Case("vgg11", 2, 64, 1),
+    Case("efficientnet-b0", 1, 16, 1, 64),
+)
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,10 @@ def _measure(case: Case, device: torch.device, rate: float, repeats: int, worker
     transform = ImageTransform((0.5,) * 3, (0.25,) * 3, 0.2, 0.5, 0.1)
     trainer = make_trainer(name, model, layout, data, transform, precision=case.precision, workers=workers)
     starts = layout.pack(model.state_dict())[None].to(device)
+    own = np.arange(total).reshape(case.clients, case.samples) % shape[0]
     rows = [
         Row(
-            task=ClientWork(k, np.arange(k * case.samples, (k + 1) * case.samples) % shape[0], np.ones(10), case.epochs, BATCH),
+            task=ClientWork(k, own[k], np.ones(10), case.epochs, BATCH),
             start_row=0, order_key=k, augment_key=k, dropout_key=k, lr=0.01, weight_decay=5e-4, momentum=0.9, mu=0.0,
             logit_scale=None, logit_shift=None,
         )
@@ -109,7 +114,7 @@ def sample_flop(model: str, image_size: int) -> float:
     x = torch.zeros(2, 3, image_size, image_size)
     with FlopCounterMode(display=False) as counter:
         net(x).sum().backward()
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops()) / 2
 
 
 def matrix_rate(device: torch.device) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.transfer import to_device
 
 
 @dataclass
@@ -40,9 +41,9 @@ def blend_models(
         for i, b in enumerate(blends):
             factors[0, i, b.trained] = b.factors
             factors[1, i, b.trained] = b.shares
-        table = _queue(torch.from_numpy(factors), starts.device)
-        own = _queue(torch.tensor([b.own for b in blends], dtype=torch.float32), starts.device)
-        index = _queue(torch.tensor([b.row for b in blends]), starts.device)
+        table = to_device(factors, starts.device)
+        own = to_device(torch.tensor([b.own for b in blends], dtype=torch.float32), starts.device)
+        index = to_device(torch.tensor([b.row for b in blends]), starts.device)
         # Zero times NaN is NaN: a client that diverged must spoil its own run's model and no other.
         sound = torch.isfinite(trained).all(1)
         clean = torch.where(sound[:, None], trained, 0.0)
@@ -62,10 +63,6 @@ def blend_models(
         if layout.width > width:
             new[b.row, width:] = mine[:, width:].t() @ torch.from_numpy(b.shares).float()
     return new
-
-
-def _queue(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return host.pin_memory().to(device, non_blocking=True)
 
 
 @contextlib.contextmanager

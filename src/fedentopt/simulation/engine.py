@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedentopt.algorithms import Scaffold
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
@@ -26,13 +27,21 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.concat import ConcatStage
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device_data import DeviceData
-from fedentopt.simulation.evaluation import Evaluator, Scores, to_host
+from fedentopt.simulation.evaluation import Evaluator, Scores
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.randomness import key
 from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.run_state import RunState
-from fedentopt.simulation.trainer import Trainer, choose_trainer, make_trainer, resolve_device, wants_channels_last
+from fedentopt.simulation.trainer import (
+    Room,
+    Trainer,
+    choose_trainer,
+    make_trainer,
+    resolve_device,
+    wants_channels_last,
+)
+from fedentopt.simulation.transfer import to_device, to_host
 from fedentopt.simulation.work import Row, Work, build_work
 
 
@@ -150,7 +159,14 @@ class Stack:
             if saved is not None:
                 run.restore(*saved)
             self.runs.append(run)
-        self._model = model
+        self.trainer.reserve(
+            Room(
+                rows=sum(run.config.cohort_size for run in self.runs),
+                steps=max(run.planner.most_steps for run in self.runs),
+                starts=sum(len(run.models) for run in self.runs),
+                corrections=sum(run.config.cohort_size for run in self.runs if run.variates is not None),
+            )
+        )
         self._clock = time.perf_counter()
         self._say(f"{len(tasks)} run(s) on {hardware}: {self.trainer.describe()}")
 
@@ -225,7 +241,7 @@ class Stack:
             owned.append(np.arange(len(rows), len(rows) + len(tasks)))
             rows.extend(tasks)
             if run.variates is not None and tasks:
-                corrections.append(run.variates.corrections(plan.trained))
+                corrections.append(run.variates.corrections(self._clients(plan)))
         chosen = [plan.selected for plan in plans]
         if not rows:
             return chosen, starts
@@ -240,11 +256,12 @@ class Stack:
                 continue
             chosen[i] = self._kept(run, plan, trained, place[mine])
             blends += _blends(run, plan, chosen[i], place[mine], first)
-            if run.variates is not None:
+            if run.variates is not None and isinstance(run.algorithm, Scaffold):
                 width = self.layout.parameter_width
+                pace = run.algorithm.pace(plan.steps, run.config.momentum, run.lr(plan.round))
                 run.variates.absorb(
-                    plan.trained, starts[first, :width], self._pick(trained, place[mine])[:, :width], plan.steps,
-                    run.lr(plan.round), run.config.momentum, str(run.algorithm.correction),
+                    self._clients(plan), starts[first, :width], self._pick(trained, place[mine])[:, :width],
+                    to_device(pace, self.device),
                 )  # fmt: skip
         return chosen, blend_models(starts, trained, blends, self.layout)
 
@@ -259,7 +276,10 @@ class Stack:
             run.stage.train(build_work(rows, run.config.batch_size, self.data.num_classes, self.device))
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
-        return rows[torch.from_numpy(which).to(self.device, non_blocking=True)]
+        return rows[to_device(which, self.device)]
+
+    def _clients(self, plan: RoundPlan) -> torch.Tensor:
+        return to_device(torch.tensor(plan.trained, dtype=torch.int64), self.device)
 
     def _train_within_memory(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Train; when the GPU's memory does not hold the stack, take smaller ones and try again."""

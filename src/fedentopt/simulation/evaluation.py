@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.trainer import Trainer
+from fedentopt.simulation.transfer import to_device, to_host
 
 TEST_BATCH = 1000
 
@@ -61,7 +62,9 @@ class Evaluator:
             if max(sizes) > 1:
                 logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
             self._count(c, l, logits, self.data.test_labels[part])
-        correct[group], loss[group] = c, l
+        index = to_device(torch.tensor(group), correct.device)
+        correct.index_copy_(0, index, c)
+        loss.index_copy_(0, index, l)
 
     @staticmethod
     def _count(correct: torch.Tensor, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -69,10 +72,3 @@ class Evaluator:
         correct.scatter_add_(1, labels.expand(len(logits), -1), hits)
         flat = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
         loss += flat.view(len(logits), -1).sum(1, dtype=torch.float64)
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory; from CUDA it is only queued."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

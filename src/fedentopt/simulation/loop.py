@@ -21,7 +21,7 @@ from fedentopt.simulation.bound_model import BoundModel
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
-from fedentopt.simulation.work import CORRECTION_MODES, Work
+from fedentopt.simulation.work import CORRECTION_MODES, Room, Work
 
 IN_GRADIENT, AFTER_STEP = CORRECTION_MODES["gradient"], CORRECTION_MODES["after"]
 
@@ -144,6 +144,9 @@ class LoopTrainer:
 
         self._each([one(i) for i in range(len(samples))])
         return torch.stack(results).double().numpy()
+
+    def reserve(self, room: Room) -> None:
+        """Nothing here depends on the size of a round."""
 
     def shrink(self) -> str | None:
         return None

@@ -85,6 +85,12 @@ class RunPlanner:
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
 
     @property
+    def most_steps(self) -> int:
+        """Steps of the largest client, the most that any round can have."""
+        batches = -(-max(len(indices) for indices in self.parts.indices) // self.config.batch_size)
+        return self.config.epochs * batches
+
+    @property
     def read_counts(self) -> np.ndarray:
         """Label counts as the server reads them: true, or noisy and clamped at zero."""
         return self.counts if self.reported is None else np.maximum(self.reported, 0.0)

@@ -8,6 +8,7 @@ finished but still lies inside the replayed prefix is left bit for bit as it was
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.stacked_model import LoweredNet, StackedNet, VmapNet, lower
-from fedentopt.simulation.work import Work
+from fedentopt.simulation.work import Room, Work
 
 PREDICT_SAMPLES = 65536  # images times models in flight during evaluation
 
@@ -35,20 +36,17 @@ def ladder(n: int) -> int:
 class StepBuffers:
     """The tensors a step reads and writes. Their addresses are captured in graphs, so rounds are copied into them."""
 
-    def __init__(self, work: Work, starts: torch.Tensor, layout: FlatLayout) -> None:
-        device = starts.device
-        self.rows_room = ladder(work.rows)
-        self.steps_room = -(-int(work.steps_host[0]) // 16) * 16
-        self.starts_room = len(starts)
-        self.corrections_room = 0 if work.correction is None else len(work.correction)
-        n, p = self.rows_room, layout.parameter_width
+    def __init__(self, room: Room, work: Work, layout: FlatLayout) -> None:
+        device = work.index.device
+        self.room = replace(room, rows=ladder(room.rows))
+        n, p = self.room.rows, layout.parameter_width
         batch, classes = work.index.shape[2], work.logit_scale.shape[1]
         self.w = torch.zeros(n, p, device=device)
         self.v = torch.zeros(n, p, device=device)
         self.g = torch.zeros(n, p, device=device)
-        self.start = torch.zeros(self.starts_room, p, device=device)
-        self.index = torch.full((self.steps_room, n, batch), -1, dtype=torch.int32, device=device)
-        self.correction = torch.zeros(self.corrections_room, p, device=device) if self.corrections_room else None
+        self.start = torch.zeros(room.starts, p, device=device)
+        self.index = torch.full((room.steps, n, batch), -1, dtype=torch.int32, device=device)
+        self.correction = torch.zeros(room.corrections, p, device=device) if room.corrections else None
         self.scale = torch.ones(n, classes, device=device)
         self.shift = torch.zeros(n, classes, device=device)
         self.per_row = {
@@ -59,15 +57,6 @@ class StepBuffers:
             )
         }  # fmt: skip
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-
-    def fits(self, work: Work, starts: torch.Tensor) -> bool:
-        """Whether a round can be loaded without new memory (and so without new graphs)."""
-        return (
-            work.rows <= self.rows_room
-            and work.index.shape[0] <= self.steps_room
-            and len(starts) <= self.starts_room
-            and (0 if work.correction is None else len(work.correction)) <= self.corrections_room
-        )
 
     def load(self, work: Work, starts: torch.Tensor) -> None:
         """Copy a round in. Rows beyond it have zero steps, so they never move."""
@@ -105,9 +94,13 @@ class StackedTrainer:
         self._pool: Any = None
         self._most_rows: int | None = None
         self._last_rows = 0
+        self._room = Room()
 
     def describe(self) -> str:
         return f"stacked trainer, {self.net.describe()}"
+
+    def reserve(self, room: Room) -> None:
+        self._room = self._room.grown(room)
 
     def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width)."""
@@ -118,9 +111,10 @@ class StackedTrainer:
         return self._train(starts, work)
 
     def _train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
-        if self._buffers is None or not self._buffers.fits(work, starts):
+        self._room = self._room.grown(work.room(len(starts)))
+        if self._buffers is None or self._buffers.room != replace(self._room, rows=ladder(self._room.rows)):
             self.close()
-            self._buffers = StepBuffers(work, starts, self.layout)
+            self._buffers = StepBuffers(self._room, work, self.layout)
         buffers = self._buffers
         buffers.load(work, starts)
         # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
@@ -128,7 +122,7 @@ class StackedTrainer:
         cuda = starts.device.type == "cuda"
         for n in active:
             if cuda:
-                self._replay(buffers, min(ladder(int(n)), buffers.rows_room), work.plain_loss)
+                self._replay(buffers, min(ladder(int(n)), buffers.room.rows), work.plain_loss)
             else:
                 self._step(buffers, int(n), work.plain_loss)
         out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
@@ -192,6 +186,7 @@ class StackedTrainer:
         if rows <= 1:
             return None
         self._most_rows = -(-rows // 2)
+        self._room = replace(self._room, rows=self._most_rows)
         self.close()
         return f"stacks of {self._most_rows} clients"
 

@@ -20,7 +20,7 @@ from fedentopt.simulation.bound_model import BoundModel
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.work import Work
+from fedentopt.simulation.work import Room, Work
 
 PER_ROW = (
     "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay", "momentum", "mu",
@@ -207,6 +207,9 @@ class StreamsTrainer:
             index = torch.from_numpy(chosen).to(self.data.images.device, torch.int64)
             means.append(self.predict(row[None], self.data.images[index])[0].softmax(1).mean(0))
         return torch.stack(means).double().cpu().numpy()
+
+    def reserve(self, room: Room) -> None:
+        """Nothing here depends on the size of a round."""
 
     def shrink(self) -> str | None:
         """Give back slots and graphs, and take half as many from now on."""

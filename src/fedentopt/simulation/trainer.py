@@ -18,7 +18,9 @@ from fedentopt.simulation.loop import LoopTrainer
 from fedentopt.simulation.stacked import StackedTrainer
 from fedentopt.simulation.stacked_model import can_stack
 from fedentopt.simulation.streams import StreamsTrainer
-from fedentopt.simulation.work import Work
+from fedentopt.simulation.work import Room, Work
+
+__all__ = ["Room", "Trainer", "choose_trainer", "make_trainer", "resolve_device", "wants_channels_last"]
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves
@@ -33,6 +35,9 @@ class Trainer(Protocol):
 
     def describe(self) -> str:
         """One line for people: what runs."""
+
+    def reserve(self, room: Room) -> None:
+        """Said once before the first round: how large a round can get. What is captured then serves all rounds."""
 
     def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """(G, width) start models -> (N, width) trained ones, in the order of `work`."""

@@ -9,13 +9,14 @@ function of (seed, round, client, e) alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
 
 from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
+from fedentopt.simulation.transfer import to_device
 
 HASH_BITS = 43  # of the 63 usable bits of a sort key; the rest number the (client, epoch) segments
 PER_ROW = (
@@ -23,6 +24,21 @@ PER_ROW = (
     "momentum", "mu", "logit_scale", "logit_shift", "correction_row", "correction_mode",
 )  # fmt: skip
 CORRECTION_MODES = {None: 0, "gradient": 1, "after": 2}
+
+
+@dataclass(frozen=True)
+class Room:
+    """How large the work of a round can get: rows, steps of the longest, start models, rows with a correction."""
+
+    rows: int = 0
+    steps: int = 0
+    starts: int = 0
+    corrections: int = 0
+
+    def grown(self, other: Room) -> Room:
+        """Room for both."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Room(*(max(a, b) for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,11 @@ class Work:
     def rows(self) -> int:
         return len(self.source)
 
+    def room(self, starts: int) -> Room:
+        """What a round with this work and so many start models takes."""
+        corrections = 0 if self.correction is None else len(self.correction)
+        return Room(self.rows, int(self.steps_host[0]), starts, corrections)
+
     def filled(self, row: int) -> np.ndarray:
         """Real samples in each of the row's batches, (steps,)."""
         batch = self.index.shape[2]
@@ -98,8 +119,7 @@ def build_work(
     position = np.where(has, np.cumsum(has) - 1, -1)[source].astype(np.int32)
 
     def put(values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        host = torch.tensor(np.asarray(values), dtype=dtype)
-        return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+        return to_device(torch.tensor(np.asarray(values), dtype=dtype), device)
 
     def per_class(name: str, neutral: float) -> torch.Tensor:
         table = np.full((len(ordered), num_classes), neutral, dtype=np.float32)
@@ -147,8 +167,7 @@ def _sample_index(rows: Sequence[Row], steps: np.ndarray, batch_size: int, devic
         raise ValueError(f"a stack of {len(segment_row)} client epochs is too large to order at once")
 
     def put(values: np.ndarray) -> torch.Tensor:
-        host = torch.from_numpy(values)
-        return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+        return to_device(values, device)
 
     segment_keys = np.array([signed(row.order_key) for row in rows], dtype=np.int64)[segment_row]
     size_t, row_t, start_t = put(segment_size), put(segment_row), put(segment_start)
