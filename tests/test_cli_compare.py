@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_the_digits_settings_are_for_digits_only(
     class Enough(Exception):
         pass
 
-    def conduct(configs, execution):
+    def conduct(configs, execution, **more):
         asked.extend(configs)
         raise Enough
 
@@ -144,3 +145,13 @@ def test_a_wrong_file_is_refused(command: Callable[..., Said], tmp_path: Path, t
     said = command("compare", "--config", file, "--out", tmp_path / "out")
     assert said.code == 2
     assert message in said.err
+
+
+def test_a_package_that_the_page_needs_is_missed_before_training(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    said = command("compare", *SMALL, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "needs plotly; pip install 'fedentopt[sim]'" in said.err
+    assert not (tmp_path / "out").exists()

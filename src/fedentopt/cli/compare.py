@@ -40,15 +40,15 @@ def compare(given: dict[str, Any]) -> None:
         settings = FOR_DIGITS | settings
     configs = method_configs(request.methods or METHODS, settings, request.seeds)
     execution = request.execution
-    runs = conduct(configs, execution)
+    runs = conduct(configs, execution, also_needs=("matplotlib", "plotly"))
 
     from fedentopt.experiments.aggregate import by_method, reached_by_all
     from fedentopt.experiments.curve_plot import plot_accuracy
     from fedentopt.report import write_report
 
     methods = by_method(runs)
-    plots = plot_accuracy(methods, Path(execution.out), title(methods))
-    page = write_report(Path(execution.out))
+    plots = plot_accuracy(methods, execution.out_dir, title(methods))
+    page = write_report(execution.out_dir)
     targets = list(execution.target)
     if given["as_json"]:
         files = {"out": execution.out, "plots": [str(path) for path in plots], "page": str(page)}

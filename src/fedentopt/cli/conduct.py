@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,8 +23,17 @@ if TYPE_CHECKING:
     from fedentopt.simulation.engine import RoundEvent
 
 
-def conduct(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
-    """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130."""
+def conduct(
+    configs: Sequence[RunConfig], execution: Execution, *, also_needs: Sequence[str] = ()
+) -> list[RunResult]:
+    """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130.
+
+    Packages that are missing are named before anything trains: those of the simulator, and `also_needs`, which
+    the command will want for what it makes of the runs.
+    """
+    missing = [name for name in ("torch", "safetensors", *also_needs) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"this needs {', '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
     try:
         return _sweep(configs, execution)
     except KeyboardInterrupt:
@@ -35,7 +43,6 @@ def conduct(configs: Sequence[RunConfig], execution: Execution) -> list[RunResul
 
 
 def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
-    _need_simulator()
     from fedentopt.experiments.sweep import run_sweep
     from fedentopt.experiments.tensorboard_log import CurveRecorder, need_tensorboard, write_missing_curves
     from fedentopt.simulation.engine import EngineOptions
@@ -53,9 +60,9 @@ def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult
     with _progress(configs, console) as progress:
         runs = run_sweep(
             configs,
-            Path(execution.out),
+            execution.out_dir,
             options,
-            data_dir=Path(execution.data_dir) if execution.data_dir else None,
+            data_dir=execution.data_path,
             resume=execution.resume,
             targets=execution.target,
             progress=progress,
@@ -65,12 +72,6 @@ def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult
         for run in runs:
             write_missing_curves(run)
     return runs
-
-
-def _need_simulator() -> None:
-    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"training needs {' and '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
 
 
 @contextlib.contextmanager

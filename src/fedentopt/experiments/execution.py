@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
@@ -44,3 +45,13 @@ class Execution:
                 raise InputError(f"target: {value:g} is out of range; accepted: per cent above 0, at most 100")
         if not self.out.strip():
             raise InputError("out: is empty; accepted: a folder for the results")
+
+    @property
+    def out_dir(self) -> Path:
+        """The results' folder; `~` is the home folder also where no shell has replaced it."""
+        return Path(self.out).expanduser()
+
+    @property
+    def data_path(self) -> Path | None:
+        """The data sets' folder, if one was given."""
+        return None if self.data_dir is None else Path(self.data_dir).expanduser()
