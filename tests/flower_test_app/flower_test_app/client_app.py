@@ -1,0 +1,36 @@
+"""Reports labels from the node's own file; "trains" by adding one, slowly in the round it is told to."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedentopt.flower import client_id, label_report
+
+app = ClientApp()
+
+
+def trace(context: Context, what: str) -> None:
+    """Leave an empty file that the test can wait for."""
+    (Path(str(context.run_config["traces"])) / what).touch()
+
+
+def labels(context: Context) -> np.ndarray:
+    trace(context, f"asked-{client_id(context)}")
+    with np.load(str(context.node_config["data"])) as data:
+        return data["y_train"]
+
+
+app.query("label_counts")(label_report(labels, 10))
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    server_round = int(message.content["config"]["server-round"])
+    trace(context, f"training-{client_id(context)}-{server_round}")
+    if str(server_round) in str(context.run_config["slow-rounds"]).split(","):
+        time.sleep(8)
+    arrays = ArrayRecord({name: Array(array.numpy() + 1) for name, array in message.content["arrays"].items()})
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
