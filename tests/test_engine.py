@@ -315,3 +315,13 @@ def test_a_client_that_is_not_finite_spoils_its_own_model_only(device):
     expected = 0.25 * starts[2] + 0.375 * (trained[2] + trained[3])
     torch.testing.assert_close(new[2, :parameters], expected[:parameters])
     torch.testing.assert_close(new[2, parameters:], 0.5 * (trained[2] + trained[3])[parameters:])
+
+
+def test_a_class_without_test_samples_has_no_accuracy():
+    data = toy.images(samples=90)
+    keep = data.y_test != 1
+    data = replace(data, x_test=data.x_test[keep], y_test=data.y_test[keep])
+    last = toy.run([toy.config()], data)[0].records[-1]
+    assert np.isnan(last.class_accuracy[1])
+    assert last.worst_class_accuracy == min(last.class_accuracy[0], last.class_accuracy[2])
+    assert 0 <= last.accuracy <= 100

@@ -22,6 +22,7 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.torch_settings import torch_settings
 from fedentopt.simulation.trainer import choose_trainer, make_trainer, resolve_device, wants_channels_last
 from fedentopt.simulation.work import Row, build_work
 
@@ -100,7 +101,8 @@ def _measure(case: Case, device: torch.device, rate: float, repeats: int, worker
         for k in range(case.clients)
     ]  # fmt: skip
     work = build_work(rows, BATCH, 10, device)
-    seconds = _best(lambda: trainer.train(starts, work), device, repeats)
+    with torch_settings(device, case.precision):
+        seconds = _best(lambda: trainer.train(starts, work), device, repeats)
     speed = total * case.epochs / seconds
     flop = sample_flop(case.model, case.image_size)
     what = trainer.describe()

@@ -97,7 +97,7 @@ def simulate(
     if options.checkpoint_every < 1:
         raise InputError(f"checkpoint-every: {options.checkpoint_every} is out of range; accepted: at least 1")
     device = resolve_device(options.device)
-    with _settings(device, tasks[0].config.precision), _interrupts() as interrupted:
+    with torch_settings(device, tasks[0].config.precision), _interrupts() as interrupted:
         stack = Stack(tasks, data, device, options, progress)
         try:
             return stack.run(interrupted)
@@ -354,23 +354,6 @@ def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.
             mixing = run.algorithm.mix(shares, plan.steps[mine], run.config.momentum)
             blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
     return blends
-
-
-@contextlib.contextmanager
-def _settings(device: torch.device, precision: str) -> Iterator[None]:
-    """Torch's global switches for the time of a simulation, put back afterwards."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, torch.get_num_threads())
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "fp32-exact"
-    cudnn.benchmark = device.type == "cuda"
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before[:3]
-        torch.set_num_threads(before[3])
 
 
 @contextlib.contextmanager

@@ -23,9 +23,9 @@ class Scores:
     loss: torch.Tensor
 
     def read(self, row: int, class_sizes: torch.Tensor) -> tuple[float, float, tuple[float, ...]]:
-        """Accuracy and class accuracies in per cent, and the mean loss. A class without test samples counts as 0."""
+        """Accuracy in per cent, mean loss, and class accuracies in per cent: NaN for a class without test samples."""
         correct = self.correct[row].double()
-        per_class = (100.0 * correct / class_sizes.clamp(min=1)).tolist()
+        per_class = (100.0 * correct / class_sizes).tolist()
         total = float(class_sizes.sum())
         return 100.0 * float(correct.sum()) / total, float(self.loss[row]) / total, tuple(per_class)
 

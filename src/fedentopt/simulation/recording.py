@@ -5,6 +5,7 @@ The engine fills these; a `RunRecorder` keeps them (`experiments.results` on dis
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round of one run. Accuracies are per cent and None in rounds without evaluation."""
+    """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
+    without test samples is NaN."""
 
     round: int
     clients: tuple[int, ...]
@@ -32,8 +34,9 @@ class RoundRecord:
 
     @property
     def worst_class_accuracy(self) -> float | None:
-        """Accuracy of the class the model knows least."""
-        return min(self.class_accuracy) if self.class_accuracy else None
+        """Accuracy of the class the model knows least, among those with test samples."""
+        known = [value for value in self.class_accuracy or () if not math.isnan(value)]
+        return min(known) if known else None
 
 
 @dataclass(frozen=True)
