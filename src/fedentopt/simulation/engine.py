@@ -33,6 +33,7 @@ from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.randomness import key
 from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.torch_settings import torch_settings
 from fedentopt.simulation.trainer import (
     Room,
     Trainer,
