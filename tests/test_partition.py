@@ -121,7 +121,7 @@ def test_parse() -> None:
              "classes:2.5", "classes:²", "iid:1", "IID", "shards:2", "dir:0.1:2"]
 )  # fmt: skip
 def test_bad_specs_are_refused(spec: str) -> None:
-    with pytest.raises(InputError, match="partition: .*accepted: "):
+    with pytest.raises(InputError, match=r"partition: .*accepted: "):
         parse(spec)
 
 

@@ -53,9 +53,9 @@ def test_clamped_at_read_there_are_no_negatives() -> None:
 
 @pytest.mark.parametrize("epsilon", [0, -1, float("nan"), float("inf"), 5e-324, "1", None, True])
 def test_bad_epsilon_is_refused(epsilon) -> None:
-    with pytest.raises(InputError, match="epsilon: .*accepted"):
+    with pytest.raises(InputError, match=r"epsilon: .*accepted"):
         laplace_noise([1], epsilon, np.random.default_rng(0))
-    with pytest.raises(InputError, match="epsilon: .*accepted"):
+    with pytest.raises(InputError, match=r"epsilon: .*accepted"):
         secure_laplace([1], epsilon)
 
 

@@ -75,11 +75,14 @@ def path(name: str, chunk: int = 3) -> Iterator[None]:
             return
         with mock.patch.object(scorer, "_FEW_CELLS", 0), mock.patch.object(columns, "_CHUNK", chunk):
             if name == "columns":
-                with mock.patch.object(reach.Reach, "candidates", lambda *_: None):
-                    yield
-            else:
-                with mock.patch.object(reach, "_PROBE", 2), mock.patch.object(reach, "_FEW", 1):
-                    yield
+                yield
+                return
+            with (
+                mock.patch.object(columns, "_MANY", 0),
+                mock.patch.object(reach, "_PROBE", 2),
+                mock.patch.object(reach, "_FEW", 1),
+            ):
+                yield
 
 
 PATHS = ("exact", "columns", "reach")

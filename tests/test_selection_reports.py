@@ -174,7 +174,7 @@ def test_known_and_unknown_clients() -> None:
     assert selector.select(["a"]).label_counts.tolist() == [1, 2]
     numbered = EntropySelector(1)
     numbered.register(np.ones((2, 2)))
-    with pytest.raises(InputError, match="client 0: already registered; .*an array without ids numbers its clients"):
+    with pytest.raises(InputError, match=r"client 0: already registered; .*an array without ids numbers its clients"):
         numbered.register(np.ones((2, 2)))
 
 

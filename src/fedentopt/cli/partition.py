@@ -1,7 +1,137 @@
+"""`fedentopt partition`: label-skewed splits of a label file or a data set."""
+
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
 import typer
+
+from fedentopt.cli.console import out, print_json
+from fedentopt.cli.counts_file import counts_lines
+from fedentopt.cli.written_aside import written_aside
+from fedentopt.errors import InputError
+from fedentopt.labels import check_labels
+from fedentopt.partition import Partition, parse
+from fedentopt.partition import partition as split
+from fedentopt.simulation.config import SMALL_DATASETS
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the command to the command line."""
+    app.command("partition")(partition)
+
+
+def partition(
+    spec: Annotated[str, typer.Argument(metavar="SPLIT", help="dir:BETA, classes:J or iid.")],
+    labels: Annotated[
+        Path | None, typer.Option(help=".npy file with one class number a sample, whole numbers from 0.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Split the training samples of this data set instead (`fedentopt data list`).")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets, as for `fedentopt data`.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients, K.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    min_samples: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Fewest samples a client may end with under dir:BETA. Default: 10, for small data sets 1."
+        ),
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", help="CSV file to write the label counts to, as `fedentopt select` reads it."),
+    ] = None,
+    indices: Annotated[
+        Path | None, typer.Option(help=".npz file to write the sample numbers to, one array a client: 0, 1, ...")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Split samples among clients with label skew, by the rules of NIID-Bench."""
+    kind = parse(spec)
+    y, classes = _labels(labels, dataset, data_dir)
+    if min_samples is None:
+        min_samples = 1 if dataset in SMALL_DATASETS else 10
+    parts = split(y, kind, clients, seed, num_classes=len(classes), min_samples=min_samples)
+    if out_file is not None:
+        _write_counts(out_file, classes, parts)
+    if indices is not None:
+        with written_aside(indices) as file:
+            np.savez(file, **{str(k): part for k, part in enumerate(parts.indices)})  # type: ignore[arg-type]
+    sizes = parts.counts.sum(axis=1)
+    held = np.count_nonzero(parts.counts, axis=1)
+    summary = {
+        "partition": str(kind), "seed": seed, "clients": clients, "classes": list(classes), "samples": int(y.size),
+        "samples_per_client": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+        "classes_per_client": {"min": int(held.min()), "mean": float(held.mean()), "max": int(held.max())},
+        "out": None if out_file is None else str(out_file), "indices": None if indices is None else str(indices),
+    }  # fmt: skip
+    if json:
+        print_json(summary)
+    else:
+        _show(str(kind), classes, parts, out_file, indices)
+
+
+def _labels(labels: Path | None, dataset: str | None, data_dir: Path | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class number of every sample, and the names of the classes."""
+    if (labels is None) == (dataset is None):
+        raise InputError("--labels, --dataset: one of them says what to split; accepted: exactly one")
+    if dataset is not None:
+        from fedentopt.datasets import load
+
+        data = load(dataset, data_dir)
+        return np.asarray(data.y_train), data.class_names
+    assert labels is not None
+    if data_dir is not None:
+        raise InputError("--data-dir: has no meaning beside --labels; accepted: with --dataset")
+    try:
+        array = np.load(labels, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"{labels}: {error.strerror or error}; accepted: an .npy file that can be read") from error
+    except (ValueError, EOFError) as error:  # what NumPy says here speaks of pickles, which are never loaded
+        raise InputError(f"{labels}: not an array of numbers in NumPy's format; accepted: an .npy file") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{labels}: an archive of arrays; accepted: one .npy array of class numbers")
+    try:
+        y = check_labels(array)
+    except InputError as error:
+        raise InputError(f"{labels}: {error}") from error
+    if not y.size:
+        raise InputError(f"{labels}: no labels; accepted: one class number a sample")
+    return y, tuple(str(c) for c in range(int(y.max()) + 1))
+
+
+def _write_counts(path: Path, classes: Sequence[str], parts: Partition) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(counts_lines(range(len(parts.counts)), classes, parts.counts))
+    with written_aside(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def _show(spec: str, classes: Sequence[str], parts: Partition, counts: Path | None, indices: Path | None) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = out()
+    sizes = parts.counts.sum(axis=1)
+    held = np.count_nonzero(parts.counts, axis=1)
+    console.print(
+        f"{spec}: {sizes.sum():,} samples of {len(classes)} classes among {len(sizes):,} clients\n"
+        f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}\n"
+        f"classes a client: {held.min()} to {held.max()}, mean {held.mean():.1f}"
+    )
+    table = Table("class", box=None, pad_edge=False)
+    for heading in ("samples", "clients that hold it", "largest share of one client"):
+        table.add_column(heading, justify="right")
+    for name, column in zip(classes, parts.counts.T, strict=True):
+        share = 100 * column.max() / max(column.sum(), 1)
+        table.add_row(escape(name), f"{column.sum():,}", str(np.count_nonzero(column)), f"{share:.0f} %")
+    console.print(table)
+    for what, path in (("label counts", counts), ("sample numbers", indices)):
+        if path is not None:
+            console.print(f"{what}: {escape(str(path))}", soft_wrap=True)

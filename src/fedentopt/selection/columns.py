@@ -27,6 +27,7 @@ from fedentopt.selection.scoring import TIE_BITS, lowest_within_tie
 _CHUNK = 1 << 14  # clients worked on at a time, so that what is touched stays in the cache
 _LARGEST_TABLE = 1 << 16
 _CELLS = 1 << 20
+_MANY = 1 << 17  # rows from which on ruling most of them out pays for itself
 _WORST_ERROR = 1e-10  # bits; beyond it the scores are summed up afresh
 
 
@@ -97,8 +98,10 @@ class ColumnIndex:
             logs.append(-float(np.log2(rows.values.min())))
         self.log_scale = max(logs) + (0.0 if log_target is None else float(-log_target.min()))
         self.columns = self._columns()
-        target = np.full(num_classes, 1 / num_classes) if log_target is None else np.exp2(log_target)
-        self.reach = Reach(rows, self.totals, target)
+        self.reach = None
+        if len(rows) >= _MANY:
+            target = np.full(num_classes, 1 / num_classes) if log_target is None else np.exp2(log_target)
+            self.reach = Reach(rows, self.totals, target)
 
     def _columns(self) -> list[Column]:
         owners, classes = self.rows.owners(), self.rows.classes
@@ -113,6 +116,8 @@ class ColumnIndex:
 
     def within_reach(self, gathered: np.ndarray, open_rows: np.ndarray) -> np.ndarray | None:
         """The few rows among which the best pick must be, or None where a bound cannot narrow it down."""
+        if self.reach is None:
+            return None
         top = np.log2(self.num_classes) if self.log_target is None else 0.0
         return self.reach.candidates(gathered, open_rows, lambda rows: top - self.exact(rows, gathered), TIE_BITS)
 

@@ -54,6 +54,11 @@ class TableSelector(ABC):
         return tuple(self._table.ids)
 
     @property
+    def round(self) -> int:
+        """Number of cohorts selected so far."""
+        return self._round
+
+    @property
     def num_classes(self) -> int | None:
         """Number of classes, known from the first registration on."""
         return self._table.num_classes
