@@ -47,17 +47,18 @@ def expanded_filters(w, first, CI: tl.constexpr, CO: tl.constexpr, COP: tl.const
 
 
 @triton.jit
-def forward_kernel(x, w, b, y, argmax, w_row, b_row, batch, CI: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr,
-                   K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr,
-                   PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, STEP: tl.constexpr,
-                   STEPS: tl.constexpr, BF16: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def forward_kernel(x, w, b, y, argmax, x_row, w_row, b_row, batch, CI: tl.constexpr, CO: tl.constexpr,
+                   COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
+                   WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+                   STEP: tl.constexpr, STEPS: tl.constexpr, BF16: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
     WH: tl.constexpr = K + 1
     GROUPS: tl.constexpr = (2 * PX + K - 1) // V
     BLOCKS: tl.constexpr = WP // PX
     COLUMNS: tl.constexpr = PX * 4 * COP
     NAN: tl.constexpr = tl.PropagateNan.ALL  # a diverged model must show
     model = tl.program_id(1).to(tl.int64)
-    x += model * batch * (CI * H * W)
+    x += model * x_row
     y += model * batch * (CO * HP * WP)
     argmax += model * batch * (CO * HP * WP)
     w += model * w_row
@@ -123,8 +124,8 @@ def forward(
     step = max(tiles.step, 16)
     grid = (triton.cdiv(batch * size.blocks, tiles.rows * tiles.tiles), n)
     forward_kernel[grid](
-        x, w, b, y, argmax, w.stride(0), b.stride(0), batch, CI=ci, CO=co, COP=size.padded_out, K=k, H=height, W=width,
-        HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, TILES=tiles.tiles, STEP=step,
+        x, w, b, y, argmax, x.stride(0), w.stride(0), b.stride(0), batch, CI=ci, CO=co, COP=size.padded_out, K=k,
+        H=height, W=width, HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, TILES=tiles.tiles, STEP=step,
         STEPS=triton.cdiv(size.entries, step), BF16=bf16, PRECISION=precision, num_warps=tiles.warps, num_stages=1,
     )  # fmt: skip
     return y, argmax

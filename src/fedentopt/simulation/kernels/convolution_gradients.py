@@ -2,14 +2,16 @@
 """Gradients of the stacked convolution + bias + ReLU + 2x2 max-pool in Triton (see `windows` for the matrix form).
 
 Only a pooled pixel's arg-max carries a gradient, so a row of the output gradient has one non-zero among the four
-positions of each (pooled pixel, channel). It is spread over the positions inside the kernel, never in memory.
+positions of each (pooled pixel, channel); `spread` puts it there.
 
 Weight gradient: windows' x spread gradients, summed over the rows, gives the gradient of the expanded filters; programs
 share the rows of a model, write partial sums, and a second kernel adds them in a fixed order and folds the shifted
 copies of the filter together. No atomics: the same input gives the same bits.
 
-Input gradient: a row is a 2x2 block of input pixels; the pooled pixels whose windows cover it are its neighbours, and
-each neighbour adds one product of its spread gradient with the filter taps between the two.
+Input gradient: a row is a column of 2x2 blocks of input pixels. The pooled pixels whose windows cover a block are its
+neighbours, and each adds one product of its spread gradient with the filter taps between the two. A program walks down
+the pooled rows, spreads each gradient once per horizontal neighbour, and adds it to all block rows it reaches, of which
+only a few are open at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class InputTiles(NamedTuple):
     """Rows a program, warps."""
 
     rows: int = 128
-    warps: int = 4
+    warps: int = 8
 
 
 @triton.jit
@@ -135,58 +137,85 @@ def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI
 
 
 @triton.jit
+def store_block_row(dx, grads, by, image, bx, inside, CI: tl.constexpr, CIP: tl.constexpr, H: tl.constexpr,
+                    W: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    line = tl.arange(0, 2 * CIP)
+    iy = by * 2 + line // CIP
+    ix = bx[:, None, None] * 2 + tl.arange(0, 2)[None, None, :]
+    at = (image * (CI * H * W))[:, None, None] + (line % CIP * (H * W) + iy * W)[None, :, None] + ix
+    keep = ((line % CIP < CI) & (iy < H))[None, :, None] & inside[:, None, None] & (ix < W)
+    tl.store(dx + at, tl.reshape(grads, (ROWS, 2 * CIP, 2)), mask=keep)
+
+
+@triton.jit
 def input_grad_kernel(dy, argmax, w, dx, w_row, batch, CI: tl.constexpr, CO: tl.constexpr, CIP: tl.constexpr,
                       COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
                       WP: tl.constexpr, ROWS: tl.constexpr, BF16: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    NEIGHBOURS: tl.constexpr = K // 2 + 1
+    NEAR: tl.constexpr = K // 2 + 1
     BX: tl.constexpr = (W + 1) // 2
     BY: tl.constexpr = (H + 1) // 2
+    ENTRIES: tl.constexpr = 4 * COP
     COLUMNS: tl.constexpr = 4 * CIP
     model = tl.program_id(1).to(tl.int64)
     dy += model * batch * (CO * HP * WP)
     argmax += model * batch * (CO * HP * WP)
     dx += model * batch * (CI * H * W)
     w += model * w_row
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < batch * (BY * BX)
-    bx = row % BX
-    by = row // BX % BY
-    image = row // (BX * BY)
-    channel = tl.arange(0, COP)
-    pooled = (image * (CO * HP * WP) + by * WP + bx)[:, None] + (channel * (HP * WP))[None, :]
     # Entries are (output channel, position), columns (input row, input channel, input column) of the 2x2 block.
-    entry = tl.arange(0, 4 * COP)[:, None]
-    column = tl.arange(0, COLUMNS)[None, :]
-    co = entry // 4
-    ci = column // 2 % CIP
-    near_y = column // (2 * CIP) - entry // 2 % 2
-    near_x = column % 2 - entry % 2
-    known = (co < CO) & (ci < CI)
+    entry = tl.arange(0, ENTRIES)
+    column = tl.arange(0, COLUMNS)
+    co = (entry // 4)[:, None]
+    ci = (column // 2 % CIP)[None, :]
+    near_y = (column // (2 * CIP))[None, :] - (entry // 2 % 2)[:, None]
+    near_x = (column % 2)[None, :] - (entry % 2)[:, None]
     tap = co * (CI * K * K) + ci * (K * K) + near_y * K + near_x
-    grads = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for neighbour in tl.static_range(NEIGHBOURS * NEIGHBOURS):
-        ny = neighbour // NEIGHBOURS
-        nx = neighbour % NEIGHBOURS
-        there = inside & (by >= ny) & (by < HP + ny) & (bx >= nx) & (bx < WP + nx)
-        there = (channel < CO)[None, :] & there[:, None]
-        at = pooled - (ny * WP + nx)
-        code = tl.load(argmax + at, mask=there, other=4).to(tl.int32)
-        grad = tl.load(dy + at, mask=there, other=0.0)
-        d = spread(grad, code, ROWS, 4 * COP)
-        ky = near_y + 2 * ny
-        kx = near_x + 2 * nx
+    known = (co < CO) & (ci < CI)
+    filters = ()
+    for i in tl.static_range(NEAR * NEAR):
+        ky = near_y + 2 * (i // NEAR)
+        kx = near_x + 2 * (i % NEAR)
         taps = known & (ky >= 0) & (ky < K) & (kx >= 0) & (kx < K)
-        f = tl.load(w + tap + (2 * ny * K + 2 * nx), mask=taps, other=0.0)
+        part = tl.load(w + tap + (2 * (i // NEAR) * K + 2 * (i % NEAR)), mask=taps, other=0.0)
         if BF16:
-            d = d.to(tl.bfloat16)
-            f = f.to(tl.bfloat16)
-        grads = tl.dot(d, f, grads, input_precision=PRECISION)
-    line = tl.arange(0, 2 * CIP)
-    iy = by[:, None, None] * 2 + (line // CIP)[None, :, None]
-    ix = bx[:, None, None] * 2 + tl.arange(0, 2)[None, None, :]
-    at = (image * (CI * H * W))[:, None, None] + (line % CIP * (H * W))[None, :, None] + iy * W + ix
-    keep = (line % CIP < CI)[None, :, None] & inside[:, None, None] & (iy < H) & (ix < W)
-    tl.store(dx + at, tl.reshape(grads, (ROWS, 2 * CIP, 2)), mask=keep)
+            part = part.to(tl.bfloat16)
+        filters = filters + (part,)  # type: ignore[assignment]  # noqa: RUF005  (a tuple that Triton can unroll)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < batch * BX
+    bx = row % BX
+    image = row // BX
+    channel = tl.arange(0, COP)
+    pooled = (image * (CO * HP * WP) + bx)[:, None] + (channel * (HP * WP))[None, :]
+    # Block row `by` collects from pooled rows by - NEAR + 1 to by; g0 is the one that the current pooled row completes.
+    g0 = tl.zeros((ROWS, COLUMNS), tl.float32)
+    g1 = tl.zeros((ROWS, COLUMNS), tl.float32)
+    g2 = tl.zeros((ROWS, COLUMNS), tl.float32)
+    g3 = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for py in range(HP):
+        for nx in tl.static_range(NEAR):
+            there = (inside & (bx >= nx) & (bx < WP + nx))[:, None] & (channel < CO)[None, :]
+            at = pooled + (py * WP - nx)
+            code = tl.load(argmax + at, mask=there, other=4).to(tl.int32)
+            grad = tl.load(dy + at, mask=there, other=0.0)
+            d = spread(grad, code, ROWS, ENTRIES)
+            if BF16:
+                d = d.to(tl.bfloat16)
+            g0 = tl.dot(d, filters[nx], g0, input_precision=PRECISION)
+            if NEAR > 1:
+                g1 = tl.dot(d, filters[NEAR + nx], g1, input_precision=PRECISION)
+            if NEAR > 2:
+                g2 = tl.dot(d, filters[2 * NEAR + nx], g2, input_precision=PRECISION)
+            if NEAR > 3:
+                g3 = tl.dot(d, filters[3 * NEAR + nx], g3, input_precision=PRECISION)
+        store_block_row(dx, g0, py, image, bx, inside, CI, CIP, H, W, ROWS)
+        g0 = g1
+        g1 = g2
+        g2 = g3
+        g3 = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for by in range(HP, BY):
+        store_block_row(dx, g0, by, image, bx, inside, CI, CIP, H, W, ROWS)
+        g0 = g1
+        g1 = g2
+        g2 = g3
 
 
 def weight_grad(
@@ -229,8 +258,7 @@ def input_grad(
     height, width = size
     tiles = tiles or InputTiles()
     dx = torch.empty((n, batch, ci, height, width), dtype=dy.dtype, device=dy.device)
-    rows = batch * ((height + 1) // 2) * ((width + 1) // 2)
-    input_grad_kernel[(triton.cdiv(rows, tiles.rows), n)](
+    input_grad_kernel[(triton.cdiv(batch * ((width + 1) // 2), tiles.rows), n)](
         dy, argmax, w, dx, w.stride(0), batch, CI=ci, CO=co, CIP=power_of_two(ci, 4), COP=power_of_two(co, 8), K=k,
         H=height, W=width, HP=hp, WP=wp, ROWS=tiles.rows, BF16=bf16, PRECISION=precision, num_warps=tiles.warps,
         num_stages=1,

@@ -32,7 +32,8 @@ class Kernels(Protocol):
         """Valid convolution, bias, ReLU and 2x2 max-pool (stride 2, odd sizes floor) of every model's batch.
 
         x (n, B, Ci, H, W), w (n, Co, Ci, k, k), b (n, Co) -> y (n, B, Co, Hp, Wp) and the arg-max codes, uint8 of the
-        same shape: which of the four positions won (the first in row-major order on a tie), or DEAD.
+        same shape: which of the four positions won (the first in row-major order on a tie), or DEAD. x may be one
+        batch expanded over the models (stride 0); otherwise it is contiguous.
         """
         ...
 
@@ -57,7 +58,10 @@ class Kernels(Protocol):
         ...
 
     def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
-        """x (n, B, I), w (n, O, I), b (n, O) -> x w' + b of shape (n, B, O), through ReLU if asked."""
+        """x (n, B, I), w (n, O, I), b (n, O) -> x w' + b of shape (n, B, O), through ReLU if asked.
+
+        x may be one batch expanded over the models, as in `conv_relu_pool_forward`.
+        """
         ...
 
     def linear_weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor) -> None:
