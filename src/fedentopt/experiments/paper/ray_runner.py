@@ -13,6 +13,8 @@ import importlib
 import importlib.util
 import os
 import shutil
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -183,6 +185,7 @@ def _connected(address: str, workers: int | None, device: str) -> Iterator[tuple
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; it warns without
     ray: Any = importlib.import_module("ray")
+    handler = signal.getsignal(signal.SIGTERM)
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address == "local":
@@ -192,6 +195,8 @@ def _connected(address: str, workers: int | None, device: str) -> Iterator[tuple
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"ray: {address!r} cannot be used: {error}; accepted: local, auto or HOST:PORT") from None
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has put one of its own there, which ends at once
         there = ray.cluster_resources()
         on_gpu = device != "cpu" and there.get("GPU", 0) >= 1
         yield ray, max(1, int(there.get("GPU" if on_gpu else "CPU", 1))), on_gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,21 @@ def run_stacks(
     """
     from fedentopt.experiments.sweep import run_sweep
 
+    _allow_files(max((len(stack) for stack in stacks), default=0))
     for number, stack in enumerate(stacks):
         begin(number)
         run_sweep(stack, out_dir, options, data_dir=data_dir, targets=TARGETS, progress=progress)
         done(number)
+
+
+def _allow_files(runs: int) -> None:
+    """Let this process hold a file open for every run of a stack (their locks); systems start with 1,024 or less."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = runs + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted and (hard == resource.RLIM_INFINITY or hard > soft):
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
