@@ -99,7 +99,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            _check_type(f.name, str(f.type), getattr(self, f.name))
+            # One spelling of a value, so that equal settings have one digest: 1 is 1.0, ten clients are "10".
+            object.__setattr__(self, f.name, _read_type(f.name, str(f.type), getattr(self, f.name)))
         self._choice("algorithm", ALGORITHMS, own=True)
         self._choice("selector", SELECTORS, own=True)
         self._choice("scaffold_variant", ("niid", "gradient"))
@@ -212,18 +213,19 @@ def _short(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[-24:].strip("-")
 
 
-def _check_type(name: str, kind: str, value: Any) -> None:
-    """Refuse a value of the wrong type, which a TOML file can bring; whole numbers pass as floats."""
+def _read_type(name: str, kind: str, value: Any) -> Any:
+    """The value in its field's type, which a TOML file may have missed: whole numbers become floats, and text where a
+    number of clients or a per cent is meant. Other types are refused."""
     options = [option.strip() for option in kind.split("|")]
-    accepted: dict[str, tuple[type, ...]] = {
-        "str": (str,),
-        "int": (int,),
-        "float": (int, float),
-        "bool": (bool,),
-        "None": (type(None),),
-    }
-    for option in options:
-        if isinstance(value, accepted[option]) and (option == "bool" or not isinstance(value, bool)):
-            return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if "None" in options and value is None:
+        return None
+    if "float" in options and number:
+        return float(value)
+    if name in ("cohort", "buffer") and number and isinstance(value, int):
+        return str(value)
+    exact: dict[str, type] = {"str": str, "int": int, "bool": bool}
+    if any(type(value) is exact.get(option) for option in options):
+        return value
     words = " or ".join("nothing" if option == "None" else option for option in options)
     raise InputError(f"{name}: {value!r} has the wrong type; accepted: {words}")

@@ -1,0 +1,80 @@
+"""A run's settings: one spelling per value, a stable id, refusals that name the field."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fedentopt.errors import InputError
+from fedentopt.simulation.config import RunConfig, amount
+
+
+def test_equal_settings_have_one_id():
+    assert RunConfig(lr=1).run_id == RunConfig(lr=1.0).run_id
+    assert RunConfig(cohort=10).run_id == RunConfig(cohort="10").run_id
+    assert RunConfig.from_dict(RunConfig(seed=3).to_dict()) == RunConfig(seed=3)
+
+
+def test_every_setting_changes_the_id():
+    base = RunConfig()
+    other = {
+        "dataset": "cifar10", "fine_labels": True, "image_size": 64, "partition": "iid", "min_samples": 3, "clients": 50,
+        "model": "vgg11", "weights": "w.safetensors", "algorithm": "fedrs", "selector": "kl", "cohort": "20%",
+        "buffer": "10%", "epsilon": 0.5, "dropout": 0.1, "stragglers": 0.1, "rounds": 7, "epochs": 1, "batch_size": 8,
+        "lr": 0.5, "lr_decay": 0.5, "weight_decay": 0.1, "momentum": 0.5, "mu": 0.1, "scaffold_variant": "gradient",
+        "fedrs_alpha": 0.1, "fedrs_soft": True, "fedlc_tau": 2.0, "clusters": 2, "concat_share": 0.5,
+        "concat_max_rounds": 50, "jitter": 0.1, "flip": 0.1, "grayscale": 0.2, "evaluate_every": 3,
+        "precision": "bf16", "seed": 1,
+    }  # fmt: skip
+    assert other.keys() == {f.name for f in dataclasses.fields(RunConfig)}
+    assert all(dataclasses.replace(base, **{k: v}).run_id != base.run_id for k, v in other.items())
+    assert all(f.metadata["help"] for f in dataclasses.fields(RunConfig))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": "fast"}, "lr: 'fast' has the wrong type"),
+        ({"rounds": 2.0}, "rounds: 2.0 has the wrong type"),
+        ({"rounds": True}, "rounds: True has the wrong type"),
+        ({"cohort": 2.5}, "cohort: 2.5 has the wrong type"),
+        ({"cohort": "ten"}, "cohort: 'ten' is neither a number"),
+        ({"cohort": "0%"}, "gives 0 of 100 clients; accepted: 1 to 100"),
+        ({"cohort": "101"}, "gives 101 of 100 clients"),
+        ({"buffer": "95%", "selector": "fedentopt"}, "at most 90 can be kept out"),
+        ({"epsilon": float("nan")}, "epsilon: nan is out of range; accepted: above 0"),
+        ({"epsilon": 0.0}, "epsilon: 0.0 is out of range"),
+        ({"momentum": 1.0}, "momentum: 1.0 is out of range; accepted: at least 0 and below 1"),
+        ({"dropout": 1.5}, "at least 0 and at most 1"),
+        ({"partition": "dir:0"}, "partition"),
+        ({"algorithm": "fedsgd"}, "algorithm: 'fedsgd' is unknown; accepted: fedavg"),
+        ({"algorithm": "fedentropy", "selector": "kl"}, "cannot go with fedentropy"),
+        ({"seed": -1}, "seed: -1 is out of range"),
+    ],
+)
+def test_refusals_name_field_value_and_what_would_do(settings, words):
+    with pytest.raises(InputError, match=words.replace("(", r"\(")):
+        RunConfig(**settings)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(InputError, match="learning_rate: unknown setting"):
+        RunConfig.from_dict({"learning_rate": 0.1})
+
+
+def test_amounts():
+    assert amount("29%", 100, "buffer") == 29  # 0.29 * 100 is 28.999... in binary
+    assert amount("33%", 40, "buffer") == 13
+    assert amount(7, 100, "cohort") == 7
+    assert amount("2.5%", 200, "cohort") == 5
+
+
+def test_method_names():
+    assert RunConfig().method == "fedavg"
+    assert RunConfig(selector="fedentopt").method == "fedentopt"
+    assert RunConfig(selector="fedentopt", epsilon=0.5).method == "fedentopt-dp"
+    assert RunConfig(algorithm="fedprox", selector="fedentopt").method == "fedprox+fedentopt"
+    assert RunConfig(algorithm="fedconcat", epsilon=0.5).method == "fedconcat-dp"
+    assert RunConfig(selector="kl").method == "kl"
+    assert RunConfig(epsilon=0.5).method == "fedavg"  # random selection reads no counts
