@@ -33,10 +33,10 @@ def label_table(spec: str, seed: int, samples: int = 50_000) -> np.ndarray:
     return partition(np.arange(samples) % CLASSES, parse(spec), CLIENTS, seed).counts
 
 
-def cohorts(selector: Selector, reported: np.ndarray, rounds: int = ROUNDS, *, noisy: bool = False) -> list[Cohort]:
-    """The cohorts of some rounds, from counts as reported."""
+def cohorts(selector: Selector, reported: np.ndarray, *, noisy: bool = False) -> list[Cohort]:
+    """The cohorts of all rounds, from counts as reported."""
     selector.register(reported, noisy=noisy)
-    return [selector.select() for _ in range(rounds)]
+    return [selector.select() for _ in range(ROUNDS)]
 
 
 def entropies(chosen: Sequence[Cohort], true: np.ndarray) -> list[float]:
@@ -162,7 +162,7 @@ def draw_cohort_size(figure: Figure) -> None:
                 for seed in range(PARTITIONS):
                     true = label_table(spec, seed)
                     selector: Any = RandomSelector(size, seed) if name == "random" else EntropySelector(size, 50, seed)
-                    seen.append(covered(cohorts(selector, true, 50), true))
+                    seen.append(covered(cohorts(selector, true), true))
                 shares.append(np.mean(seen))
             axes.plot(sizes, shares, style, color=colour, marker="o", markersize=4, label=name)
         axes.set(title=spec, xlabel="cohort M (of 100 clients)", xticks=list(sizes)[::2], ylim=(-3, 103))
