@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from fedentopt.experiments.paper.reproduction import How, Reproduction
 
 OUT, COMMITTED = Path("out/paper"), Path("results/paper")
-TARGET = (
-    "table1 … table6, figure1, figure2, all of them (all), or an extra: grid-mu, grid-weight-decay, grid-buffer, "
-    "single-class; with --cells, a table named in that file"
-)
 
 
 def _filter(what: str) -> Any:
@@ -43,7 +39,7 @@ def _what(text: str, *names: str) -> Any:
 
 
 def reproduce(
-    target: Annotated[str, typer.Argument(help=TARGET)] = "all",
+    target: Annotated[str, typer.Argument(metavar="TABLE")] = "all",
     model: Annotated[list[str] | None, _filter("these models; several with commas between")] = None,
     dataset: Annotated[list[str] | None, _filter("these data sets; several with commas between")] = None,
     partition: Annotated[list[str] | None, _filter("these partitions; several with commas between")] = None,
@@ -75,6 +71,9 @@ def reproduce(
     as_json: Annotated[bool, _what("print one JSON document", "--json")] = False,
 ) -> None:  # fmt: skip
     """Run the paper cell by cell and show ours beside the printed figures.
+
+    TABLE is table1 to table6, figure1, figure2, or all of them (all, the default); or an extra: grid-mu,
+    grid-weight-decay, grid-buffer, single-class; or, with --cells, a table named in that file.
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
