@@ -124,8 +124,8 @@ def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path)
     labels = {group.title: [method.label for method in group.methods] for group in groups}
     assert labels == {
         "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 3 rounds": [
-            "fedentopt (buffer 10)",
-            "fedentopt (buffer 5)",
+            "fedentopt (buffer=10)",
+            "fedentopt (buffer=5)",
         ],
         "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 30 % dropout · 3 rounds": ["fedavg"],
         "digits · classes:2 · lenet5 · 20 clients, 10% a round · 3 rounds": ["fedavg"],

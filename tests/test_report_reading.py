@@ -57,7 +57,7 @@ def _break(folder: Path, case: str) -> None:
         ("column", r"rounds\.csv: column 'round' is missing"),
         ("short line", r"rounds\.csv: line 5 has 2 cells, the header has 12"),
         ("number", r"rounds\.csv: round 1, accuracy: 'many' is not a number"),
-        ("stranger", r"rounds\.csv: round 1, column clients: client 999 has no row"),
+        ("stranger", r"rounds\.csv: round 1, column clients: client '999' has no row"),
         ("no list", r"rounds\.csv: round 1, column clients: '{}' is not a JSON list"),
         ("classes", r"rounds\.csv: round 1, column class_accuracy: 2 values for 10 classes"),
         ("no counts", r"label_counts\.csv: missing"),

@@ -100,7 +100,7 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
         namesakes = [others[0].config for (other, _), others in seeds.items() if other == name]
         differing = [key for key in own if len({str(config.get(key)) for config in namesakes}) > 1]
         config = members[0].config
-        details = ", ".join(f"{key} {config.get(key)}" for key in differing)
+        details = ", ".join(f"{key}={config.get(key)}" for key in differing)
         methods.append(
             Method(
                 label=f"{name} ({details})" if details else name,

@@ -97,16 +97,13 @@ def _run(run: RunResult, table: int | None, detail: Detail) -> dict[str, Any]:
     kept = thin(range(len(run.rounds)), detail.pick_rounds)
     evaluated = [i for i in range(len(run.rounds)) if np.isfinite(run.class_accuracy[i]).any()]
     by_class = thin(evaluated, detail.class_rounds)
+    absent = {int(run.rounds[i]): sorted(set(run.picks[i]) - set(run.trained[i])) for i in kept}
     return {
         "seed": run.seed,
         "table": table,
         "rounds": [int(run.rounds[i]) for i in kept],
-        "picks": [list(run.picks[i]) for i in kept],
-        "absent": {
-            str(int(run.rounds[i])): sorted(set(run.picks[i]) - set(run.trained[i]))
-            for i in kept
-            if set(run.picks[i]) - set(run.trained[i])
-        },
+        "picks": [run.picks[i] for i in kept],
+        "absent": {str(number): clients for number, clients in absent.items() if clients},
         "entropy": _list((run.entropy[i] for i in kept), 4),
         "covered": [int(run.covered[i]) for i in kept],
         "accuracy": _list((run.accuracy[i] for i in kept), 2),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,23 @@ COLUMNS = (
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+class Cohorts:
+    """The clients of every round as row numbers, kept flat: a reproduction holds millions of picks."""
+
+    def __init__(self, rounds: Iterable[Sequence[int]]) -> None:
+        kept = list(rounds)
+        self._ends = np.cumsum([0, *map(len, kept)])
+        self._flat = np.fromiter((client for cohort in kept for client in cohort), dtype=np.int32)
+
+    def __getitem__(self, at: int) -> list[int]:
+        cohort: list[int] = self._flat[self._ends[at] : self._ends[at + 1]].tolist()
+        return cohort
+
+    def times(self, clients: int) -> Integers:
+        """How often each of `clients` clients was chosen."""
+        return np.bincount(self._flat, minlength=clients)
 
 
 @dataclass(frozen=True)
@@ -45,8 +63,8 @@ class RunResult:
     class_accuracy: Floats  # (R, C)
     entropy: Floats
     covered: Integers
-    picks: tuple[tuple[int, ...], ...]
-    trained: tuple[tuple[int, ...], ...]
+    picks: Cohorts
+    trained: Cohorts
     bytes_up: Integers
     bytes_down: Integers
     summary: dict[str, Any] | None  # None while the run is unfinished
@@ -59,10 +77,7 @@ class RunResult:
     @property
     def times_selected(self) -> Integers:
         """How often each client was chosen, in label-table order."""
-        times = np.zeros(len(self.clients), dtype=np.int64)
-        for cohort in self.picks:
-            np.add.at(times, list(cohort), 1)
-        return times
+        return self.picks.times(len(self.clients))
 
 
 @dataclass(frozen=True)
@@ -119,14 +134,13 @@ def _read_run(folder: Path) -> RunResult | None:
     clients, classes, labels, noisy = _read_labels(folder)
     row_of = {name: row for row, name in enumerate(clients)}
 
-    def cohort(row: dict[str, str], column: str) -> tuple[int, ...]:
+    def cohort(row: dict[str, str], column: str) -> list[int]:
         where = f"{rounds_file}: round {row['round']}, column {column}"
-        picked = []
-        for client in _json_list(row[column], where):
-            if str(client) not in row_of:
-                raise InputError(f"{where}: client {client!r} has no row in label_counts.csv")
-            picked.append(row_of[str(client)])
-        return tuple(picked)
+        named = _json_list(row[column], where)
+        try:
+            return [row_of[str(client)] for client in named]
+        except KeyError as stranger:
+            raise InputError(f"{where}: client {stranger} has no row in label_counts.csv") from None
 
     def floats(column: str) -> Floats:
         return np.array([_number(row[column], f"{rounds_file}: round {row['round']}, {column}") for row in rows])
@@ -162,8 +176,8 @@ def _read_run(folder: Path) -> RunResult | None:
         class_accuracy=class_accuracy,
         entropy=floats("entropy"),
         covered=integers("classes_covered"),
-        picks=tuple(cohort(row, "clients") for row in rows),
-        trained=tuple(cohort(row, "trained") for row in rows),
+        picks=Cohorts(cohort(row, "clients") for row in rows),
+        trained=Cohorts(cohort(row, "trained") for row in rows),
         bytes_up=integers("bytes_up"),
         bytes_down=integers("bytes_down"),
         summary=summary if summary is not None and summary.get("finished", True) else None,
