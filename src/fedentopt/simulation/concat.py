@@ -16,9 +16,10 @@ from fedentopt.models import head_name
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.bound_model import BoundModel
 from fedentopt.simulation.device_data import DeviceData
-from fedentopt.simulation.kernels import PlainKernels
+from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.randomness import key
+from fedentopt.simulation.stacked_model import LoweredNet, StackedNet
 from fedentopt.simulation.work import Work
 
 FEATURE_BATCH = 2048
@@ -60,21 +61,37 @@ class Encoders:
         return torch.cat(columns, dim=1)
 
 
+class StackedEncoders:
+    """The same through the stacked kernels: all encoders in one pass."""
+
+    def __init__(self, net: LoweredNet, layout: FlatLayout, rows: torch.Tensor) -> None:
+        self.rows, self._net = rows, net
+        self._parameters = rows[:, : layout.parameter_width].contiguous()
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Float images (M, 3, H, W) -> (M, clusters * F)."""
+        parts = [self._net.features(self._parameters, part[None]) for part in x.split(FEATURE_BATCH)]
+        return torch.cat(parts, dim=1).permute(1, 0, 2).flatten(1)
+
+
 class ConcatStage:
     """The new layer of one run: its training, its predictions, its checkpoint."""
 
     def __init__(
         self, model: nn.Module, layout: FlatLayout, rows: torch.Tensor, data: DeviceData, transform: ImageTransform,
-        seed: int,
+        seed: int, kernels: Kernels, net: StackedNet | None,
     ) -> None:  # fmt: skip
-        self.encoders = Encoders(model, layout, rows)
+        """`net`: the stacked form of the model, which runs all encoders at once, where there is one."""
+        self.encoders: Encoders | StackedEncoders = Encoders(model, layout, rows)
+        if isinstance(net, LoweredNet):
+            self.encoders = StackedEncoders(net, layout, rows)
         self.data, self.transform = data, transform
         head = model.get_submodule(head_name(model))
         assert isinstance(head, nn.Linear)
         self.inputs, self.classes = head.in_features * len(rows), data.num_classes
         self.weight_size = self.inputs * self.classes
         self.head = self._fresh(seed).to(rows.device)
-        self._kernels = PlainKernels()
+        self._kernels = kernels
         self._test: torch.Tensor | None = None
 
     def _fresh(self, seed: int) -> torch.Tensor:

@@ -28,11 +28,13 @@ from fedentopt.simulation.concat import ConcatStage
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.evaluation import Evaluator, Scores
+from fedentopt.simulation.kernels import PlainKernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.randomness import key
 from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.stacked import StackedTrainer
 from fedentopt.simulation.torch_settings import torch_settings
 from fedentopt.simulation.trainer import (
     Room,
@@ -269,7 +271,11 @@ class Stack:
     def _train_second_stage(self, run: RunState, plan: RoundPlan) -> None:
         """A round of FedConcat's new layer."""
         if run.stage is None:
-            run.stage = ConcatStage(run.model, self.layout, run.models, self.data, self.transform, run.config.seed)
+            stacked = self.trainer if isinstance(self.trainer, StackedTrainer) else None
+            run.stage = ConcatStage(
+                run.model, self.layout, run.models, self.data, self.transform, run.config.seed,
+                stacked.kernels if stacked else PlainKernels(), stacked.net if stacked else None,
+            )  # fmt: skip
             if run.head is not None:
                 run.stage.head = run.head.to(self.device)
         if plan.work:
