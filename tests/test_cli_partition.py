@@ -1,0 +1,123 @@
+"""`fedentopt partition` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import Said, commander
+from fedentopt.cli.counts_file import read_counts
+from fedentopt.partition import partition
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def fedentopt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return commander(monkeypatch, capsys)
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    path = tmp_path / "y.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 5, 1000).astype(np.uint8))
+    return path
+
+
+@pytest.mark.parametrize("spec", ["dir:0.5", "classes:2", "iid"])
+def test_writes_what_the_library_gives(fedentopt: Command, labels: Path, tmp_path: Path, spec: str) -> None:
+    table, numbers = tmp_path / "counts.csv", tmp_path / "parts.npz"
+    said = fedentopt("partition", spec, "--labels", labels, "--clients", 12, "--seed", 7, "--out", table,
+                     "--indices", numbers)  # fmt: skip
+    assert said.code == 0
+    assert "1,000 samples of 5 classes among 12 clients" in said.out
+    expected = partition(np.load(labels), spec, 12, 7)
+    file = read_counts(table, noisy=False)
+    assert file.clients == tuple(map(str, range(12)))
+    assert file.classes == ("0", "1", "2", "3", "4")
+    assert np.array_equal(file.counts, expected.counts)
+    with np.load(numbers, allow_pickle=False) as parts:
+        assert parts.files == [str(k) for k in range(12)]
+        for k, part in enumerate(expected.indices):
+            assert np.array_equal(parts[str(k)], part)
+    first = table.read_bytes(), numbers.read_bytes()
+    fedentopt("partition", spec, "--labels", labels, "--clients", 12, "--seed", 7, "--out", table, "--indices", numbers)
+    assert (table.read_bytes(), numbers.read_bytes()) == first
+    chosen = fedentopt("select", table, "--cohort", 3, "--rounds", 2, "--json")
+    assert len(json.loads(chosen.out)["rounds"]) == 2
+
+
+def test_json(fedentopt: Command, labels: Path, tmp_path: Path) -> None:
+    table = tmp_path / "counts.csv"
+    said = fedentopt("partition", "dir:0.5", "--labels", labels, "--clients", 12, "--out", table, "--json")
+    document = json.loads(said.out)
+    sizes = partition(np.load(labels), "dir:0.5", 12, 0).counts.sum(axis=1)
+    assert document["partition"] == "dir:0.5"
+    assert document["samples"] == 1000
+    assert document["samples_per_client"] == {"min": sizes.min(), "median": np.median(sizes), "max": sizes.max()}
+    assert document["out"] == str(table)
+    assert document["indices"] is None
+
+
+def test_minimum(fedentopt: Command, labels: Path, tmp_path: Path) -> None:
+    said = fedentopt("partition", "dir:0.1", "--labels", labels, "--clients", 12, "--min-samples", 30, "--json")
+    assert json.loads(said.out)["samples_per_client"]["min"] >= 30
+    said = fedentopt("partition", "dir:0.01", "--labels", labels, "--clients", 60, "--out", tmp_path / "no.csv")
+    assert said.code == 2
+    assert "dir:0.01 among 60 clients never gave every client 10 samples in 1000 tries" in said.err
+    assert not (tmp_path / "no.csv").exists()
+
+
+def test_data_set(fedentopt: Command, tmp_path: Path) -> None:
+    table = tmp_path / "counts.csv"
+    said = fedentopt("partition", "dir:0.1", "--dataset", "digits", "--clients", 40, "--out", table, "--json")
+    assert said.code == 0
+    document = json.loads(said.out)
+    assert len(document["classes"]) == 10
+    assert document["samples_per_client"]["min"] >= 1  # small data sets: one sample is enough
+    assert read_counts(table, noisy=False).counts.sum() == document["samples"]
+
+
+def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) -> None:
+    floats, table, text, objects = (tmp_path / f"{name}.npy" for name in ("floats", "table", "text", "objects"))
+    np.save(floats, np.array([0.5, 1.0]))
+    np.save(table, np.zeros((3, 2), dtype=int))
+    text.write_text("0\n1\n")
+    np.save(objects, np.array([{}], dtype=object), allow_pickle=True)
+    empty, none = tmp_path / "empty.npy", tmp_path / "none.npy"
+    empty.write_bytes(b"")
+    np.save(none, np.zeros(0, dtype=int))
+    archive = tmp_path / "archive.npz"
+    with zipfile.ZipFile(archive, "w"):
+        pass
+    cases = [
+        (("dir:0", "--labels", labels), "partition: 'dir:0'"),
+        (("shards:2", "--labels", labels), "partition: 'shards:2' is unknown; accepted: dir:BETA, classes:J, iid"),
+        (("classes:6", "--labels", labels), "classes:6 asks for 6 of 5 classes"),
+        (("iid",), "--labels, --dataset: "),
+        (("iid", "--labels", labels, "--dataset", "digits"), "--labels, --dataset: "),
+        (("iid", "--labels", labels, "--data-dir", tmp_path), "--data-dir: "),
+        (("iid", "--labels", tmp_path / "no.npy"), "no.npy: No such file or directory"),
+        (("iid", "--labels", tmp_path), "Is a directory"),
+        (("iid", "--labels", floats), "floats.npy: labels: values of type float64"),
+        (("iid", "--labels", table), "table.npy: labels: an array of shape (3, 2)"),
+        (("iid", "--labels", text), "text.npy: not an array of numbers"),
+        (("iid", "--labels", objects), "objects.npy: not an array of numbers"),
+        (("iid", "--labels", empty), "empty.npy: not an array of numbers"),
+        (("iid", "--labels", none), "none.npy: no labels"),
+        (("iid", "--labels", archive), "archive.npz: an archive of arrays"),
+        (("iid", "--labels", labels, "--clients", 2000), "clients: 2000 clients for 1000 samples"),
+        (("iid", "--dataset", "no-such-set"), "'no-such-set'"),
+        (("iid", "--labels", labels, "--out", tmp_path / "no" / "c.csv"), "c.csv: No such file or directory"),
+        (("iid", "--labels", labels, "--indices", tmp_path / "no" / "i.npz"), "i.npz: No such file or directory"),
+    ]
+    for words, message in cases:
+        said = fedentopt("partition", *words)
+        assert said.code == 2, words
+        assert message in said.err, words
+        assert said.out == "", words
