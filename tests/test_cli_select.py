@@ -131,9 +131,14 @@ def test_target(fedentopt: Command, tmp_path: Path) -> None:
     for seed in range(20):
         said = fedentopt("select", path, "--cohort", 2, "--buffer", 0, "--rounds", 1, "--seed", seed,
                          "--target", aim, "--json")  # fmt: skip
-        picked = json.loads(said.out)["rounds"][0]["clients"]
-        if picked[0] == "x":
-            assert picked == ["x", "z"]  # (9, 3) is 3 : 1
+        entry = json.loads(said.out)["rounds"][0]
+        if entry["clients"][0] == "x":
+            assert entry["clients"] == ["x", "z"]  # (9, 3) is 3 : 1
+            assert entry["divergence"] == pytest.approx(0, abs=1e-12)
+            shown = fedentopt(
+                "select", path, "--cohort", 2, "--buffer", 0, "--rounds", 1, "--seed", seed, "--target", aim
+            )
+            assert "KL divergence to the target: mean 0.000, worst 0.000 bits" in shown.out
             return
     raise AssertionError("x never came first")
 

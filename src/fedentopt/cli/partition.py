@@ -52,7 +52,9 @@ def partition(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Split samples among clients with label skew, by the rules of NIID-Bench."""
+    """Split samples among clients with label skew, by the rules of NIID-Bench. SPLIT is dir:BETA (Dirichlet shares of
+    every class), classes:J (J classes a client) or iid.
+    """
     kind = parse(spec)
     y, classes = _labels(labels, dataset, data_dir)
     if min_samples is None:

@@ -67,7 +67,9 @@ def select(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Select balanced cohorts from a file of label counts, round after round."""
+    """Select balanced cohorts, round after round, from the CSV file COUNTS: header client,CLASS,CLASS,..., one row a
+    client with how many samples of each class it holds.
+    """
     _check_options(selector, epsilon, noisy, target, state, sweep)
     table = read_counts(counts, noisy)
     prior = None if target is None else read_target(target, table.classes)

@@ -19,15 +19,10 @@ _FIRST, _LAST = 10, 5  # rounds shown of many
 
 
 def trial_json(trial: Trial) -> dict[str, Any]:
-    """All rounds; `reported_entropy` only where noise was added to known counts."""
-    rounds = []
-    for result in trial.rounds:
-        entry = asdict(result)
-        if result.reported_entropy is None:
-            del entry["reported_entropy"]
-        rounds.append(entry)
+    """All rounds; `reported_entropy` only where noise was added, `divergence` only where a target was set."""
+    rounds = [asdict(result) for result in trial.rounds]
     return {
-        "rounds": rounds,
+        "rounds": [{key: value for key, value in entry.items() if value is not None} for entry in rounds],
         "selection_entropy": trial.selection_entropy,
         "never_selected": trial.never_selected,
     }
@@ -77,8 +72,14 @@ def show_trial(trial: Trial, counts: CountsFile, about: Mapping[str, Any], seed:
             console.print(line, markup=False, no_wrap=True, crop=True)
     covered = sum(result.classes_covered == len(counts.classes) for result in trial.rounds)
     mean = sum(entropies_of_rounds) / len(entropies_of_rounds)
+    apart = [result.divergence for result in trial.rounds if result.divergence is not None]
+    aim = (
+        f"\nKL divergence to the target: mean {sum(apart) / len(apart):.3f}, worst {max(apart):.3f} bits"
+        if apart
+        else ""
+    )
     console.print(
-        f"\nentropy: mean {mean:.3f}, worst {min(entropies_of_rounds):.3f} of {top:.3f} bits"
+        f"\nentropy: mean {mean:.3f}, worst {min(entropies_of_rounds):.3f} of {top:.3f} bits{aim}"
         f"\nall classes covered: {covered} of {len(trial.rounds)} rounds"
         f"\nselection entropy H_norm: {trial.selection_entropy:.3f} (1: all clients equally often)"
         f"\nclients never selected: {trial.never_selected} of {len(counts.clients)}"

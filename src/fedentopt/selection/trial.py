@@ -17,7 +17,8 @@ from fedentopt.selection.selector import TableSelector
 @dataclass(frozen=True)
 class TrialRound:
     """One cohort. `entropy` and `classes_covered` are of the true counts where known, else of the reported ones;
-    `reported_entropy` is there only where both are known and may differ.
+    `reported_entropy` is there only where both are known and may differ. `divergence` is KL(cohort || target) of the
+    reported counts, where the selector has a target.
     """
 
     round: int
@@ -25,6 +26,7 @@ class TrialRound:
     entropy: float
     classes_covered: int
     reported_entropy: float | None = None
+    divergence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,15 @@ def try_rounds(
         cohort = selector.select()
         picked = [number[client] for client in cohort.clients]
         times[picked] += 1
-        if true_counts is None:
-            result = TrialRound(selector.round, cohort.clients, cohort.entropy, cohort.classes_covered)
-        else:
-            labels = true_counts[picked].sum(axis=0)
-            result = TrialRound(
-                selector.round, cohort.clients, entropy(labels), classes_covered(labels), cohort.entropy
-            )
+        labels = cohort.label_counts if true_counts is None else true_counts[picked].sum(axis=0)
+        result = TrialRound(
+            round=selector.round,
+            clients=cohort.clients,
+            entropy=entropy(labels),
+            classes_covered=classes_covered(labels),
+            reported_entropy=None if true_counts is None else cohort.entropy,
+            divergence=cohort.divergence,
+        )
         done.append(result)
         progress()
     return Trial(tuple(done), selection_entropy(times), int(np.count_nonzero(times == 0)))
