@@ -144,6 +144,13 @@ def test_a_miniature_from_cells_to_tables(command: Callable[..., Said], mini: Pa
             made = (alone / "tables" / f"{table}.{kind}").read_bytes()
             assert made == (out / "tables" / f"{table}.{kind}").read_bytes()
             assert made == (kept / "tables" / f"{table}.{kind}").read_bytes()
+    # One seed asked for: the committed tables are those of the plan all the same.
+    before = {path.name: path.read_bytes() for path in (kept / "tables").iterdir()}
+    seed = command(
+        "reproduce", "mini", *where, "--method", "fedavg", "--seeds", 1, "--no-run", "--export", kept, "--no-page"
+    )
+    assert seed.code == 0
+    assert {path.name: path.read_bytes() for path in (kept / "tables").iterdir()} == before
     # What another machine has exported needs no run here.
     other = command("reproduce", "--cells", mini, "--out", tmp_path / "other", "--known", kept, "--no-page")
     assert other.code == 0

@@ -197,6 +197,27 @@ def test_the_buffer_table_shows_diversity_and_clients_never_selected() -> None:
     )
 
 
+def test_findings_count_settings_and_what_is_clear() -> None:
+    second = [cell for cell in CELLS if cell.table == "table1" and cell.model == "vgg11" and cell.dataset == "cifar10"]
+    vgg = {(cell.partition, cell.method): cell for cell in second}
+    results = known(
+        *FIVE._exported.items(),
+        run(vgg["dir:0.1", "fedavg"].config, 0, 60.0),  # one seed: a gain, but nothing clear about it
+        run(vgg["dir:0.1", "fedentopt"].config, 0, 61.0),
+        run(vgg["classes:2", "fedavg"].config, 0, 60.0),
+        run(vgg["classes:2", "fedentopt"].config, 0, 58.0),
+        run(vgg["classes:2", "kl"].config, 0, 59.0),
+    )
+    said = {found.claim: found.ours for found in findings(compare(CELLS, results, lambda name: True))}
+    assert said["FedEntOpt beats FedAvg"] == (
+        "Above FedAvg in 2 of 3 settings (-2.00 to +6.00 points), clearly (95 % interval above zero) in 1."
+    )
+    assert (
+        said["FedEntOpt, with noise or without, is the best of its row"] == "Best in 0 of 1 settings; elsewhere FedAvg."
+    )
+    assert said["baselines gain when FedEntOpt selects for them"] == "Not run yet."
+
+
 def test_sizes_are_those_of_our_models_by_hand() -> None:
     by_place = {(cell.model, cell.dataset): size(cell) for cell in CELLS if cell.table == "table5"}
     lenet = by_place["lenet5", "cifar10"]

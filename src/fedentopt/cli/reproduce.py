@@ -78,7 +78,7 @@ def reproduce(
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
     from fedentopt.experiments.paper.cells import select
-    from fedentopt.experiments.paper.reproduction import How, Reproduction, find_results, plan_cells
+    from fedentopt.experiments.paper.reproduction import How, Reproduction, ask_for, find_results, plan_cells
     from fedentopt.experiments.seeds import parse_seeds
 
     if rounds is not None and rounds < 1:
@@ -87,7 +87,7 @@ def reproduce(
         raise InputError("known: does not go with --results, from which alone everything is made")
     if export is not None and rounds is not None:
         raise InputError("export: runs cut short with --rounds are no results; leave one of the two out")
-    plan = plan_cells(cells, None if seeds is None else parse_seeds(seeds), rounds)
+    plan, wanted = plan_cells(cells), None if seeds is None else parse_seeds(seeds)
     chosen = select(
         plan,
         target,
@@ -98,6 +98,7 @@ def reproduce(
         availability=_words(availability),
         participation=_numbers("participation", participation),
     )
+    chosen = ask_for(chosen, wanted, rounds)
     if list_cells and results is None and out_dir is None and cells is None:
         results = _committed()
     folder = out_dir or OUT

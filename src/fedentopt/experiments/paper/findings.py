@@ -76,16 +76,20 @@ def _accuracies(entries: Entries) -> list[Comparison]:
 
 
 def _beats_fedavg(entries: Entries) -> str:
-    own = [entry.against for entry in entries if entry.cell.method == "fedentopt" and entry.against is not None]
-    if not own:
+    gains, clear, below = [], 0, 0
+    for row in _rows(_by(entries, "fedavg", "fedentopt")):
+        by_method = {entry.cell.method: entry for entry in row}
+        if len(by_method) < 2:
+            continue
+        own = by_method["fedentopt"]
+        gains.append((own.ours or 0.0) - (by_method["fedavg"].ours or 0.0))
+        clear += own.against is not None and own.against.low > 0
+        below += own.against is not None and own.against.high < 0
+    if not gains:
         return NOT_YET
-    above = [gap for gap in own if gap.mean > 0]
-    clear, against = sum(gap.low > 0 for gap in own), sum(gap.high < 0 for gap in own)
-    gains = f"{min(gap.mean for gap in own):+.2f} to {max(gap.mean for gap in own):+.2f} points"
-    return (
-        f"Above FedAvg in {len(above)} of {len(own)} settings ({gains}), clearly (95 % interval above zero) in {clear}"
-        + (f", clearly below in {against}." if against else ".")
-    )
+    text = f"Above FedAvg in {sum(gain > 0 for gain in gains)} of {len(gains)} settings"
+    text += f" ({min(gains):+.2f} to {max(gains):+.2f} points), clearly (95 % interval above zero) in {clear}"
+    return text + (f", clearly below in {below}." if below else ".")
 
 
 def _best(entries: Entries) -> str:

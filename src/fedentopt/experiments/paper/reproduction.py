@@ -51,7 +51,10 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Reproduction:
-    """`cells` were asked for; `plan` are all cells they are from. Results come with `results`."""
+    """`plan` are all cells as written down; `cells` those asked for, with the seeds and rounds asked for.
+
+    What is to be committed (`export`, the results page) is of the plan, whatever this command asks for.
+    """
 
     plan: list[Cell]
     cells: list[Cell]
@@ -137,9 +140,15 @@ class Reproduction:
         )
 
     def write(self, folder: Path, *, figures: bool) -> list[Path]:
-        """Tables and figures of every table that is touched, whole; gives the files."""
+        """Tables and figures of every table that is touched; gives the files.
+
+        Tables are whole, with the cells that were not asked for, unless runs are cut short: then they are a trial's.
+        """
+        asked = {cell.identity: cell for cell in self.cells}
+        trial = any(cell.shortened for cell in self.cells)
         touched = {cell.table for cell in self.cells}
-        entries = self.compare([cell for cell in self.plan if cell.table in touched])
+        whole = [asked.get(cell.identity, cell) for cell in self.plan if cell.table in touched]
+        entries = self.compare(self.cells if trial else whole)
         written = write_tables(folder / "tables", entries)
         if figures:
             from fedentopt.experiments.paper.figures import write_figures
@@ -158,7 +167,9 @@ class Reproduction:
 
     def export(self, folder: Path, source: Path) -> list[Path]:
         """All results as rows per cell and seed, tables made from nothing but them, and the log of `source`."""
-        written = export(folder, self.plan, self.results)
+        more = {seed for cell in self.cells for seed in cell.seeds}
+        wanted = [cell.with_seeds(sorted({*cell.seeds, *more})) for cell in self.plan]
+        written = export(folder, wanted, self.results)
         alone = dataclasses.replace(self, results=read_exported(folder))
         known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
         written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
@@ -166,12 +177,16 @@ class Reproduction:
         return written
 
 
-def plan_cells(file: Path | None, seeds: Sequence[int] | None, rounds: int | None) -> list[Cell]:
-    """All cells of the paper or of a file, over other seeds and with fewer rounds where asked for."""
-    plan = paper_cells() if file is None else cells_from_file(file)
+def plan_cells(file: Path | None) -> list[Cell]:
+    """All cells of the paper, or of a user's file."""
+    return paper_cells() if file is None else cells_from_file(file)
+
+
+def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | None) -> list[Cell]:
+    """Cells over other seeds and with fewer rounds, where asked for."""
     if seeds is not None:
-        plan = [cell.with_seeds(seeds) for cell in plan]
-    return plan if rounds is None else [cell.cut(rounds) for cell in plan]
+        cells = [cell.with_seeds(seeds) for cell in cells]
+    return list(cells) if rounds is None else [cell.cut(rounds) for cell in cells]
 
 
 def find_results(exported: Path | None, out_dir: Path | None) -> Results:
