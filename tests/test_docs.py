@@ -7,6 +7,7 @@ shows a file of the repository. Every `fedentopt` command in any shell block, ru
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -19,12 +20,14 @@ import pytest
 import typer.main
 import yaml
 
-from doc_blocks import Block, blocks
+from doc_blocks import SHELL, Block, blocks
 from fedentopt import __version__
 from fedentopt.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+# Pages whose commands start servers and nodes; other tests start the same ones, on free ports.
+RUN_ELSEWHERE = {"flower.md": ("test_flower_deployment.py", "test_flower_simulation.py")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 
@@ -59,6 +62,8 @@ def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name in RUN_ELSEWHERE:
+        pytest.skip(f"run by {', '.join(RUN_ELSEWHERE[page.name])}")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -79,6 +84,37 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.
                 cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
             )  # fmt: skip
             assert done.returncode == 0, f"{where} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+
+
+def test_pages_run_elsewhere_have_their_tests() -> None:
+    for page, files in RUN_ELSEWHERE.items():
+        programs = {
+            word for block in of(DOCS / page) for word in ("flower-superlink", "flwr run") if word in block.code
+        }
+        assert programs == {"flower-superlink", "flwr run"}, f"{page} starts no federation any more: let it be run here"
+        assert [file for file in files if not (ROOT / "tests" / file).is_file()] == []
+
+
+def _unrun() -> list[Block]:
+    return [
+        block
+        for page in PAGES
+        for block in of(page)
+        if block.file is None and (block.is_python or block.language in SHELL)
+        if not block.is_run or page.name in RUN_ELSEWHERE
+    ]
+
+
+@pytest.mark.parametrize("block", _unrun(), ids=lambda block: f"{block.page.name}:{block.line}")
+def test_blocks_that_are_not_run_are_at_least_well_formed(block: Block) -> None:
+    where = f"{block.page.name}:{block.line}"
+    if not block.is_python:
+        done = subprocess.run(["bash", "-n", "-c", block.code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{where}: {done.stderr}"
+        return
+    # What it imports must be there, under these names.
+    imports = [node for node in ast.walk(ast.parse(block.code)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    exec(compile(ast.Module(imports, type_ignores=[]), where, "exec"), {})
 
 
 def _commands() -> list[tuple[str, list[str]]]:
