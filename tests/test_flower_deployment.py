@@ -101,9 +101,11 @@ class Federation:
             f'client-id={client} data="{self.folder / f"data{client}.npz"}" label-epsilon=0.5 '
             f'label-report-file="{self.folder / f"report{client}.json"}"'
         )
-        name = name or f"node{client}"
-        self.nodes[client] = self.supernode(name, self.folder / f"key{client}", config)
-        wait_for(f"{name}", lambda: "SuperNode ID" in self.programs.log(name), PATIENCE, self.nodes[client])
+        self.nodes[client] = self.supernode(name or f"node{client}", self.folder / f"key{client}", config)
+
+    def wait_for_node(self, client: int, name: str = "") -> None:
+        log = name or f"node{client}"
+        wait_for(log, lambda: "SuperNode ID" in self.programs.log(log), PATIENCE, self.nodes[client])
 
     def run(self, app: Path, config: str) -> None:
         self.programs.call("flwr", "run", app, "test", "--run-config", config)
@@ -144,10 +146,16 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             "--ssl-keyfile", folder / "server.key", "--enable-supernode-auth", "--database", folder / "state.db",
         )  # fmt: skip
         made = Federation(programs, superlink, port)
-        for client in range(NODES):
-            programs.call("flwr", "supernode", "register", folder / f"key{client}.pub", "test")
+        keys = [folder / f"key{client}.pub" for client in range(NODES)]
+        registering = [
+            programs.start(f"register-{key.stem}", "flwr", "supernode", "register", key, "test") for key in keys
+        ]
+        for process in registering:
+            assert process.wait(timeout=PATIENCE) == 0
         for client in range(NODES):
             made.start_node(client)
+        for client in range(NODES):
+            made.wait_for_node(client)
         yield made
 
 
@@ -208,6 +216,7 @@ def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again
     programs.end(federation.nodes[restarted], signal.SIGTERM)
     wait_for("its going offline", lambda: known[restarted]["node"] not in federation.online(), PATIENCE)
     federation.start_node(restarted, "restarted")
+    federation.wait_for_node(restarted, "restarted")
     wait_for("the victim's going offline", lambda: known[victim]["node"] not in federation.online(), PATIENCE)
     assert federation.online() == {known[client]["node"] for client in range(NODES) if client != victim}
     for path in traces.glob("asked-*"):

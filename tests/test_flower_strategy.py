@@ -96,6 +96,7 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "NaN": (says(3, [1.0, float("nan"), 0.0, 0.0, 0.0], 0.5), "nan"),
     "infinite": (says(3, [1.0, float("inf"), 0.0, 0.0, 0.0], 0.5), "inf"),
     "negative true counts": (says(3, [5, -1, 0, 0, 0]), "-1"),
+    "beyond floats": (says(3, [10**400, 1, 1, 1, 1]), "too large"),
     "no samples": (says(3, [0, 0, 0, 0, 0]), "all label counts are 0"),
     "no client id": (says("", [1, 1, 1, 1, 1]), "client-id"),
     "epsilon 0": (says(3, [1.0] * 5, 0.0), "epsilon"),

@@ -8,6 +8,11 @@ Needs the extra: pip install "fedentopt[flower]".
 
 from __future__ import annotations
 
+try:
+    import flwr as _flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError("fedentopt.flower needs Flower; install it with: pip install 'fedentopt[flower]'") from error
+
 from fedentopt.flower.client import client_id, label_report
 from fedentopt.flower.loop import start
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection

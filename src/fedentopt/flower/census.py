@@ -81,10 +81,6 @@ class Census:
         """The node a client is on."""
         return self.members[client].node_id
 
-    def client_on(self, node: int) -> ClientId | None:
-        """The client on a node, or None where it is unknown."""
-        return next((client for client, member in self.members.items() if member.node_id == node), None)
-
     def _admit(self, online: set[int]) -> list[Report]:
         """Let those held in for whom no rival is online."""
         claims: dict[ClientId, list[int]] = {}

@@ -13,7 +13,6 @@ since Flower may answer two runs at once in two processes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import json
@@ -134,6 +133,8 @@ class ReportFile:
 @contextlib.contextmanager
 def open_report_file(path: Path) -> Iterator[ReportFile]:
     """Open the owner's file, alone until the end of the block; it need not exist, its folder must."""
+    import fcntl  # POSIX; a server on another system must still be able to import this package
+
     if not path.parent.is_dir():
         raise InputError(f"label-report-file: there is no folder {path.parent}")
     lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)

@@ -58,7 +58,11 @@ def read_report(reply: Message, num_classes: int) -> Report:
         raise InputError(f"client {client}: epsilon {epsilon!r} is not a number above 0")
     if not isinstance(counts, list):
         raise InputError(f"client {client}: label counts must be a list, not {type(counts).__name__}")
-    checked = validate_report(client, np.asarray(counts, dtype=np.float64), num_classes, noisy=epsilon is not None)
+    try:
+        numbers = np.asarray(counts, dtype=np.float64)
+    except OverflowError as error:
+        raise InputError(f"client {client}: a label count is too large") from error
+    checked = validate_report(client, numbers, num_classes, noisy=epsilon is not None)
     return Report(client=client, counts=checked, epsilon=epsilon)
 
 
