@@ -132,7 +132,7 @@ BAD = [
     (np.array([[1, 2], [0, 0]]), {"ids": ["x", "y"]}, "client 'y': all label counts are 0"),
     (np.ones((2, 2)), {"ids": ["x"]}, "ids: 1 ids for 2 rows"),
     (np.ones((2, 2)), {"ids": ["x", "x"]}, "client 'x': given twice"),
-    (np.ones((2, 2)), {"ids": "xy"}, "client ids: 'xy' is one text"),
+    (np.ones((2, 2)), {"ids": "xy"}, "client ids: 'xy' is one value"),
     (np.full((1, 2), 1e16), {}, r"client 0: the count of class 0 is 1e\+16; accepted: at most 2\*\*53"),
     (sparse.csr_array(np.array([[1, 0], [0, -1]])), {}, "client 1: the count of class 1 is -1"),
     (sparse.csr_array(np.array([[1, 0], [0, 0]])), {}, "client 1: all label counts are 0"),
@@ -168,8 +168,10 @@ def test_known_and_unknown_clients() -> None:
         selector.register(np.ones((1, 3)), ids=["c"])
     with pytest.raises(InputError, match="client 'a': 3 label counts"):
         selector.update({"a": [1, 2, 3]})
-    with pytest.raises(InputError, match="client ids: 'a' is one text"):
+    with pytest.raises(InputError, match="client ids: 'a' is one value"):
         selector.remove("a")
+    with pytest.raises(InputError, match="client ids: 3 is one value"):
+        selector.select(available=3)
     assert selector.clients == ("a", "b")
     assert selector.select(["a"]).label_counts.tolist() == [1, 2]
     numbered = EntropySelector(1)

@@ -135,7 +135,7 @@ class ColumnScores:
     """Scores of one round over a `ColumnIndex`; closed rows carry g = infinity and so never win."""
 
     def __init__(self, index: ColumnIndex, open_rows: np.ndarray) -> None:
-        self.open = open_rows.copy()
+        self._open = open_rows.copy()
         self._index = index
         self._gathered = np.zeros(index.num_classes)
         self._worked_in = np.zeros(index.num_classes)  # the gathered labels that g knows of
@@ -143,28 +143,31 @@ class ColumnScores:
         self._passes = self._columns_done = 0  # since g was last summed up afresh
         self._scratch = np.empty((2, min(_CHUNK, open_rows.size)))
 
+    def candidates(self) -> np.ndarray:
+        return np.flatnonzero(self._open)
+
     def gather(self, row: int) -> None:
         classes, values = self._index.rows.row(row)
         self._gathered[classes] += values
-        self.open[row] = False
+        self._open[row] = False
         self._g[row] = np.inf
 
     def admit(self, row: int) -> None:
         classes, values = self._index.rows.row(row)
         held = self._worked_in[classes]
-        self.open[row] = True
+        self._open[row] = True
         self._g[row] = (_xlog2x(held + values) - _xlog2x(held)).sum()
 
     def best(self) -> int:
         if self._gathered.any():
-            places = self._index.within_reach(self._gathered, self.open)
+            places = self._index.within_reach(self._gathered, self._open)
         else:  # nothing but empty reports so far: log2 0 has no place below
-            places = np.flatnonzero(self.open)
+            places = np.flatnonzero(self._open)
         if places is not None:
             return int(places[lowest_within_tie(self._index.exact(places, self._gathered))])
         changes = self._changes()
         error = self._error(0, 0)
-        tops = np.array([self._work_in(changes, start).max() for start in range(0, self.open.size, _CHUNK)])
+        tops = np.array([self._work_in(changes, start).max() for start in range(0, self._open.size, _CHUNK)])
         best = tops.max()
         # The first row that may count as equal to the best...
         start = int(np.argmax(tops >= best - TIE_BITS - 2 * error)) * _CHUNK
@@ -177,14 +180,14 @@ class ColumnScores:
     def _settle(self, threshold: float) -> int:
         """The pick by definition, among all rows that may count as equal to the best."""
         near = np.concatenate(
-            [start + np.flatnonzero(self._scores(start) >= threshold) for start in range(0, self.open.size, _CHUNK)]
+            [start + np.flatnonzero(self._scores(start) >= threshold) for start in range(0, self._open.size, _CHUNK)]
         )
         return int(near[lowest_within_tie(self._index.exact(near, self._gathered))])
 
     def _scores(self, start: int) -> np.ndarray:
         """Scores of one chunk, as far as worked in; valid until the next call."""
         index, span = self._index, slice(start, start + _CHUNK)
-        size = min(_CHUNK, self.open.size - start)
+        size = min(_CHUNK, self._open.size - start)
         n, scores = self._scratch[0, :size], self._scratch[1, :size]
         base = float(_xlog2x(self._gathered).sum())
         np.add(index.totals[span], self._gathered.sum(), out=n)
@@ -203,7 +206,7 @@ class ColumnScores:
         changed = np.flatnonzero(self._gathered != self._worked_in)
         held = np.flatnonzero(self._gathered)
         if self._error(1, changed.size) > _WORST_ERROR and self._columns_done > 4 * held.size:
-            self._g = np.where(self.open, self._index.own, np.inf)
+            self._g = np.where(self._open, self._index.own, np.inf)
             self._worked_in[:] = 0
             self._passes = self._columns_done = 0
             changed = held

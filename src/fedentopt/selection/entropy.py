@@ -80,8 +80,8 @@ class EntropySelector(TableSelector):
     def _pick(self, rows: np.ndarray) -> Cohort:
         self._check_sizes()
         buffer = self._buffer.copy()  # put in place at the end: an interrupted round leaves no trace
-        kept_out = self._places(buffer, rows)
-        scores = self._scorer.begin(rows, closed=np.fromiter(kept_out.values(), dtype=np.int64, count=len(kept_out)))
+        kept_out = self._available(buffer, rows)
+        scores = self._scorer.begin(rows, closed=np.fromiter(kept_out.values(), dtype=np.int64))
         candidates = rows.size - len(kept_out)
         oldest_first = iter(tuple(kept_out))
         picked: list[int] = []
@@ -95,10 +95,9 @@ class EntropySelector(TableSelector):
                 scores.admit(kept_out.pop(let_go))
                 released.append(let_go)
                 candidates += 1
-            place = scores.best() if picked else self._draw_first(scores.open)
-            scores.gather(place)
+            number = scores.best() if picked else self._draw(scores.candidates())
+            scores.gather(number)
             candidates -= 1
-            number = int(rows[place])
             picked.append(number)
             buffer[self._table.ids[number]] = None
             while len(buffer) > self.buffer_size:
@@ -121,17 +120,16 @@ class EntropySelector(TableSelector):
                 f"cohorts of {self.cohort_size}"
             )
 
-    def _places(self, buffer: Iterable[ClientId], rows: np.ndarray) -> dict[ClientId, int]:
-        """The buffered clients that are available, oldest first, and their places among `rows`."""
+    def _available(self, buffer: Iterable[ClientId], rows: np.ndarray) -> dict[ClientId, int]:
+        """The buffered clients that are among `rows`, oldest first, and their numbers."""
         numbers = self._table.numbers_of(buffer)
-        places = np.searchsorted(rows, numbers)
-        here = rows[np.minimum(places, rows.size - 1)] == numbers
-        return {client: int(place) for client, place, is_here in zip(buffer, places, here, strict=True) if is_here}
+        here = np.isin(numbers, rows) if rows.size < len(self._table) else np.ones(numbers.size, dtype=bool)
+        listed = zip(buffer, numbers.tolist(), here.tolist(), strict=True)
+        return {client: number for client, number, is_here in listed if is_here}
 
-    def _draw_first(self, open_rows: np.ndarray) -> int:
-        places = np.flatnonzero(open_rows)
+    def _draw(self, candidates: np.ndarray) -> int:
         rng = np.random.default_rng([self.seed, _DRAW, self._round])
-        return int(places[rng.integers(places.size)])
+        return int(candidates[rng.integers(candidates.size)])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -154,7 +152,7 @@ class EntropySelector(TableSelector):
         most_clients = whole("state: most_clients", state["most_clients"], 0)
         try:
             buffer = client_ids(state["buffer"])
-        except (InputError, TypeError) as error:
+        except InputError as error:
             raise InputError(f"state: buffer is {state['buffer']!r}; accepted: a list of client ids") from error
         self._table.numbers_of(buffer, "state: buffer: client")
         if len(set(buffer)) != len(buffer) or len(buffer) > self.buffer_size:

@@ -13,11 +13,10 @@ data, every round. Noisy counts are rounded, since they bound numbers of samples
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from fedentopt.selection.cohort import Cohort
+from fedentopt.selection.rows import Rows
 from fedentopt.selection.selector import TableSelector
 
 
@@ -28,52 +27,66 @@ class KLSelector(TableSelector):
 
     def _pick(self, rows: np.ndarray) -> Cohort:
         assert self._table.num_classes is not None
-        counts = np.rint(self._table.rows.take(rows).dense(self._table.num_classes)).astype(np.int64)
-        places, limits = pick_by_rarest(counts, self.cohort_size)
+        places, limits = pick_by_rarest(self._table.rows.take(rows), self._table.num_classes, self.cohort_size)
         picked = rows[places].tolist()
         clients = (self._table.ids[number] for number in picked)
         return self._cohort(picked, sample_limits=dict(zip(clients, limits, strict=True)))
 
 
-def pick_by_rarest(counts: np.ndarray, size: int) -> tuple[list[int], list[np.ndarray]]:
-    """Rows of the (clients, classes) counts in the order picked, and how much of each class each one uses."""
-    order = np.argsort(-counts.sum(axis=1), kind="stable").tolist()
-    first = order.pop(0)
-    v = counts[first].copy()
-    m = v.max()
-    picked, limits = [first], [v.copy()]
-    while order and len(picked) < size:
-        left = _scan(counts, order, v, m, size, picked, limits)
-        if len(left) == len(order):  # only clients without a sample are left
-            for row in left[: size - len(picked)]:
-                picked.append(row)
-                limits.append(np.zeros_like(v))
+def pick_by_rarest(counts: Rows, num_classes: int, size: int) -> tuple[list[int], list[np.ndarray]]:
+    """Rows in the order picked, and how many samples of each class each of them uses."""
+    growing = _Growing(counts, num_classes)
+    order = np.argsort(-growing.counts.totals(), kind="stable").tolist()
+    growing.join(order.pop(0))
+    while order and len(growing.picked) < size:
+        left = growing.scan(order, size)
+        if len(left) == len(order):  # nobody who is left holds any sample
+            for row in left[: size - len(growing.picked)]:
+                growing.join(row)
             break
         order = left
-    return picked, limits
+    return growing.picked, growing.limits
 
 
-def _scan(
-    counts: np.ndarray,
-    order: Sequence[int],
-    v: np.ndarray,
-    m: int,
-    size: int,
-    picked: list[int],
-    limits: list[np.ndarray],
-) -> list[int]:
-    """One pass over the clients in order; `v`, `picked` and `limits` grow, those not chosen are returned."""
-    holders = (counts[order] > 0).sum(axis=0)  # how many of those not yet chosen hold each class
-    left = []
-    for row in order:
-        if len(picked) < size and holders.any():
-            rarest = int(np.argmin(np.where(holders > 0, v, np.iinfo(np.int64).max)))
-            if counts[row, rarest] > 0:
-                limit = np.minimum(m - v, counts[row])
-                v += limit
-                holders -= counts[row] > 0
-                picked.append(row)
-                limits.append(limit)
-                continue
-        left.append(row)
-    return left
+class _Growing:
+    """A cohort in the making: v, m, and who of the others holds what."""
+
+    def __init__(self, counts: Rows, num_classes: int) -> None:
+        whole = np.rint(counts.values)
+        self.counts = Rows(counts.indptr, counts.classes, whole).filter(whole > 0)
+        self.picked: list[int] = []
+        self.limits: list[np.ndarray] = []
+        self._v = np.zeros(num_classes, dtype=np.int64)
+        self._m = np.iinfo(np.int64).max  # no bound for the first client, which sets it
+        self._holders = np.bincount(self.counts.classes, minlength=num_classes)  # clients not yet chosen, by class
+
+    def join(self, row: int) -> None:
+        """Take a client in, with as much of its data as fits under m."""
+        classes, values = self.counts.row(row)
+        limit = np.zeros_like(self._v)
+        limit[classes] = np.minimum(self._m - self._v[classes], values.astype(np.int64))
+        self._v += limit
+        self._holders[classes] -= 1
+        if not self.picked:
+            self._m = int(self._v.max())
+        self.picked.append(row)
+        self.limits.append(limit)
+
+    def scan(self, order: list[int], size: int) -> list[int]:
+        """One pass over the others; returns those who did not join."""
+        left: list[int] = []
+        rarest = self._rarest()
+        for place, row in enumerate(order):
+            if rarest is None or len(self.picked) == size:
+                return left + order[place:]
+            if rarest in self.counts.row(row)[0]:
+                self.join(row)
+                rarest = self._rarest()
+            else:
+                left.append(row)
+        return left
+
+    def _rarest(self) -> int | None:
+        """The class with the lowest count among those that somebody not yet chosen holds."""
+        held = np.flatnonzero(self._holders)
+        return int(held[np.argmin(self._v[held])]) if held.size else None

@@ -36,8 +36,8 @@ def client_id(value: object) -> ClientId:
 
 def client_ids(values: Iterable[object]) -> list[ClientId]:
     """Client ids as plain str or int."""
-    if isinstance(values, (str, bytes)):
-        raise InputError(f"client ids: {values!r} is one text; accepted: a list of ids")
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise InputError(f"client ids: {values!r} is one value; accepted: a list of ids")
     if isinstance(values, range):
         return list(values)
     return [client_id(value) for value in values]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedentopt.selection.columns import ColumnIndex, ColumnScores
+from fedentopt.selection.rows import Rows
 from fedentopt.selection.scoring import ExactScores, Scores
 from fedentopt.selection.table import CountTable
 
@@ -20,25 +21,44 @@ class Scorer:
         self._kept: tuple[int, np.ndarray | ColumnIndex] | None = None  # version of the table, and what was made of it
 
     def begin(self, rows: np.ndarray, closed: np.ndarray) -> Scores:
-        """A round over the clients with these numbers; those at the places `closed` may not be picked yet."""
-        open_rows = np.ones(rows.size, dtype=bool)
+        """A round over the clients with the numbers `rows`, ascending; those in `closed` may not be picked yet."""
+        open_rows = np.zeros(len(self._table), dtype=bool)
+        open_rows[rows] = True
         open_rows[closed] = False
-        if rows.size < len(self._table):
-            prepared = self._prepare(rows)
-        elif self._kept is not None and self._kept[0] == self._table.version:
-            prepared = self._kept[1]
-        else:
-            prepared = self._prepare(None)
-            self._kept = (self._table.version, prepared)
+        if 2 * rows.size < len(self._table):  # of the few who are here, a table of their own
+            return _Few(rows, self._start(self._prepare(self._table.rows.take(rows)), open_rows[rows]))
+        if self._kept is None or self._kept[0] != self._table.version:
+            self._kept = (self._table.version, self._prepare(self._table.rows))
+        return self._start(self._kept[1], open_rows)
+
+    def _prepare(self, rows: Rows) -> np.ndarray | ColumnIndex:
+        classes = self._table.num_classes
+        assert classes is not None
+        if len(rows) * classes <= _FEW_CELLS:
+            return rows.dense(classes)
+        return ColumnIndex(rows, classes, self._log_target)
+
+    def _start(self, prepared: np.ndarray | ColumnIndex, open_rows: np.ndarray) -> Scores:
         if isinstance(prepared, ColumnIndex):
             return ColumnScores(prepared, open_rows)
         return ExactScores(prepared, open_rows, self._log_target)
 
-    def _prepare(self, numbers: np.ndarray | None) -> np.ndarray | ColumnIndex:
-        rows, classes = self._table.rows, self._table.num_classes
-        assert classes is not None
-        if numbers is not None:
-            rows = rows.take(numbers)
-        if len(rows) * classes <= _FEW_CELLS:
-            return rows.dense(classes)
-        return ColumnIndex(rows, classes, self._log_target)
+
+class _Few:
+    """Scores over some of the clients: numbers outside, places among those few inside."""
+
+    def __init__(self, rows: np.ndarray, scores: Scores) -> None:
+        self._rows = rows
+        self._scores = scores
+
+    def candidates(self) -> np.ndarray:
+        return np.asarray(self._rows[self._scores.candidates()])
+
+    def best(self) -> int:
+        return int(self._rows[self._scores.best()])
+
+    def gather(self, row: int) -> None:
+        self._scores.gather(int(np.searchsorted(self._rows, row)))
+
+    def admit(self, row: int) -> None:
+        self._scores.admit(int(np.searchsorted(self._rows, row)))

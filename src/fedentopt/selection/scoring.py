@@ -18,18 +18,19 @@ TIE_BITS = 1e-9
 
 
 class Scores(Protocol):
-    """The scores of one round in the making."""
+    """The scores of one round in the making, over clients by number."""
 
-    open: np.ndarray  # bool (R,): may be picked
+    def candidates(self) -> np.ndarray:
+        """Those that may be picked, ascending."""
 
     def best(self) -> int:
-        """The open row to pick next; at least one must be open and something gathered."""
+        """The one to pick next; there must be a candidate, and something gathered."""
 
     def gather(self, row: int) -> None:
-        """Add a row's labels to the gathered ones and close it."""
+        """Add a client's labels to the gathered ones; it is no candidate any more."""
 
     def admit(self, row: int) -> None:
-        """Open a row that was closed."""
+        """Make a client a candidate."""
 
 
 def lowest_within_tie(scores: np.ndarray) -> int:
@@ -41,11 +42,13 @@ class ExactScores:
     """The definition, evaluated for every row: the reference, and the fastest way for a hundred clients."""
 
     def __init__(self, table: np.ndarray, open_rows: np.ndarray, log_target: np.ndarray | None) -> None:
-        self.open = open_rows.copy()
         self._bar = np.where(open_rows, 0.0, -np.inf)
         self._table = table
         self._log_target = log_target
         self._gathered = np.zeros(table.shape[1])
+
+    def candidates(self) -> np.ndarray:
+        return np.flatnonzero(self._bar == 0)
 
     def best(self) -> int:
         scores = row_scores(self._table + self._gathered, self._log_target)
@@ -54,9 +57,7 @@ class ExactScores:
 
     def gather(self, row: int) -> None:
         self._gathered += self._table[row]
-        self.open[row] = False
         self._bar[row] = -np.inf
 
     def admit(self, row: int) -> None:
-        self.open[row] = True
         self._bar[row] = 0.0

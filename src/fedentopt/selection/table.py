@@ -26,7 +26,7 @@ class CountTable:
         self._ids: list[ClientId] = []
         self._numbers: dict[ClientId, int] = {}
         self._blocks: list[Rows] = []
-        self._changed: dict[int, Rows] = {}
+        self._changes: list[tuple[np.ndarray, Rows]] = []  # numbers of clients and their new counts
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -66,9 +66,9 @@ class CountTable:
         """Replace the counts of known clients, which keep their numbers; if one is unknown nothing changes."""
         names, rows, _ = read_reports(counts, ids, noisy, self.num_classes)
         numbers = self.numbers_of(names)
-        for place, number in enumerate(numbers):
-            self._changed[int(number)] = rows.take(np.array([place]))
-        self.version += bool(names)
+        if names:
+            self._changes.append((numbers, rows))
+            self.version += 1
 
     def remove(self, ids: Iterable[object]) -> set[ClientId]:
         """Forget clients; later ones move up. An unknown id is refused, and then nothing is removed."""
@@ -94,11 +94,14 @@ class CountTable:
         """All counts, row by row in order of registration."""
         if len(self._blocks) != 1:
             self._blocks = [Rows.concatenate(self._blocks)]
-        if self._changed:
+        if self._changes:
             order = np.arange(len(self))
-            order[list(self._changed)] = len(self) + np.arange(len(self._changed))
-            self._blocks = [Rows.concatenate([self._blocks[0], *self._changed.values()]).take(order)]
-            self._changed = {}
+            end = len(self)
+            for numbers, rows in self._changes:  # in order, so that the last change of a client counts
+                order[numbers] = end + np.arange(len(rows))
+                end += len(rows)
+            self._blocks = [Rows.concatenate([self._blocks[0], *(rows for _, rows in self._changes)]).take(order)]
+            self._changes = []
         return self._blocks[0]
 
     def _expected(self, num_classes: int | None) -> int | None:
