@@ -12,6 +12,7 @@ from fedentopt.experiments.paper.comparison import Comparison
 from fedentopt.experiments.paper.measures import TARGETS
 from fedentopt.experiments.paper.sizes import shapes
 from fedentopt.experiments.paper.statistics import mean
+from fedentopt.experiments.paper.wording import heading
 
 NOT_YET = "Not run yet."
 FAR = 5.0
@@ -128,16 +129,19 @@ def _sooner(entries: Entries) -> str:
             reached = {entry.cell.method: _rounds_to(entry, target) for entry in row}
             ours, theirs = reached.get("fedentopt"), reached.get("fedavg")
             if ours is not None and theirs is not None:
-                pairs.append((ours, theirs))
+                pairs.append(f"{heading(row[0].cell)}: {ours:.0f} rounds against {theirs:.0f}")
             only_ours += ours is not None and theirs is None
         if pairs:
-            times = ", ".join(f"{ours:.0f} against {theirs:.0f}" for ours, theirs in pairs)
-            parts.append(f"{target} %: {times} rounds (FedAvg)")
+            parts.append(f"to {target} %, against FedAvg: {'; '.join(pairs)}")
         if only_ours:
             parts.append(
                 f"{target} %: in {only_ours} settings not every seed of FedAvg gets there, every one of FedEntOpt"
             )
-    return "; ".join(parts) + "." if parts else "No setting where both reach a target."
+    return (
+        ". ".join(part[0].upper() + part[1:] for part in parts) + "."
+        if parts
+        else "No setting where both reach a target."
+    )
 
 
 def _rounds_to(entry: Comparison, target: int) -> float | None:
