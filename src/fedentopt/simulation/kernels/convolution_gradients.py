@@ -27,13 +27,17 @@ from fedentopt.simulation.kernels.windows import Windows, power_of_two
 
 
 class WeightTiles(NamedTuple):
-    """Rows a tile, window entries a program, programs to aim for over all models, warps, pooled pixels a row."""
+    """Rows a tile, window entries a product, products a program, programs to aim for over all models, warps, pooled
+    pixels a row (None: by alignment), pipeline stages, most registers a thread."""
 
     rows: int = 64
     entries: int = 64
+    together: int = 3
     programs: int = 1024
     warps: int = 4
     px: int | None = None
+    stages: int = 1
+    registers: int | None = None
 
 
 class InputTiles(NamedTuple):
@@ -57,7 +61,8 @@ def spread(grad, code, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.constexpr, CO: tl.constexpr,
                        COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
                        WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
-                       CHUNKS: tl.constexpr, BF16: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, BF16: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
     WH: tl.constexpr = K + 1
     GROUPS: tl.constexpr = (2 * PX + K - 1) // V
     BLOCKS: tl.constexpr = WP // PX
@@ -68,38 +73,46 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
     dy += model * batch * (CO * HP * WP)
     argmax += model * batch * (CO * HP * WP)
     total = batch * (HP * BLOCKS)
-    group = tl.arange(0, ENTRIES // V)
-    if CHUNKS > 1:
-        group += tl.program_id(1) * (ENTRIES // V)
-    ci = group // (GROUPS * WH)
-    pixel = (ci * (H * W) + (group // GROUPS % WH) * W + group % GROUPS * V)[:, None] + tl.arange(0, V)[None, :]
+    first = 0
+    if GROUPS_OF > 1:
+        first = tl.program_id(1) * (TOGETHER * ENTRIES // V)
     channel = tl.arange(0, COP)
     output = tl.arange(0, PX)[:, None] + (channel * (HP * WP))[None, :]
-    folded = tl.zeros((ENTRIES, COLUMNS), tl.float32)
     summed = tl.zeros((ROWS, PX, COP), tl.float32)
+    sums = ()
+    for _ in tl.static_range(TOGETHER):
+        sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     for tile in range(tiles):
         row = (part * tiles + tile) * ROWS + tl.arange(0, ROWS)
         inside = row < total
         bx = row % BLOCKS
         by = row // BLOCKS % HP
         image = row // (BLOCKS * HP)
-        window = x + tl.where(inside, image * (CI * H * W) + by * (2 * W) + bx * (2 * PX), 0)
-        a = tl.load(window[:, None, None] + pixel[None, :, :], mask=(ci < CI)[None, :, None], other=0.0)
-        a = tl.trans(tl.reshape(a, (ROWS, ENTRIES)))
         at = tl.where(inside, image * (CO * HP * WP) + by * WP + bx * PX, 0)[:, None, None] + output[None, :, :]
         real = (channel < CO)[None, None, :] & inside[:, None, None]
         code = tl.load(argmax + at, mask=real, other=4).to(tl.int32)
         grad = tl.load(dy + at, mask=real, other=0.0)
+        window = x + tl.where(inside, image * (CI * H * W) + by * (2 * W) + bx * (2 * PX), 0)
         summed += tl.where(code == 4, 0.0, grad)
         d = spread(grad, code, ROWS, COLUMNS)
         if BF16:
-            a = a.to(tl.bfloat16)
             d = d.to(tl.bfloat16)
-        folded = tl.dot(a, d, folded, input_precision=PRECISION)
+        added = ()
+        for c in tl.static_range(TOGETHER):
+            group = first + c * (ENTRIES // V) + tl.arange(0, ENTRIES // V)
+            ci = group // (GROUPS * WH)
+            pixel = (ci * (H * W) + (group // GROUPS % WH) * W + group % GROUPS * V)[:, None] + tl.arange(0, V)[None, :]
+            a = tl.load(window[:, None, None] + pixel[None, :, :], mask=(ci < CI)[None, :, None], other=0.0)
+            a = tl.trans(tl.reshape(a, (ROWS, ENTRIES)))
+            if BF16:
+                a = a.to(tl.bfloat16)
+            added = added + (tl.dot(a, d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
+        sums = added
     slot = model * tl.num_programs(0) + part
-    entry = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
-    filters += slot * (CHUNKS * ENTRIES * COLUMNS)
-    tl.store(filters + entry[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], folded)
+    filters += slot * (GROUPS_OF * TOGETHER * ENTRIES * COLUMNS)
+    for c in tl.static_range(TOGETHER):
+        entry = (tl.program_id(1) * TOGETHER + c) * ENTRIES + tl.arange(0, ENTRIES)
+        tl.store(filters + entry[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], sums[c])
     if tl.program_id(1) == 0:
         tl.store(biases + slot * COP + channel, tl.sum(tl.sum(summed, axis=0), axis=0))
 
@@ -148,6 +161,47 @@ def store_block_row(dx, grads, by, image, bx, inside, CI: tl.constexpr, CIP: tl.
 
 
 @triton.jit
+def pooled_gradient(dy, argmax, there, channel, CO: tl.constexpr):
+    mask = there[:, None] & (channel < CO)[None, :]
+    return tl.load(argmax, mask=mask, other=4).to(tl.int32), tl.load(dy, mask=mask, other=0.0)
+
+
+@triton.jit
+def pooled_row(dy, argmax, dx, pooled, py, image, bx, inside, code, grad, g0, g1, g2, g3, filters, CI: tl.constexpr,
+               CO: tl.constexpr, CIP: tl.constexpr, COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
+               W: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, ROWS: tl.constexpr, BF16: tl.constexpr,
+               PRECISION: tl.constexpr):  # fmt: skip
+    """Add pooled row `py` to the open block rows g0.. and store g0, which it completes.
+
+    Block row `by` collects from pooled rows by - NEAR + 1 to by. Returns the next row's first gradient and the block
+    rows that are open then.
+    """
+    NEAR: tl.constexpr = K // 2 + 1
+    channel = tl.arange(0, COP)
+    for nx in tl.static_range(NEAR):
+        d = spread(grad, code, ROWS, 4 * COP)
+        if BF16:
+            d = d.to(tl.bfloat16)
+        # The next gradient is on its way while this one is multiplied.
+        if nx + 1 < NEAR:
+            ahead = pooled + (py * WP - nx - 1)
+            there = inside & (bx >= nx + 1) & (bx < WP + nx + 1)
+        else:
+            ahead = pooled + (py + 1) * WP
+            there = inside & (bx < WP) & (py + 1 < HP)
+        code, grad = pooled_gradient(dy + ahead, argmax + ahead, there, channel, CO)
+        g0 = tl.dot(d, filters[nx], g0, input_precision=PRECISION)
+        if NEAR > 1:
+            g1 = tl.dot(d, filters[NEAR + nx], g1, input_precision=PRECISION)
+        if NEAR > 2:
+            g2 = tl.dot(d, filters[2 * NEAR + nx], g2, input_precision=PRECISION)
+        if NEAR > 3:
+            g3 = tl.dot(d, filters[3 * NEAR + nx], g3, input_precision=PRECISION)
+    store_block_row(dx, g0, py, image, bx, inside, CI, CIP, H, W, ROWS)
+    return code, grad, g1, g2, g3, tl.zeros((ROWS, 4 * CIP), tl.float32)
+
+
+@triton.jit
 def input_grad_kernel(dy, argmax, w, dx, w_row, batch, CI: tl.constexpr, CO: tl.constexpr, CIP: tl.constexpr,
                       COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
                       WP: tl.constexpr, ROWS: tl.constexpr, BF16: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -185,37 +239,34 @@ def input_grad_kernel(dy, argmax, w, dx, w_row, batch, CI: tl.constexpr, CO: tl.
     image = row // BX
     channel = tl.arange(0, COP)
     pooled = (image * (CO * HP * WP) + bx)[:, None] + (channel * (HP * WP))[None, :]
-    # Block row `by` collects from pooled rows by - NEAR + 1 to by; g0 is the one that the current pooled row completes.
     g0 = tl.zeros((ROWS, COLUMNS), tl.float32)
     g1 = tl.zeros((ROWS, COLUMNS), tl.float32)
     g2 = tl.zeros((ROWS, COLUMNS), tl.float32)
     g3 = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for py in range(HP):
-        for nx in tl.static_range(NEAR):
-            there = (inside & (bx >= nx) & (bx < WP + nx))[:, None] & (channel < CO)[None, :]
-            at = pooled + (py * WP - nx)
-            code = tl.load(argmax + at, mask=there, other=4).to(tl.int32)
-            grad = tl.load(dy + at, mask=there, other=0.0)
-            d = spread(grad, code, ROWS, ENTRIES)
-            if BF16:
-                d = d.to(tl.bfloat16)
-            g0 = tl.dot(d, filters[nx], g0, input_precision=PRECISION)
-            if NEAR > 1:
-                g1 = tl.dot(d, filters[NEAR + nx], g1, input_precision=PRECISION)
-            if NEAR > 2:
-                g2 = tl.dot(d, filters[2 * NEAR + nx], g2, input_precision=PRECISION)
-            if NEAR > 3:
-                g3 = tl.dot(d, filters[3 * NEAR + nx], g3, input_precision=PRECISION)
-        store_block_row(dx, g0, py, image, bx, inside, CI, CIP, H, W, ROWS)
-        g0 = g1
-        g1 = g2
-        g2 = g3
-        g3 = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for by in range(HP, BY):
-        store_block_row(dx, g0, by, image, bx, inside, CI, CIP, H, W, ROWS)
-        g0 = g1
-        g1 = g2
-        g2 = g3
+    code, grad = pooled_gradient(dy + pooled, argmax + pooled, inside & (bx < WP), channel, CO)
+    if HP <= 8:
+        # Unrolled, the hand-over from row to row is renaming, and products need not wait for each other.
+        for py in tl.static_range(HP):
+            code, grad, g0, g1, g2, g3 = pooled_row(
+                dy, argmax, dx, pooled, py, image, bx, inside, code, grad, g0, g1, g2, g3, filters, CI, CO, CIP, COP,
+                K, H, W, HP, WP, ROWS, BF16, PRECISION,
+            )  # fmt: skip
+        for by in tl.static_range(HP, BY):
+            store_block_row(dx, g0, by, image, bx, inside, CI, CIP, H, W, ROWS)
+            g0 = g1
+            g1 = g2
+            g2 = g3
+    else:
+        for py in range(HP):
+            code, grad, g0, g1, g2, g3 = pooled_row(
+                dy, argmax, dx, pooled, py, image, bx, inside, code, grad, g0, g1, g2, g3, filters, CI, CO, CIP, COP,
+                K, H, W, HP, WP, ROWS, BF16, PRECISION,
+            )  # fmt: skip
+        for by in range(HP, BY):
+            store_block_row(dx, g0, by, image, bx, inside, CI, CIP, H, W, ROWS)
+            g0 = g1
+            g1 = g2
+            g2 = g3
 
 
 def weight_grad(
@@ -228,18 +279,19 @@ def weight_grad(
     size = Windows(ci, co, k, height, width, block=tiles.px if tiles else None)
     tiles = tiles or WeightTiles()
     hp, wp = size.pooled
-    chunks = triton.cdiv(size.entries, tiles.entries)
+    groups = triton.cdiv(size.entries, tiles.entries * tiles.together)
     row_tiles = triton.cdiv(batch * size.blocks, tiles.rows)
-    parts = min(row_tiles, max(1, tiles.programs // (n * chunks)))
+    parts = min(row_tiles, max(1, tiles.programs // (n * groups)))
     part_tiles = triton.cdiv(row_tiles, parts)
     parts = triton.cdiv(row_tiles, part_tiles)
-    filters_size = chunks * tiles.entries * size.columns
+    filters_size = groups * tiles.together * tiles.entries * size.columns
     filters = torch.empty((n, parts, filters_size), dtype=torch.float32, device=x.device)
     biases = torch.empty((n, parts, size.padded_out), dtype=torch.float32, device=x.device)
-    weight_grad_kernel[(parts, chunks, n)](
+    weight_grad_kernel[(parts, groups, n)](
         x, dy, argmax, filters, biases, batch, part_tiles, CI=ci, CO=co, COP=size.padded_out, K=k, H=height, W=width,
-        HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries, CHUNKS=chunks,
-        BF16=bf16, PRECISION=precision, num_warps=tiles.warps, num_stages=1,
+        HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries, TOGETHER=tiles.together,
+        GROUPS_OF=groups, BF16=bf16, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        maxnreg=tiles.registers,
     )  # fmt: skip
     block = 256
     fold_kernel[(triton.cdiv(co * ci * k * k, block), n)](
