@@ -1,9 +1,9 @@
 """The greedy step for many clients: keep every client's score up to date instead of computing it anew.
 
-With f(x) = x log2 x, N = |L + l| and q the target, the score of a client with counts l is
+With f(x) = x log2 x, f(0) = 0, N = |L + l| and q the target where there is one, a client with counts l scores
 
-    H(L + l) + sum_c p_c log2 q_c = log2 N - (B + g) / N - ...,    B = sum_c f(L_c),
-    g = sum over the classes c the client holds of  f(L_c + l_c) - f(L_c)
+    H(L + l) + sum_c p_c log2 q_c  =  log2 N - (B + g - sum_c (L_c + l_c) log2 q_c) / N,
+    B = sum_c f(L_c),    g = sum over the classes c the client holds of f(L_c + l_c) - f(L_c)
 
 so when a client joins the cohort, g changes only for clients that hold one of *its* classes, and by an amount that
 depends on l_c alone: looked up in a small table where counts are whole. A class held by few clients is a list of
@@ -28,6 +28,7 @@ _CHUNK = 1 << 14  # clients worked on at a time, so that what is touched stays i
 _LARGEST_TABLE = 1 << 16
 _CELLS = 1 << 20
 _MANY = 1 << 17  # rows from which on ruling most of them out pays for itself
+_TINY = np.finfo(np.float64).tiny
 _WORST_ERROR = 1e-10  # bits; beyond it the scores are summed up afresh
 
 
@@ -46,7 +47,9 @@ class Column:
     @classmethod
     def build(cls, rows: np.ndarray, values: np.ndarray, clients: int) -> Column:
         """The column of the clients `rows`, ascending, which hold `values` of the class."""
-        whole = bool(values.size) and values.max() < _LARGEST_TABLE and bool((values == np.floor(values)).all())
+        # A table pays where it is shorter than the column and fits the cache.
+        small = bool(values.size) and values.max() < min(_LARGEST_TABLE, values.size)
+        whole = small and bool((values == np.floor(values)).all())
         values = values.astype(np.int32) if whole else values
         largest = int(values.max()) if whole else 0
         if 4 * rows.size < clients:
@@ -79,8 +82,16 @@ class ColumnChange:
 
 
 def _growth(x: np.ndarray, before: float, after: float) -> np.ndarray:
-    gained = _xlog2x(x + after) - _xlog2x(np.asarray(after))
-    return np.asarray(gained - (_xlog2x(x + before) - _xlog2x(np.asarray(before))))
+    """(f(after + x) - f(after)) - (f(before + x) - f(before)), in as few arrays as it takes."""
+    larger = x + after
+    growth = np.log2(larger)
+    growth *= larger
+    smaller = np.add(x, before, out=larger)
+    loss = np.log2(np.maximum(smaller, _TINY))  # f(0) = 0
+    loss *= smaller
+    growth -= loss
+    growth += float(_xlog2x(np.asarray(before)) - _xlog2x(np.asarray(after)))
+    return np.asarray(growth)
 
 
 class ColumnIndex:
