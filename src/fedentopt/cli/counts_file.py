@@ -52,7 +52,7 @@ def read_counts(path: Path, noisy: bool) -> CountsFile:
             raise InputError(f"{path}, line {line}: {len(cells)} cells; accepted: {len(header)}, as in the header")
         clients.append(cells[0])
         lines.append(line)
-        values.append([_number(path, line, name, cell) for name, cell in zip(classes, cells[1:], strict=True)])
+        values.append(_numbers(path, line, classes, cells[1:]))
     if not clients:
         raise InputError(f"{path}: there is no client; accepted: one row a client below the header")
     _all_different(clients, lambda i: f"{path}, line {lines[i]}, column 'client'", "client")
@@ -122,6 +122,16 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{path}: byte {error.start} is not UTF-8 text; accepted: a CSV file in UTF-8") from error
     except csv.Error as error:
         raise InputError(f"{path}, line {line}: {error}; accepted: comma-separated cells") from error
+
+
+def _numbers(path: Path, line: int, columns: Sequence[str], cells: Sequence[str]) -> list[float]:
+    text = "".join(cells)
+    if text.isascii() and "_" not in text:  # what else float() takes as a number is one in a table, too
+        try:
+            return [float(cell) for cell in cells]
+        except ValueError:
+            pass  # told cell by cell below
+    return [_number(path, line, column, cell) for column, cell in zip(columns, cells, strict=True)]
 
 
 def _number(path: Path, line: int, column: str, cell: str) -> float:
