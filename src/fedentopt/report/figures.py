@@ -19,6 +19,7 @@ from fedentopt.report.reading import Floats, RunResult
 from fedentopt.selection.measures import selection_entropy
 
 LAST_ROUNDS = 10
+TIE = 1e-9
 
 T = TypeVar("T")
 
@@ -82,6 +83,14 @@ def figures(method: Method) -> Figures:
             if run.summary is not None and run.summary.get("diverged_round") is not None
         ),
     )
+
+
+def best_of(means: Sequence[float]) -> tuple[int, ...]:
+    """Positions of the highest mean, several where they tie; none where there is nothing to prefer it to."""
+    known = [mean for mean in means if math.isfinite(mean)]
+    if len(known) < 2 or max(known) - min(known) < TIE:
+        return ()
+    return tuple(i for i, mean in enumerate(means) if math.isfinite(mean) and mean > max(known) - TIE)
 
 
 def _summary_value(run: RunResult, key: str, otherwise: Callable[[RunResult], float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from fedentopt.report.figures import Figures, Spread
+from fedentopt.report.figures import Figures, Spread, best_of
 from fedentopt.report.grouping import Group, Method
 from fedentopt.report.reading import RunResult
 
@@ -24,9 +24,12 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
     sentences = []
     scored = [(method, values) for method, values in rows if math.isfinite(values.accuracy.mean)]
     if scored:
-        best, values = max(scored, key=lambda row: row[1].accuracy.mean)
-        among = f"The best of {len(scored)} methods is {best.label}: " if len(scored) > 1 else f"{best.label}: "
-        sentences.append(f"{among}{plus_minus(values.accuracy)} % test accuracy, mean of the last ten rounds.")
+        best = best_of([values.accuracy.mean for _, values in scored]) or tuple(range(len(scored)))
+        names = " and ".join(scored[i][0].label for i in best)
+        if len(scored) > len(best):
+            names = f"The best of {len(scored)} methods {'is' if len(best) == 1 else 'are'} {names}"
+        accuracy = plus_minus(scored[best[0]][1].accuracy)
+        sentences.append(f"{names}: {accuracy} % test accuracy, mean of the last ten rounds.")
     plain, balanced = group.plain(), group.balanced()
     if plain is None or balanced is None:
         return sentences

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from fedentopt.report.figures import Figures, Spread
+from fedentopt.report.figures import Figures, Spread, best_of
 from fedentopt.report.findings import plus_minus
 from fedentopt.report.grouping import SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
@@ -30,17 +30,17 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         ("Worst class %", "number"), ("Cohort entropy (bits)", "number"), ("Rounds with every class %", "number"),
         ("H_norm", "number"), ("Never selected", "number"), ("Sent (MB)", "number"), ("Seeds", "number"),
     ]  # fmt: skip
-    best = [_best(rows, "accuracy"), _best(rows, "worst_class"), _best(rows, "entropy"), _best(rows, "full_cover")]
+    best = [_best(rows, field) for field in ("accuracy", "worst_class", "entropy", "full_cover")]
     lines = []
     for index, ((method, values), figure) in enumerate(zip(rows, printed, strict=True)):
-        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index == best[0])]
+        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index in best[0])]
         if with_paper:
             gap = math.nan if figure is None else values.accuracy.mean - figure
             cells += [_number_cell(figure, "{:.2f}"), _number_cell(gap, "{:+.2f}")]
         cells += [
-            _spread_cell(values.worst_class, index == best[1]),
-            _spread_cell(values.entropy, index == best[2], 3),
-            _spread_cell(values.full_cover, index == best[3], 0),
+            _spread_cell(values.worst_class, index in best[1]),
+            _spread_cell(values.entropy, index in best[2], 3),
+            _spread_cell(values.full_cover, index in best[3], 0),
             _spread_cell(values.h_norm, False, 3),
             _spread_cell(values.never_selected, False, 1),
             _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}"),
@@ -61,9 +61,9 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
-        best = _best(group_rows, "accuracy")
-        name = group_rows[best][0].label if best is not None else "–"
-        accuracy = group_rows[best][1].accuracy if best is not None else Spread.of([])
+        best = _best(group_rows, "accuracy") or tuple(range(len(group_rows)))
+        name = ", ".join(group_rows[i][0].label for i in best)
+        accuracy = group_rows[best[0]][1].accuracy
         button = f'<button type="button" class="link" data-show-group="{number}">{escape(group.title)}</button>'
         lines.append(
             f'<tr><th scope="row" data-value="{escape(group.title)}">{button}</th>'
@@ -118,11 +118,8 @@ def _commands(commands: Sequence[str]) -> str:
     return f'{blocks[0]}<details class="more">{folded}</details>'
 
 
-def _best(rows: Rows, field: str) -> int | None:
-    """Index of the highest mean, None where nothing can be compared."""
-    means = [(getattr(values, field).mean, -index) for index, (_, values) in enumerate(rows)]
-    known = [pair for pair in means if math.isfinite(pair[0])]
-    return -max(known)[1] if len(known) > 1 or (known and len(rows) == 1) else None
+def _best(rows: Rows, field: str) -> tuple[int, ...]:
+    return best_of([getattr(values, field).mean for _, values in rows])
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ const drawForgetting = (side) => {
     hovertemplate: "round %{x}<br>%{customdata}: %{z:.1f} %<extra></extra>",
   }], layout({
     title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
-    xaxis: axis("Round", { showgrid: false }),
+    xaxis: wholeAxis("Round", run.classRounds.at(-1), { showgrid: false }),
     yaxis: axis("", { tickvals: names.map((_, c) => c), ticktext: names.map((name) => plain(clipped(name, isNarrow() ? 9 : 14))), showgrid: false }),
   }));
 };

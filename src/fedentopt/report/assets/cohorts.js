@@ -157,7 +157,7 @@ const drawPicks = (side) => {
   }], layout({
     title: { text: plain(clipped(method.label, 40)) + (dropped ? `<br><span style="font-size:12px;color:${lost}">■ chosen, did not train</span>` : ""), font: { size: 15 }, x: 0.02, xanchor: "left" },
     margin: { l: 54, r: 12, t: dropped ? 54 : 34, b: 46 },
-    xaxis: axis("Round", { showgrid: false }),
+    xaxis: wholeAxis("Round", run.rounds.at(-1), { showgrid: false }),
     yaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => blockName(block, size, 12)), showgrid: false, autorange: "reversed" }),
     shapes: round === undefined ? [] : [{ x0: round, x1: round, y0: 0, y1: 1, yref: "paper", line: { color: cssColour("--text"), width: 1, dash: "dot" } }],
   }));

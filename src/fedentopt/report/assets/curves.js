@@ -23,12 +23,14 @@ const bandAndLine = (method, curve, unit, digits) => {
   return traces;
 };
 
+const roundAxis = (methods, curve) => wholeAxis("Round", Math.max(...methods.map((method) => method[curve].x.at(-1) ?? 0)));
+
 const drawAccuracy = () => {
   const methods = shownMethods().filter((method) => method.accuracy.x.length);
   if (!methods.length) return drawEmpty("accuracy-chart", "Nothing to show: no method is switched on, or no round was evaluated.");
   const traces = methods.flatMap((method) => bandAndLine(method, method.accuracy, " %", 2));
   return draw("accuracy-chart", traces, layout({
-    hovermode: "x unified", xaxis: axis("Round"), yaxis: axis("Test accuracy (%)", { rangemode: "tozero" }),
+    hovermode: "x unified", xaxis: roundAxis(methods, "accuracy"), yaxis: axis("Test accuracy (%)", { rangemode: "tozero" }),
   }));
 };
 
@@ -46,7 +48,7 @@ const drawEntropy = () => {
   const lows = methods.flatMap((method) => method.entropy.mean.map((value, i) => value - method.entropy.std[i]));
   const top = Math.log2(classes);
   return draw("entropy-chart", traces, layout({
-    hovermode: "x unified", xaxis: axis("Round"),
+    hovermode: "x unified", xaxis: roundAxis(methods, "entropy"),
     yaxis: axis("Entropy (bits)", { range: [Math.max(0, Math.min(...lows, classes > 2 ? Math.log2(classes - 1) : 0) - 0.15), top + 0.12 * Math.max(top, 1)] }),
     shapes: levels.map((item) => item.line), annotations: levels.map((item) => item.note),
   }));
@@ -75,8 +77,8 @@ const drawParticipation = () => {
   return draw("participation-chart", traces, layout({
     showlegend: true, legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0, itemclick: false, itemdoubleclick: false },
     hovermode: "closest", margin: { l: 54, r: 12, t: 14, b: 60 },
-    xaxis: byClient ? axis("Client", ticks) : axis("Clients, most chosen first"),
-    yaxis: axis("Times chosen", { rangemode: "tozero" }),
+    xaxis: byClient ? axis("Client", ticks) : wholeAxis("Clients, most chosen first", names.length),
+    yaxis: wholeAxis("Times chosen", Math.max(...traces.flatMap((trace) => trace.y)), { rangemode: "tozero" }),
   }));
 };
 

@@ -42,6 +42,9 @@ const axis = (title, more = {}) => ({
   ...more,
 });
 
+// Rounds and picks are whole numbers, so are the marks of their axes.
+const wholeAxis = (title, most, more = {}) => axis(title, { tickformat: "d", ...(most <= 10 ? { dtick: 1 } : {}), ...more });
+
 const layout = (more = {}) => ({
   paper_bgcolor: "rgba(0,0,0,0)",
   plot_bgcolor: "rgba(0,0,0,0)",
