@@ -130,18 +130,14 @@ def _sooner(entries: Entries) -> str:
             ours, theirs = reached.get("fedentopt"), reached.get("fedavg")
             if ours is not None and theirs is not None:
                 pairs.append(f"{heading(row[0].cell)}: {ours:.0f} rounds against {theirs:.0f}")
-            only_ours += ours is not None and theirs is None
+            only_ours += ours is not None and theirs is None and "fedavg" in reached
         if pairs:
-            parts.append(f"to {target} %, against FedAvg: {'; '.join(pairs)}")
+            parts.append(f"To {target} %, against FedAvg: {'; '.join(pairs)}.")
         if only_ours:
             parts.append(
-                f"{target} %: in {only_ours} settings not every seed of FedAvg gets there, every one of FedEntOpt"
+                f"In {only_ours} settings every seed of FedEntOpt gets to {target} %, not every one of FedAvg."
             )
-    return (
-        ". ".join(part[0].upper() + part[1:] for part in parts) + "."
-        if parts
-        else "No setting where both reach a target."
-    )
+    return " ".join(parts) or "No setting where both reach a target."
 
 
 def _rounds_to(entry: Comparison, target: int) -> float | None:
