@@ -288,8 +288,14 @@ BAD = {
     "unnamed class": (b"client,a,\nx,1,2\n", "{file}, line 1, column 3: the class name is empty"),
     "class twice": (b"client,a,a\nx,1,2\n", "{file}, line 1, column 3: class name 'a' is there twice"),
     "no clients": (b"client,a,b\n", "{file}: there is no client"),
-    "missing cell": (b"client,a,b\nx,1,2\ny,3\n", "{file}, line 3: 2 cells; accepted: 3"),
-    "extra cell": (b"client,a,b\nx,1,2,3\n", "{file}, line 2: 4 cells; accepted: 3"),
+    "missing cell": (
+        b"client,a,b\nx,1,2\ny,3\n",
+        "{file}, line 3, column 'b': the cell is missing, the row has 2 cells; accepted: 3",
+    ),
+    "extra cell": (
+        b"client,a,b\nx,1,2,3\n",
+        "{file}, line 2: '3' and what follows belongs to no column, the row has 4 cells; accepted: 3",
+    ),
     "text": (b"client,a,b\nx,1,2\ny,3,many\n", "{file}, line 3, column 'b': 'many' is not a number"),
     "empty cell": (b"client,a,b\nx,1,\n", "{file}, line 2, column 'b': the cell is empty"),
     "underscore": (b"client,a,b\nx,1_0,2\n", "{file}, line 2, column 'a': '1_0' is not a number"),

@@ -48,8 +48,16 @@ def read_counts(path: Path, noisy: bool) -> CountsFile:
     lines: list[int] = []
     values: list[list[float]] = []
     for line, cells in rows:
-        if len(cells) != len(header):
-            raise InputError(f"{path}, line {line}: {len(cells)} cells; accepted: {len(header)}, as in the header")
+        if len(cells) < len(header):
+            raise InputError(
+                f"{path}, line {line}, column {header[len(cells)].strip()!r}: the cell is missing, the row has "
+                f"{len(cells)} cells; accepted: {len(header)}, as in the header"
+            )
+        if len(cells) > len(header):
+            raise InputError(
+                f"{path}, line {line}: {cells[len(header)]!r} and what follows belongs to no column, the row has "
+                f"{len(cells)} cells; accepted: {len(header)}, as in the header"
+            )
         clients.append(cells[0])
         lines.append(line)
         values.append(_numbers(path, line, classes, cells[1:]))
