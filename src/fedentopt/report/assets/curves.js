@@ -23,12 +23,15 @@ const bandAndLine = (method, curve, unit, digits) => {
   return traces;
 };
 
+// All bands under all lines.
+const layered = (traces) => [...traces.filter((trace) => trace.fill), ...traces.filter((trace) => !trace.fill)];
+
 const roundAxis = (methods, curve) => wholeAxis("Round", Math.max(...methods.map((method) => method[curve].x.at(-1) ?? 0)));
 
 const drawAccuracy = () => {
   const methods = shownMethods().filter((method) => method.accuracy.x.length);
   if (!methods.length) return drawEmpty("accuracy-chart", "Nothing to show: no method is switched on, or no round was evaluated.");
-  const traces = methods.flatMap((method) => bandAndLine(method, method.accuracy, " %", 2));
+  const traces = layered(methods.flatMap((method) => bandAndLine(method, method.accuracy, " %", 2)));
   return draw("accuracy-chart", traces, layout({
     hovermode: "x unified", xaxis: roundAxis(methods, "accuracy"), yaxis: axis("Test accuracy (%)", { rangemode: "tozero" }),
   }));
@@ -38,7 +41,7 @@ const drawEntropy = () => {
   const methods = shownMethods();
   if (!methods.length) return drawEmpty("entropy-chart", "No method is switched on.");
   const classes = view.group.classes.length;
-  const traces = methods.flatMap((method) => bandAndLine(method, method.entropy, " bits", 3));
+  const traces = layered(methods.flatMap((method) => bandAndLine(method, method.entropy, " bits", 3)));
   const level = (count, text, position) => ({
     line: { x0: 0, x1: 1, xref: "paper", y0: Math.log2(count), y1: Math.log2(count), line: { color: cssColour("--soft"), width: 1.3, dash: "dash" } },
     note: { x: 0, xref: "paper", xanchor: "left", y: Math.log2(count), yanchor: position, text: `${text} = ${Math.log2(count).toFixed(3)}`, showarrow: false, font: { size: 12, color: cssColour("--soft") } },

@@ -83,5 +83,5 @@ const drawEmpty = (id, reason) => {
 const AMOUNTS = { light: [[0, "#ffffff"], [0.001, "#deebf7"], [0.5, "#56a0ce"], [1, "#08306b"]], dark: [[0, "#12161c"], [0.001, "#1d3450"], [0.5, "#3a87bd"], [1, "#d6ecfb"]] };
 const amounts = () => (isDark() ? AMOUNTS.dark : AMOUNTS.light);
 // Accuracies the other way round: what the model does not know is what should catch the eye.
-const KNOWLEDGE = { light: [[0, "#8a3200"], [0.15, "#d55e00"], [0.4, "#f6c9a0"], [0.6, "#cfe3f1"], [1, "#3b8fc4"]], dark: [[0, "#ffd9b8"], [0.15, "#e8853a"], [0.4, "#7a4a2c"], [0.6, "#25455e"], [1, "#2f86bd"]] };
+const KNOWLEDGE = { light: [[0, "#8a3200"], [0.15, "#d55e00"], [0.4, "#f6c9a0"], [0.6, "#cfe3f1"], [1, "#3b8fc4"]], dark: [[0, "#f2a566"], [0.15, "#c8662a"], [0.4, "#6b4530"], [0.6, "#25455e"], [1, "#2f86bd"]] };
 const knowledge = () => (isDark() ? KNOWLEDGE.dark : KNOWLEDGE.light);
