@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -70,7 +70,7 @@ def command_of(pid: int) -> str:
 
 
 class Programs:
-    """The processes of one test. Use as a context manager: all are ended at the end, by id, the newest first."""
+    """The processes of one test. Use as a context manager: all are ended at the end, by their ids."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -84,8 +84,9 @@ class Programs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self._started):
-            self.end(process, signal.SIGTERM, patience=5)
+        first, others = self._started[:1], self._started[1:]  # nodes say goodbye to the SuperLink, so it goes last
+        self.end(others, signal.SIGTERM, patience=15)
+        self.end(first, signal.SIGTERM, patience=5)
 
     def start(self, name: str, *words: str | Path) -> subprocess.Popen[bytes]:
         """Start one of Flower's programs; its output goes to `<name>.log`."""
@@ -99,16 +100,23 @@ class Programs:
         self._started.append(process)
         return process
 
-    def end(self, process: subprocess.Popen[bytes], how: signal.Signals, patience: float = 30) -> None:
-        """Signal a process, wait for it, and kill whatever of it and its children is left."""
-        family = descendants(process.pid) if process.poll() is None else []
-        process.send_signal(how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=patience)
-        for pid in [process.pid] * (process.poll() is None) + [p for p in family if command_of(p)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait(timeout=30)
+    def end(self, processes: Sequence[subprocess.Popen[bytes]], how: signal.Signals, patience: float = 30) -> None:
+        """Signal processes, wait for them, and kill what is left of them and of their children."""
+        running = [process for process in processes if process.poll() is None]
+        family = {pid: command_of(pid) for process in running for pid in descendants(process.pid)}
+        for process in running:
+            process.send_signal(how)
+        deadline = time.monotonic() + patience
+        for process in running:
+            try:
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=30)
+        for pid, command in family.items():
+            if command and command_of(pid) == command:  # still the same process
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def call(self, *words: str | Path, seconds: float = 120) -> str:
         """Run a program to its end and return what it printed."""

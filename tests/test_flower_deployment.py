@@ -84,6 +84,7 @@ class Federation:
     superlink: subprocess.Popen[bytes]
     port: int
     nodes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    stranger: subprocess.Popen[bytes] = field(init=False)
 
     @property
     def folder(self) -> Path:
@@ -152,6 +153,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         ]
         for process in registering:
             assert process.wait(timeout=PATIENCE) == 0
+        make_key(folder / "stranger")
+        made.stranger = made.supernode("stranger", folder / "stranger")
         for client in range(NODES):
             made.start_node(client)
         for client in range(NODES):
@@ -178,9 +181,7 @@ def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again
     traces.mkdir()
 
     # A SuperNode whose key is not registered is turned away.
-    make_key(folder / "stranger")
-    stranger = federation.supernode("stranger", folder / "stranger")
-    assert stranger.wait(timeout=PATIENCE) != 0
+    assert federation.stranger.wait(timeout=PATIENCE) != 0
     assert "Failed to activate SuperNode" in programs.log("stranger")
     assert len(federation.listed()) == NODES
 
@@ -192,7 +193,7 @@ def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again
     selector.register(np.array([report["counts"] for report in reports]), noisy=True)
     expected = list(selector.select().clients)
     victim = int(expected[1])
-    programs.end(federation.nodes[victim], signal.SIGKILL)
+    programs.end([federation.nodes[victim]], signal.SIGKILL)
     wait_for("end of round 1", lambda: len(rounds(traces)) >= 1, PATIENCE, superlink)
     first = rounds(traces)[0]
     assert first["clients"] == expected
@@ -213,7 +214,7 @@ def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again
 
     # A node restarts under its registered key: it is the same node, so nobody has to be asked.
     restarted = next(client for client in range(NODES) if client != victim)
-    programs.end(federation.nodes[restarted], signal.SIGTERM)
+    programs.end([federation.nodes[restarted]], signal.SIGTERM)
     wait_for("its going offline", lambda: known[restarted]["node"] not in federation.online(), PATIENCE)
     federation.start_node(restarted, "restarted")
     federation.wait_for_node(restarted, "restarted")
