@@ -6,6 +6,8 @@ whose entropy exceeds log2(C - 1) must hold all C classes, since C - 1 classes c
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -50,14 +52,24 @@ def row_scores(table: np.ndarray, log_target: np.ndarray | None = None) -> np.nd
 
     `log_target` is log2 of the target distribution. This is the definition; the fast paths must agree with it.
     """
-    ones = np.ones(table.shape[1])
+    ones = _ones(table.shape[1])
     # Empty classes and rows meet the smallest positive number instead of 0, and contribute 0 all the same.
-    p = table / np.maximum(table @ ones, _TINY)[:, None]
-    terms = np.log2(np.maximum(p, _TINY))
+    totals = table @ ones
+    p = table / np.maximum(totals, _TINY, out=totals)[:, None]
+    terms = np.maximum(p, _TINY)
+    np.log2(terms, out=terms)
     if log_target is not None:
         terms -= log_target
     terms *= p
-    return np.asarray(-(terms @ ones))
+    scores = terms @ ones
+    return np.asarray(np.negative(scores, out=scores))
+
+
+@cache
+def _ones(size: int) -> np.ndarray:
+    ones = np.ones(size)
+    ones.flags.writeable = False
+    return ones
 
 
 def _vector(name: str, values: ArrayLike) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort, CohortWarning
-from fedentopt.selection.measures import classes_covered, entropy
+from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
 from fedentopt.selection.table import CountTable
 
@@ -113,13 +113,12 @@ class TableSelector(ABC):
     def _cohort(self, picked: Sequence[int], **more: Any) -> Cohort:
         rows = self._table.rows.take(np.asarray(picked, dtype=np.int64))
         labels = np.bincount(rows.classes, weights=rows.values, minlength=self._table.num_classes or 1)
-        if rows.values.size and (rows.values == np.floor(rows.values)).all():
-            labels = labels.astype(np.int64)
+        whole = rows.values.size and (rows.values == np.floor(rows.values)).all()
         return Cohort(
             clients=tuple(self._table.ids[number] for number in picked),
-            label_counts=labels,
-            entropy=entropy(labels),
-            classes_covered=classes_covered(labels),
+            label_counts=labels.astype(np.int64) if whole else labels,
+            entropy=float(row_scores(labels[None, :])[0]) + 0.0,  # never -0.0
+            classes_covered=int(np.count_nonzero(labels)),
             **more,
         )
 
