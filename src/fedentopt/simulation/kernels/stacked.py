@@ -29,7 +29,7 @@ class TritonKernels:
 
     def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
         size = Windows(in_channels, out_channels, kernel, 2 * kernel, 2 * kernel)
-        return padding == 0 and kernel <= LARGEST_KERNEL and out_channels <= 64 and size.fits
+        return padding == 0 and kernel <= LARGEST_KERNEL and size.fits(2 if self._precision == "tf32x3" else 1)
 
     def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return convolution.forward(x, w, b, **self._products)
