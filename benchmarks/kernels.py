@@ -398,6 +398,8 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=100, help="models side by side for the single kernels")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--precision", choices=list(PRECISIONS), default="tf32")
+    parser.add_argument("--check", nargs="*", choices=list(PRECISIONS), default=list(PRECISIONS), help="what to check")
+    parser.add_argument("--steps", nargs="*", type=int, default=[10, 30, 100, 270, 714], help="stacks for whole steps")
     parser.add_argument("--variants", action="store_true", help="time other tile settings too")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
     options = parser.parse_args()
@@ -415,8 +417,7 @@ def main() -> int:
     print(f"compiled after {time.time() - begin:.0f} s", flush=True)
     report: Result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": options.models,
                       "batch": options.batch, "precision": options.precision}  # fmt: skip
-    report["checks"] = [row for p in PRECISIONS for row in check(p, options.batch)]
-    report["checks"] += check(options.precision, 50)
+    report["checks"] = [row for p in options.check for batch in (options.batch, 50) for row in check(p, batch)]
     print(f"checked after {time.time() - begin:.0f} s", flush=True)
     net = Lenet(options.models, options.batch, 1)
     kernels = ops("cuda", **PRECISIONS[options.precision])
@@ -440,7 +441,7 @@ def main() -> int:
         kernels = Tuned(products, fastest)
     report["in the step"] = kernel_times(lambda: net.train_step(kernels))
     report["steps"] = []
-    for n in (10, 30, 100, 270, 714):
+    for n in options.steps:
         whole = Lenet(n, options.batch, 2)
         for side in (None, torch.cuda.Stream()):
             us = time_us(lambda whole=whole, side=side: whole.train_step(kernels, side), calls=4)

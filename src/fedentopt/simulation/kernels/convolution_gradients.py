@@ -119,7 +119,8 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
 
 @triton.jit(do_not_specialize=["parts"])
 def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI: tl.constexpr, CO: tl.constexpr,
-                COP: tl.constexpr, K: tl.constexpr, PX: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                COP: tl.constexpr, K: tl.constexpr, PX: tl.constexpr, AT_ONCE: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
     WH: tl.constexpr = K + 1
     WW: tl.constexpr = 2 * PX + K - 1
     COLUMNS: tl.constexpr = PX * 4 * COP
@@ -134,19 +135,21 @@ def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI
     kx = tap % K
     ky = tap // K % K
     ci = tap // (K * K)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in range(parts):
+    total = tl.zeros((AT_ONCE, BLOCK), tl.float32)
+    channel = tl.arange(0, COP)
+    bias = tl.zeros((AT_ONCE, COP), tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        known = (part < parts)[:, None]
         for position in tl.static_range(4 * PX):
             entry = (ci * WH + ky + position // 2 % 2) * WW + kx + position % 2 + position // 4 * 2
-            at = part * filters_size + entry * COLUMNS + (position // 4 * COP + co) * 4 + position % 4
-            total += tl.load(filters + at, mask=there, other=0.0)
-    tl.store(dw + model * dw_row + co * (CI * K * K) + tap, total, mask=there)
+            at = entry * COLUMNS + (position // 4 * COP + co) * 4 + position % 4
+            at = part[:, None] * filters_size + at[None, :]
+            total += tl.load(filters + at, mask=known & there[None, :], other=0.0)
+        bias += tl.load(biases + part[:, None] * COP + channel[None, :], mask=known, other=0.0)
+    tl.store(dw + model * dw_row + co * (CI * K * K) + tap, tl.sum(total, axis=0), mask=there)
     if tl.program_id(0) == 0:
-        channel = tl.arange(0, COP)
-        bias = tl.zeros((COP,), tl.float32)
-        for part in range(parts):
-            bias += tl.load(biases + part * COP + channel)
-        tl.store(db + model * db_row + channel, bias, mask=channel < CO)
+        tl.store(db + model * db_row + channel, tl.sum(bias, axis=0), mask=channel < CO)
 
 
 @triton.jit
@@ -293,10 +296,10 @@ def weight_grad(
         GROUPS_OF=groups, BF16=bf16, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
         maxnreg=tiles.registers,
     )  # fmt: skip
-    block = 256
+    block = 128
     fold_kernel[(triton.cdiv(co * ci * k * k, block), n)](
         filters, biases, dw, db, dw.stride(0), db.stride(0), parts, filters_size, CI=ci, CO=co, COP=size.padded_out,
-        K=k, PX=size.px, BLOCK=block, num_warps=4,
+        K=k, PX=size.px, AT_ONCE=8, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
