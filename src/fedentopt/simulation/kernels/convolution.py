@@ -127,7 +127,7 @@ def forward(
     n, batch, ci, height, width = x.shape
     co, k = w.shape[1], w.shape[3]
     size = Windows(ci, co, k, height, width, block=tiles.px if tiles else None)
-    tiles = tiles or ForwardTiles(step=16 if size.px == 2 else 32)
+    tiles = tiles or (ForwardTiles(64, 8, 32, 4) if size.px == 2 else ForwardTiles(128, 2, 32, 4))
     hp, wp = size.pooled
     y = torch.empty((n, batch, co, hp, wp), dtype=x.dtype, device=x.device)
     argmax = torch.empty((n, batch, co, hp, wp), dtype=torch.uint8, device=x.device)

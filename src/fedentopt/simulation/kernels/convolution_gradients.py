@@ -43,8 +43,8 @@ class WeightTiles(NamedTuple):
 class InputTiles(NamedTuple):
     """Rows a program, warps."""
 
-    rows: int = 128
-    warps: int = 8
+    rows: int = 64
+    warps: int = 4
 
 
 @triton.jit
