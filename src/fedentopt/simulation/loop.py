@@ -1,8 +1,9 @@
-"""The loop trainer: one ordinary module per worker, one client after another, the reference on the CPU.
+"""The loop trainer: one model per worker, one client after another, the reference on the CPU.
 
 A worker is a thread with one torch thread of its own: LeNet-sized operations are too short to split, and torch
 releases the interpreter lock while it computes. A client's arithmetic is the same whichever worker takes it and
 whatever trains beside it, so results are bit for bit those of the run alone.
+Nets like LeNet-5 run on compiled kernels (`cpu_kernels`), all others as ordinary modules through autograd.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,26 +20,58 @@ from torch.nn import functional as F
 
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.bound_model import BoundModel
+from fedentopt.simulation.cpu_kernels import compiled_net
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.work import CORRECTION_MODES, Room, Work
 
+if TYPE_CHECKING:
+    from fedentopt.simulation.cpu_kernels.net import CompiledNet
+
+PREDICTED_AT_ONCE = 250  # images; the same however many workers share them, so that no bit hangs on their number
 IN_GRADIENT, AFTER_STEP = CORRECTION_MODES["gradient"], CORRECTION_MODES["after"]
 
 
 class Worker(BoundModel):
-    """One module and the optimiser over its row."""
+    """One model and the optimiser over its row; `compiled` allows compiled kernels where they fit."""
 
-    def __init__(self, model: nn.Module, layout: FlatLayout) -> None:
+    def __init__(self, model: nn.Module, layout: FlatLayout, *, compiled: bool = True) -> None:
         super().__init__(model, layout, torch.device("cpu"))
         self.velocity = torch.zeros(layout.parameter_width)
+        self._model, self._allowed = model, compiled
+        self._nets: dict[tuple[int, int], CompiledNet | None] = {}
+
+    def compiled(self, images: torch.Tensor) -> CompiledNet | None:
+        """The model on compiled kernels for such images (m, c, H, W), or None if it runs as a module."""
+        size = int(images.shape[-2]), int(images.shape[-1])
+        if size not in self._nets:
+            self._nets[size] = compiled_net(self._model, self.layout, size) if self._allowed else None
+        return self._nets[size]
+
+    def predict(self, row: torch.Tensor, images: torch.Tensor, transform: ImageTransform) -> torch.Tensor:
+        """Logits (M, C) of the model in `row` for uint8 images, without augmentation."""
+        net = self.compiled(images)
+        if net is not None:
+            return net.logits(row, images, transform)
+        self.load(row)
+        return self.logits(transform.standardise(images))
 
     def train(
         self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor,
         autocast: bool = False,
     ) -> None:  # fmt: skip
         """Train row i of `work` from `start`, leaving the result in `out` (width,)."""
+        net = None if autocast else self.compiled(data.images)
+        if net is not None:
+            net.train(start, work, i, data, transform, out)
+        else:
+            self._train_module(start, work, i, data, transform, out, autocast)
+
+    def _train_module(
+        self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor,
+        autocast: bool,
+    ) -> None:  # fmt: skip
         self.load(start)
         self.velocity.zero_()
         self.module.train()
@@ -97,11 +131,14 @@ class LoopTrainer:
         self._autocast = precision == "bf16"
         self._workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for _ in range(workers):
-            self._workers.put(Worker(model, layout))
+            worker = Worker(model, layout, compiled=not self._autocast)
+            self._compiled = worker.compiled(data.images) is not None  # compiles here, not in the workers' threads
+            self._workers.put(worker)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def describe(self) -> str:
-        return f"loop trainer, {self._pool._max_workers} CPU worker(s) of one thread"
+        runs = "compiled kernels" if self._compiled else "torch modules"
+        return f"loop trainer, {self._pool._max_workers} CPU worker(s) of one thread, {runs}"
 
     def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width). Longest first, so that workers end together."""
@@ -115,19 +152,18 @@ class LoopTrainer:
         return out
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Logits (G, M, C) of every model for one batch of uint8 images."""
-        x = self.transform.standardise(images)
-        results: list[torch.Tensor] = [torch.empty(0)] * len(models)
+        """Logits (G, M, C) of every model for one batch of uint8 images, in parts that all workers share."""
+        parts = images.split(PREDICTED_AT_ONCE)
+        results: list[torch.Tensor] = [torch.empty(0)] * (len(models) * len(parts))
 
         def one(i: int) -> Callable[[Worker], None]:
             def run(worker: Worker) -> None:
-                worker.load(models[i])
-                results[i] = worker.logits(x)
+                results[i] = worker.predict(models[i // len(parts)], parts[i % len(parts)], self.transform)
 
             return run
 
-        self._each([one(i) for i in range(len(models))])
-        return torch.stack(results)
+        self._each([one(i) for i in range(len(results))])
+        return torch.cat(results).view(len(models), len(images), -1)
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""
@@ -135,10 +171,10 @@ class LoopTrainer:
 
         def one(i: int) -> Callable[[Worker], None]:
             def run(worker: Worker) -> None:
-                worker.load(trained[i])
                 images = self.data.images[torch.from_numpy(samples[i]).to(torch.int64)]
-                parts = [worker.logits(self.transform.standardise(p)).softmax(1).sum(0) for p in images.split(512)]
-                results[i] = torch.stack(parts).sum(0) / len(samples[i])
+                parts = images.split(PREDICTED_AT_ONCE)
+                sums = [worker.predict(trained[i], part, self.transform).softmax(1).sum(0) for part in parts]
+                results[i] = torch.stack(sums).sum(0) / len(samples[i])
 
             return run
 
