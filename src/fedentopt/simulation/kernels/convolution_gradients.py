@@ -32,8 +32,8 @@ class WeightTiles(NamedTuple):
 
     rows: int = 64
     entries: int = 64
-    together: int = 3
-    programs: int = 1024
+    together: int = 1
+    programs: int = 1056
     warps: int = 4
     px: int | None = None
     stages: int = 1
@@ -88,22 +88,26 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
         bx = row % BLOCKS
         by = row // BLOCKS % HP
         image = row // (BLOCKS * HP)
+        # All loads before the first use: their latencies overlap.
         at = tl.where(inside, image * (CO * HP * WP) + by * WP + bx * PX, 0)[:, None, None] + output[None, :, :]
         real = (channel < CO)[None, None, :] & inside[:, None, None]
         code = tl.load(argmax + at, mask=real, other=4).to(tl.int32)
         grad = tl.load(dy + at, mask=real, other=0.0)
         window = x + tl.where(inside, image * (CI * H * W) + by * (2 * W) + bx * (2 * PX), 0)
+        windows = ()
+        for c in tl.static_range(TOGETHER):
+            group = first + c * (ENTRIES // V) + tl.arange(0, ENTRIES // V)
+            ci = group // (GROUPS * WH)
+            pixel = (ci * (H * W) + (group // GROUPS % WH) * W + group % GROUPS * V)[:, None] + tl.arange(0, V)[None, :]
+            a = tl.load(window[:, None, None] + pixel[None, :, :], mask=(ci < CI)[None, :, None], other=0.0)
+            windows = windows + (a,)  # type: ignore[assignment]  # noqa: RUF005
         summed += tl.where(code == 4, 0.0, grad)
         d = spread(grad, code, ROWS, COLUMNS)
         if BF16:
             d = d.to(tl.bfloat16)
         added = ()
         for c in tl.static_range(TOGETHER):
-            group = first + c * (ENTRIES // V) + tl.arange(0, ENTRIES // V)
-            ci = group // (GROUPS * WH)
-            pixel = (ci * (H * W) + (group // GROUPS % WH) * W + group % GROUPS * V)[:, None] + tl.arange(0, V)[None, :]
-            a = tl.load(window[:, None, None] + pixel[None, :, :], mask=(ci < CI)[None, :, None], other=0.0)
-            a = tl.trans(tl.reshape(a, (ROWS, ENTRIES)))
+            a = tl.trans(tl.reshape(windows[c], (ROWS, ENTRIES)))
             if BF16:
                 a = a.to(tl.bfloat16)
             added = added + (tl.dot(a, d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
@@ -280,7 +284,7 @@ def weight_grad(
     n, batch, ci, height, width = x.shape
     co, k = dw.shape[1], dw.shape[3]
     size = Windows(ci, co, k, height, width, block=tiles.px if tiles else None)
-    tiles = tiles or WeightTiles()
+    tiles = tiles or WeightTiles(programs=2112 if size.px == 2 else 1056)
     hp, wp = size.pooled
     groups = triton.cdiv(size.entries, tiles.entries * tiles.together)
     row_tiles = triton.cdiv(batch * size.blocks, tiles.rows)
