@@ -8,6 +8,7 @@ This is the plain version; `kernels.gather` does the same in one pass on CUDA.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -59,9 +60,14 @@ class ImageTransform:
         return self._standardise(x)
 
     def _standardise(self, x: torch.Tensor) -> torch.Tensor:
-        mean = torch.tensor(self.mean, device=x.device).view(1, 3, 1, 1)
-        scale = torch.tensor([1.0 / s for s in self.std], device=x.device).view(1, 3, 1, 1)
-        return (x - mean) * scale
+        mean = _per_channel(self.mean, x.device)
+        return (x - mean) * _per_channel(tuple(1.0 / s for s in self.std), x.device)
+
+
+@functools.cache
+def _per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Constants on the device, made once: making them anew would make the host wait for the device every time."""
+    return torch.tensor(values, dtype=torch.float32).to(device).view(1, 3, 1, 1)
 
 
 def _to_rgb(images: torch.Tensor) -> torch.Tensor:
