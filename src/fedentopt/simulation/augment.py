@@ -60,7 +60,7 @@ class ImageTransform:
         return self._standardise(x)
 
     def _standardise(self, x: torch.Tensor) -> torch.Tensor:
-        mean = _per_channel(self.mean, x.device)
+        mean = _per_channel(tuple(self.mean), x.device)
         return (x - mean) * _per_channel(tuple(1.0 / s for s in self.std), x.device)
 
 
