@@ -29,7 +29,16 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.kernels import convolution, convolution_gradients, gather, linear, loss, ops, update
+from fedentopt.simulation.kernels import (
+    convolution,
+    convolution_input_grad,
+    convolution_weight_grad,
+    gather,
+    linear,
+    loss,
+    ops,
+    update,
+)
 from fedentopt.simulation.kernels.plain import PlainKernels
 from fedentopt.simulation.kernels.stacked import TritonKernels
 
@@ -165,7 +174,7 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
             tiles: Any, x: Tensor = x, dy: Tensor = dy, top: Tensor = top, name: str = name
         ) -> tuple[Tensor, ...]:
             dw, db = net.view(net.g, name + ".w"), net.view(net.g, name + ".b")
-            convolution_gradients.weight_grad(x, dy, top, dw, db, **products, tiles=tiles)
+            convolution_weight_grad.weight_grad(x, dy, top, dw, db, **products, tiles=tiles)
             return dw, db
 
         def weights_reference(
@@ -181,7 +190,7 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
             found.append(Case(
                 "conv2 input grad",
                 lambda tiles, dy=dy, top=top, w=w, side=side: (
-                    convolution_gradients.input_grad(dy, top, w, (side, side), **products, tiles=tiles),
+                    convolution_input_grad.input_grad(dy, top, w, (side, side), **products, tiles=tiles),
                 ),
                 lambda dy=dy, top=top, w=w, side=side: (
                     plain.conv_relu_pool_input_grad(dy.double(), top, w.double(), (side, side)),
@@ -249,9 +258,8 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
 
 
 F64 = {"dtype": torch.float64, "device": "cuda"}
-FT, WT, IT, LT = (
-    convolution.ForwardTiles, convolution_gradients.WeightTiles, convolution_gradients.InputTiles, linear.LinearTiles,
-)  # fmt: skip
+FT, WT = convolution.ForwardTiles, convolution_weight_grad.WeightTiles
+IT, LT = convolution_input_grad.InputTiles, linear.LinearTiles
 FORWARD_TILES = {
     "conv1": [FT(64, 8, 32, 4), FT(64, 8, 16, 4, None, 2), FT(64, 8, 32, 4, None, 2), FT(64, 8, 16, 4, None, 2, 2),
               FT(64, 8, 16, 4, None, 1, None, True), FT(64, 8, 32, 4, None, 1, None, True), FT(64, 4, 16, 4, None, 2),
@@ -301,11 +309,11 @@ class Tuned(TritonKernels):
 
     def conv_relu_pool_weight_grad(self, x: Tensor, dy: Tensor, argmax: Tensor, dw: Tensor, db: Tensor) -> None:
         tiles = self._conv(x.shape[2], "weight grad")
-        convolution_gradients.weight_grad(x, dy, argmax, dw, db, **self.products, tiles=tiles)
+        convolution_weight_grad.weight_grad(x, dy, argmax, dw, db, **self.products, tiles=tiles)
 
     def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
         tiles = self._conv(w.shape[2], "input grad")
-        return convolution_gradients.input_grad(dy, argmax, w, size, **self.products, tiles=tiles)
+        return convolution_input_grad.input_grad(dy, argmax, w, size, **self.products, tiles=tiles)
 
     def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
         return linear.forward(x, w, b, relu, **self.products, tiles=self._linear(w, "forward"))

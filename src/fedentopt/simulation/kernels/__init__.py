@@ -6,6 +6,7 @@ it runs. With TRITON_INTERPRET=1 its kernels run on the CPU, one operation at a 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 
@@ -18,6 +19,7 @@ from fedentopt.simulation.kernels.plain import PlainKernels
 __all__ = ["AFTER_STEP", "DEAD", "IN_GRADIENT", "NO_CORRECTION", "Kernels", "PlainKernels", "ops"]
 
 OLDEST_CAPABILITY = (8, 0)  # TF32 and bf16 tensor cores
+OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
 
 def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) -> Kernels:
@@ -32,8 +34,12 @@ def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) 
 
 
 def _triton_runs_on(device: torch.device) -> bool:
-    if importlib.util.find_spec("triton") is None:
+    if importlib.util.find_spec("triton") is None or _triton_version() < OLDEST_TRITON:
         return False
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _triton_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
