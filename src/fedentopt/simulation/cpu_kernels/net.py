@@ -56,8 +56,7 @@ class CompiledNet:
         plan = self._reserve(images, EVALUATED_AT_ONCE)
         plan.pad(self.layout, row, self._row("w"))
         many, at_once = len(images), EVALUATED_AT_ONCE
-        filled = np.full(-(-many // at_once), at_once, dtype=np.int64)
-        filled[-1] -= at_once * len(filled) - many
+        filled = np.minimum(at_once, many - np.arange(0, many, at_once))
         result = np.empty(many * int(plan.linears[-1]["units"]), dtype=np.float32)
         plain = settings(ImageTransform(transform.mean, transform.std))
         run(
@@ -65,7 +64,7 @@ class CompiledNet:
             np.arange(many, dtype=np.int32), filled, at_once, np.ones(many * DRAWS, dtype=np.float32), plain,
             NOTHING, 0, NOTHING, NOTHING, result, *self._memory,
         )  # fmt: skip
-        return torch.from_numpy(result).view(many, -1)
+        return torch.from_numpy(result).view(many, int(plan.linears[-1]["units"]))
 
     def _row(self, name: str) -> torch.Tensor:
         """A padded row of the worker's memory."""
