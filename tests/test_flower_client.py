@@ -83,7 +83,7 @@ def test_without_the_owners_word_nothing_is_settled(app: Any, owner: Any) -> Non
         settle_epsilon(app, owner)
 
 
-@pytest.mark.parametrize("bad", [0, -1, 0.0, float("nan"), float("inf"), "much", True, False])
+@pytest.mark.parametrize("bad", [0, -1, 0.0, float("nan"), float("inf"), 10**400, "much", True, False])
 def test_an_epsilon_that_is_no_budget_is_refused_on_either_side(bad: Any) -> None:
     with pytest.raises(InputError, match="run config"):
         settle_epsilon(bad, 1.0)
@@ -130,9 +130,20 @@ def test_asking_again_in_a_run_gives_the_same_bytes() -> None:
 def test_the_owners_file_keeps_the_report_across_runs(tmp_path: Path) -> None:
     node = {"label-epsilon": 0.5, "label-report-file": str(tmp_path / "report.json")}
     first = ask(node=node, state=RecordDict())
+    written = (tmp_path / "report.json").stat().st_mtime_ns
     for again in range(3):
         reply = ask(node=node, state=RecordDict(), node_id=500 + again)  # another run, another node id
         assert np.array(counts(reply)).tobytes() == np.array(counts(first)).tobytes()
+    assert (tmp_path / "report.json").stat().st_mtime_ns == written
+
+
+def test_a_node_without_a_name_has_one_report_whatever_id_the_superlink_gives_it(tmp_path: Path) -> None:
+    node = {"label-epsilon": 0.5, "label-report-file": str(tmp_path / "report.json")}
+    answer = label_report(lambda _: LABELS, 3)
+    first, second = (
+        counts(answer(label_query(number), Context(1, number, node, RecordDict(), {}))) for number in (500, 501)
+    )
+    assert np.array(second).tobytes() == np.array(first).tobytes()
 
 
 def test_the_file_holds_no_true_counts_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -201,13 +212,13 @@ def test_a_report_of_another_number_of_classes_is_not_sent(tmp_path: Path) -> No
     node = {
         "label-epsilon": 0.5,
         "label-report-file": str(tmp_path / "r.json"),
-        "label-report-changed": "keep",
         "partition-id": 4,
     }
     ask(node=node)
-    query = label_query(1)
-    context = Context(1, 1, node, RecordDict(), {})
-    assert "one label-report-file serves one data set" in refusal(label_report(lambda _: LABELS, 5)(query, context))
+    for changed in ("refuse", "keep", "redraw"):  # the app says how many classes there are, so it could ask for draws
+        context = Context(1, 1, {**node, "label-report-changed": changed}, RecordDict(), {})
+        reply = label_report(lambda _: LABELS, 5)(label_query(1), context)
+        assert "one label-report-file serves one data set" in refusal(reply)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +246,14 @@ def test_what_goes_wrong_with_the_labels_stays_on_the_node() -> None:
         reason = refusal(ask(labels, node={"label-epsilon": "none"}))
         assert "could not count its labels" in reason
         assert "4711" not in reason
+
+
+def test_no_exception_carries_counts_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(counts: np.ndarray, epsilon: float) -> np.ndarray:
+        raise RuntimeError(f"{counts} {SECRET}")
+
+    monkeypatch.setattr("fedentopt.flower.client.secure_laplace", failing)
+    assert refusal(ask(node={"label-epsilon": 0.5})) == "label report failed on this node; its log says why"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def _read(where: str, value: Setting) -> float | str | None:
         return NONE
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise InputError(f'{KEY} ({where}): {value!r} is not accepted; accepted: a number above 0, or "{NONE}"')

@@ -13,7 +13,8 @@ Node config, set by the node's owner:
     label-report-file     absolute path of the file that keeps the report across runs
     label-report-changed  what to do when the labels changed since the report was drawn: "refuse" (default), "keep"
                           (go on sending the old report) or "redraw" (spends epsilon again)
-    client-id             the node's stable name; `partition-id` stands in for it, then Flower's node id
+    client-id             the node's stable name; `partition-id` stands in for it, then Flower's node id. The file keeps
+                          one report a name, and one for a node that its owner has not named
 Run config, set by the app: label-epsilon
 
 A refusal is an error reply whose reason the server logs. Reasons never quote labels, counts or paths: Flower would
@@ -42,6 +43,7 @@ VARIABLE = "FEDENTOPT_LABEL_EPSILON"
 FILE_KEY = "label-report-file"
 CHANGED_KEY = "label-report-changed"
 STATE_KEY = "fedentopt.label-report"
+UNNAMED = ""  # place in the file of a node without a name; no name is empty
 REFUSED = 700  # error code of a refusal; Flower's own codes are below 100
 
 log = logging.getLogger("flwr")
@@ -66,11 +68,15 @@ def label_report(load_labels: Callable[[Context], Any], num_classes: int | Calla
             if epsilon is None:
                 content = write_report(client, counts.tolist(), None)
             else:
-                report = _kept_or_drawn(client, counts, epsilon, context)
+                report = _kept_or_drawn(counts, epsilon, context)
                 content = write_report(client, list(report.counts), report.epsilon)
         except InputError as refusal:
             log.warning("label report refused: %s", refusal)
             return Message(Error(code=REFUSED, reason=f"label report refused: {refusal}"), reply_to=message)
+        except Exception:
+            log.exception("label report failed")
+            reason = "label report failed on this node; its log says why"
+            return Message(Error(code=REFUSED, reason=reason), reply_to=message)
         return Message(content, reply_to=message)
 
     return answer
@@ -81,10 +87,16 @@ def client_id(context: Context) -> ClientId:
 
     Flower's node id stays the same across restarts only for nodes with a registered key.
     """
+    name = _name(context)
+    return f"node-{context.node_id}" if name is None else name
+
+
+def _name(context: Context) -> ClientId | None:
+    """What the node's owner calls it, if anything."""
     for key in ("client-id", "partition-id"):
         if key in context.node_config:
             return normal_id(context.node_config[key])
-    return f"node-{context.node_id}"
+    return None
 
 
 def _count(
@@ -98,7 +110,7 @@ def _count(
         raise InputError("this node could not count its labels; its log says why") from error
 
 
-def _kept_or_drawn(client: ClientId, counts: np.ndarray, epsilon: float, context: Context) -> KeptReport:
+def _kept_or_drawn(counts: np.ndarray, epsilon: float, context: Context) -> KeptReport:
     """The report to send: the kept one while it holds, a new draw where there is none or the owner wants one."""
     in_state = _from_state(context)
     path = context.node_config.get(FILE_KEY)
@@ -116,9 +128,13 @@ def _kept_or_drawn(client: ClientId, counts: np.ndarray, epsilon: float, context
             if not where.is_absolute():
                 raise InputError(f"{FILE_KEY}: {path!r} is not an absolute path")
             with open_report_file(where) as file:
-                kept = file.get(str(client)) or in_state
-                report = _current(kept, counts, epsilon, context)
-                file.put(str(client), report)
+                # Never by Flower's node id: the SuperLink gives that, and a new one must not bring a new draw.
+                name = _name(context)
+                place = UNNAMED if name is None else str(name)
+                kept = file.get(place)
+                report = _current(kept or in_state, counts, epsilon, context)
+                if report is not kept:
+                    file.put(place, report)
         except _Refusal:
             raise
         except (OSError, InputError) as error:
@@ -139,7 +155,13 @@ def _current(kept: KeptReport | None, counts: np.ndarray, epsilon: float, contex
         raise _Refusal(f"{CHANGED_KEY}: {changed!r} is not accepted; accepted: refuse, keep, redraw")
     if kept is None:
         return KeptReport.of(secure_laplace(counts, epsilon), epsilon, counts, None)
-    same = len(kept.counts) == len(counts) and kept.describes(counts)
+    if len(kept.counts) != len(counts):
+        # Also where the owner wants changed labels drawn again: the number of classes is the app's to say.
+        raise _Refusal(
+            f"the kept report has {len(kept.counts)} classes, this app counts {len(counts)}; "
+            f"one {FILE_KEY} serves one data set"
+        )
+    same = kept.describes(counts)
     if not same and changed == "redraw":
         report = KeptReport.of(secure_laplace(counts, epsilon), epsilon, counts, kept)
         log.warning("labels changed: drew report number %d, epsilon spent: %g", report.draws, report.epsilon_spent)
@@ -149,11 +171,6 @@ def _current(kept: KeptReport | None, counts: np.ndarray, epsilon: float, contex
         raise _Refusal(
             f"a report drawn at epsilon {kept.epsilon:g} is kept and epsilon {epsilon:g} is asked for; the node's "
             f"owner can discard the kept report ({FILE_KEY}) to have a new one drawn"
-        )
-    if len(kept.counts) != len(counts):
-        raise _Refusal(
-            f"the kept report has {len(kept.counts)} classes, this app counts {len(counts)}; "
-            f"one {FILE_KEY} serves one data set"
         )
     if not same and changed == "refuse":
         raise _Refusal(
