@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -25,6 +26,7 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     FedMedian,
     FedProx,
+    FedXgbBagging,
     FedYogi,
     Strategy,
 )
@@ -321,6 +323,38 @@ def test_a_checkpoint_of_another_model_strategy_or_length_is_refused(tmp_path: P
     (tmp_path / checkpoints.FILE).write_bytes(b"PK\x03\x04 not an archive")
     with pytest.raises(InputError, match=r"checkpoint\.npz cannot be read"):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
+class EntTrees(LabelAware, FedXgbBagging):
+    pass
+
+
+def test_a_model_that_grows_every_round_is_continued_too(tmp_path: Path) -> None:
+    def trees(*ids: int) -> bytes:
+        parameters = {"num_trees": str(len(ids)), "num_parallel_tree": "1"}
+        forest = {
+            "gbtree_model_param": parameters,
+            "iteration_indptr": list(range(len(ids) + 1)),
+            "trees": [{"id": number} for number in ids],
+            "tree_info": [0] * len(ids),
+        }
+        return json.dumps({"learner": {"gradient_booster": {"model": forest}}}).encode()
+
+    def boost(message: Message) -> Message:
+        arrays = ArrayRecord([np.frombuffer(trees(0), dtype=np.uint8)])
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    def grown(rounds: int, folder: Path) -> int:
+        grid = federation()
+        for node in grid.nodes.values():
+            node.train = boost
+        empty = ArrayRecord([np.zeros(0, dtype=np.uint8)])
+        result = EntTrees(**COMMON, checkpoint_dir=folder).start(grid, empty, num_rounds=rounds)
+        model = json.loads(result.arrays["0"].numpy().tobytes())["learner"]["gradient_booster"]["model"]
+        return len(model["trees"])
+
+    assert grown(2, tmp_path) == 2 * COMMON["cohort_size"]
+    assert grown(4, tmp_path) == grown(4, tmp_path / "straight") == 4 * COMMON["cohort_size"]
 
 
 def test_a_wrapper_started_by_flower_says_how_to_get_checkpoints(tmp_path: Path) -> None:

@@ -262,13 +262,17 @@ def test_when_all_nodes_are_gone_the_run_ends_with_the_reason() -> None:
         made.configure_train(2, model(), ConfigRecord(), grid)
 
 
-def test_when_no_node_tells_its_counts_the_run_ends_with_every_reason() -> None:
+def test_when_no_node_tells_its_counts_the_run_ends_with_every_reason(caplog: pytest.LogCaptureFixture) -> None:
     grid, made = federation(2), strategy(query_attempts=2)
     for node in grid.nodes.values():
         node.query = broken
-    with pytest.raises(NoClientsError, match=r"node 983: error 2.*division by zero.*node 1000: error 2"):
+    with (
+        caplog.at_level(logging.WARNING, logger="flwr"),
+        pytest.raises(NoClientsError, match=r"node 983: error 2.*division by zero.*node 1000: error 2"),
+    ):
         made.start(grid, model(), num_rounds=1)
     assert len(grid.sent("query")) == 2
+    assert [text for text in caplog.messages if "waiting 0.05 s for one at most" in text] != []
 
 
 def test_evaluation_on_the_nodes_is_not_waited_for_without_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -282,6 +286,23 @@ def test_evaluation_on_the_nodes_is_not_waited_for_without_end(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, logger="flwr"):
         made.start(grid, model(), num_rounds=1)
     assert any("no evaluation on the nodes" in text for text in caplog.messages)
+
+
+def test_a_node_that_goes_while_evaluation_is_configured_is_not_waited_for() -> None:
+    grid, made = federation(), strategy(fraction_evaluate=1.0, min_evaluate_nodes=8)
+    look = grid.get_node_ids
+    seen: list[int] = []
+
+    def get_node_ids() -> Any:
+        seen.append(1)
+        assert len(seen) < 5, "waits for the node that has gone"
+        online = look()
+        grid.offline.add(1000)  # it goes after the first look
+        return online
+
+    grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
+    messages = list(made.configure_evaluate(1, model(), ConfigRecord(), grid))
+    assert sorted(message.metadata.dst_node_id for message in messages) == sorted(grid.nodes)
 
 
 def test_evaluation_on_the_nodes_runs_as_in_flower() -> None:

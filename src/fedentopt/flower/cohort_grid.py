@@ -1,4 +1,4 @@
-"""A grid on which only the cohort is online."""
+"""A grid on which certain nodes are online, and stay so."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flwr.serverapp import Grid
 
 
 class CohortGrid(Grid):
-    """Flower's grid, seen by a strategy that shall train these nodes and no others."""
+    """Flower's grid, seen by a strategy that shall choose among these nodes and no others."""
 
     def __init__(self, grid: Grid, nodes: Sequence[int]) -> None:
         self._grid = grid
         self._nodes = list(nodes)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The cohort."""
+        """The nodes."""
         return list(self._nodes)
 
     def set_run(self, run: Any) -> None:

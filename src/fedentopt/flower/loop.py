@@ -72,7 +72,7 @@ def start(
                 metrics = evaluate_fn(server_round, result.arrays)
                 _note(result.evaluate_metrics_serverapp, server_round, metrics, "global evaluation")
             if selection.checkpoint_dir is not None:
-                _save(layers, server_round, result)
+                _save(layers, server_round, initial_arrays, result)
     finally:
         selection.saves_itself = False
     log.info("")
@@ -123,19 +123,24 @@ def _layers(strategy: Strategy) -> list[Strategy]:
     return layers
 
 
-def _save(layers: list[Strategy], server_round: int, result: Result) -> None:
+def _save(layers: list[Strategy], server_round: int, initial: ArrayRecord, result: Result) -> None:
     selection: LabelAware = layers[-1]  # type: ignore[assignment]
     assert selection.checkpoint_dir is not None
     arrays, documents = server_state.gather(layers)
     meta: dict[str, Any] = {
         "selection": selection.state_dict(),
         "layers": documents,
+        "start": _shapes(initial),
         "metrics": {
             name: {str(number): dict(record) for number, record in getattr(result, name).items()} for name in METRICS
         },
     }
     model = {name: array.numpy() for name, array in result.arrays.items()}
     checkpoints.save(selection.checkpoint_dir, Checkpoint(server_round, {MODEL: model, **arrays}, meta))
+
+
+def _shapes(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def _continue(layers: list[Strategy], initial: ArrayRecord, num_rounds: int, result: Result) -> int:
@@ -147,8 +152,8 @@ def _continue(layers: list[Strategy], initial: ArrayRecord, num_rounds: int, res
         return 0
     where = selection.checkpoint_dir / checkpoints.FILE
     model = found.arrays[MODEL]
-    own = {name: tuple(array.shape) for name, array in initial.items()}
-    saved = {name: array.shape for name, array in model.items()}
+    own = _shapes(initial)
+    saved = {name: tuple(shape) for name, shape in found.meta["start"].items()}  # now it may differ: boosted trees grow
     if own != saved:
         odd = next(name for name in [*own, *saved] if own.get(name) != saved.get(name))
         raise InputError(f"checkpoint: {where} holds another model: {odd} is {saved.get(odd)}, not {own.get(odd)}")

@@ -155,6 +155,7 @@ class LabelAware(FedAvg):
             if len(online) < least:
                 log.warning("round %d: no evaluation on the nodes, %d of %d online", server_round, len(online), least)
                 return []
+            grid = CohortGrid(grid, online)  # Flower looks again, and would wait for a node that has just gone
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def start(
@@ -203,6 +204,7 @@ class LabelAware(FedAvg):
     def _gather_clients(self, server_round: int, grid: Grid) -> list[int]:
         """Wait for nodes and learn the counts of unknown ones; return who is online, at least one of them known."""
         deadline = time.monotonic() + self.node_timeout
+        told = False
         while True:
             online = self._wait_for_nodes(grid, self.min_available_nodes)
             if len(online) < self.min_available_nodes:
@@ -213,7 +215,14 @@ class LabelAware(FedAvg):
             self.roster.take(self.census.ask_unknown(grid, online))
             if self.census.available(online):
                 return online
-            if not self.census.unknown(online) and time.monotonic() > deadline:
+            nobody_to_ask = not self.census.unknown(online)
+            if nobody_to_ask and not told:
+                told = True
+                log.warning(
+                    "round %d: no client with known label counts is online; waiting %g s for one at most",
+                    *(server_round, self.node_timeout),
+                )
+            if nobody_to_ask and time.monotonic() > deadline:
                 reasons = [f"node {node}: {self.census.refusals.get(node, 'unknown')}" for node in online]
                 raise NoClientsError(
                     f"round {server_round}: no client with known label counts is online "
