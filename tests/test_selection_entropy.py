@@ -314,6 +314,20 @@ def test_classes_outside_the_target_are_avoided_while_possible() -> None:
     assert cohort.divergence == pytest.approx(1000 * 5 / 41, rel=1e-2)
 
 
+def test_empty_reports_do_not_count_as_close_to_a_target() -> None:
+    # From a first client that reports nothing, another that reports nothing comes nowhere near the target.
+    counts = {"a": [-1.0, 0.0], "b": [0.0, -1.0], "c": [9.0, 1.0], "d": [5.0, 5.0]}
+    for seed in range(20):
+        selector = EntropySelector(2, seed=seed, target=[1, 1.5])
+        selector.register(counts, noisy=True)
+        first, second = selector.select().clients
+        if first in "ab":
+            assert second == "d"
+    nothing = EntropySelector(2, target=[1, 3])
+    nothing.register(-np.ones((3, 2)), noisy=True)
+    assert nothing.select().divergence == pytest.approx(2)  # as of a cohort with nothing but the rarer class
+
+
 @pytest.mark.parametrize("target", [[1, 1, 1], [0.2, 0.2, 0.2], np.full(3, 1 / 3)])
 def test_uniform_target_gives_the_picks_of_entropy(target) -> None:
     rng = np.random.default_rng(2)

@@ -47,6 +47,13 @@ def test_coverage() -> None:
     assert covers_all(1e-9, 2)
 
 
+@pytest.mark.parametrize("classes", [2, 10, 12, 14, 100, 1000])
+def test_even_counts_with_one_class_missing_prove_nothing(classes: int) -> None:
+    # Their entropy is log2(C - 1) exactly, and for some C it is rounded up.
+    assert not covers_all(entropy([7] * (classes - 1) + [0]), classes)
+    assert covers_all(entropy([7] * classes), classes)
+
+
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=6))
 def test_the_entropy_rule_never_claims_too_much(counts: list[int]) -> None:
     if covers_all(entropy(counts), len(counts)):

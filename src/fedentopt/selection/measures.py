@@ -44,13 +44,16 @@ def covers_all(entropy: float, num_classes: int) -> bool:
     """
     if num_classes < 1:
         raise InputError(f"num_classes: {num_classes!r} is out of range; accepted: 1 or more")
-    return num_classes == 1 or entropy > float(np.log2(num_classes - 1))
+    # C - 1 classes that are perfectly even must not pass because their entropy was rounded up.
+    return num_classes == 1 or entropy > float(np.log2(num_classes - 1)) + 1e-12
 
 
 def row_scores(table: np.ndarray, log_target: np.ndarray | None = None) -> np.ndarray:
     """What the greedy choice maximises, for every row of non-negative counts: H(p), or -KL(p || target).
 
-    `log_target` is log2 of the target distribution. This is the definition; the fast paths must agree with it.
+    `log_target` is log2 of the target distribution. This is the definition; the fast paths must agree with it. A row
+    without any sample scores like one that holds nothing but the class with the least weight: as H, its score is the
+    lowest there is, so no data is never the best data.
     """
     ones = _ones(table.shape[1])
     # Empty classes and rows meet the smallest positive number instead of 0, and contribute 0 all the same.
@@ -62,7 +65,10 @@ def row_scores(table: np.ndarray, log_target: np.ndarray | None = None) -> np.nd
         terms -= log_target
     terms *= p
     scores = terms @ ones
-    return np.asarray(np.negative(scores, out=scores))
+    np.negative(scores, out=scores)
+    if log_target is not None:
+        scores[totals <= _TINY] = log_target.min()
+    return np.asarray(scores)
 
 
 @cache
