@@ -190,6 +190,30 @@ def test_state_of_other_options_is_refused(
     assert state.read_bytes() == before
 
 
+def test_state_outlives_clients_that_leave_and_join(fedentopt: Command, counts: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    words = ["select", counts, "--cohort", 4, "--buffer", 10, "--state", state, "--json", "--rounds"]
+    assert fedentopt(*words, 3).code == 0
+    kept_out = json.loads(state.read_text())["state"]["buffer"]
+    gone, rows = kept_out[-1], counts.read_text().splitlines()
+    left = [row for row in rows if not row.startswith(f"{gone},")]
+    counts.write_text("\n".join([*left, "newcomer,1,1,1,1"]) + "\n")
+    said = fedentopt(*words, 1)
+    assert said.code == 0, said.err
+    assert "clients in the buffer that are not in the counts any more: 1" in said.err
+    (fourth,) = json.loads(said.out)["rounds"]
+    assert fourth["round"] == 4
+    assert not {gone, *kept_out[4:]} & set(fourth["clients"])
+
+    selector = EntropySelector(4, buffer_size=10)
+    selector.register(table(), ids=[f"site-{k}" for k in range(30)])
+    for _ in range(3):
+        selector.select()
+    selector.remove([gone])
+    selector.register({"newcomer": [1, 1, 1, 1]})
+    assert list(selector.select().clients) == fourth["clients"]
+
+
 def test_state_of_another_file_is_refused(fedentopt: Command, counts: Path, tmp_path: Path) -> None:
     state, other = tmp_path / "state.json", tmp_path / "other.csv"
     assert fedentopt("select", counts, "--cohort", 4, "--rounds", 3, "--state", state).code == 0

@@ -244,6 +244,26 @@ def test_state_continues_identically_in_the_middle(away: bool) -> None:
         assert second.state_dict() == whole.state_dict()
 
 
+def test_state_may_come_before_the_clients() -> None:
+    counts = np.random.default_rng(0).integers(0, 9, (12, 4)) + 1
+    whole = EntropySelector(2, buffer_size=6, seed=5)
+    whole.register(counts)
+    for _ in range(5):
+        whole.select()
+    state = json.loads(json.dumps(whole.state_dict()))
+    late = whole.buffer[-1]
+    there = [client for client in range(12) if client != late]
+    restarted, some = EntropySelector(2, buffer_size=6), EntropySelector(2, buffer_size=6)
+    for selector in (restarted, some):
+        selector.load_state_dict(state)
+    restarted.register(counts)
+    some.register(counts[there], ids=there)  # one is not back yet: it is away, and keeps its place in the buffer
+    assert some.select().clients == restarted.select(available=there).clients == whole.select(available=there).clients
+    assert late in some.buffer
+    assert some.buffer == restarted.buffer == whole.buffer
+    assert [restarted.select().clients for _ in range(5)] == [whole.select().clients for _ in range(5)]
+
+
 def test_state_is_small_and_without_counts() -> None:
     selector = EntropySelector(2, buffer_size=3, seed=4, target=[1, 2, 1])
     selector.register(HAND)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedentopt.cli.console import note
 from fedentopt.cli.written_aside import written_aside
 from fedentopt.errors import InputError
 from fedentopt.selection.selector import TableSelector
@@ -34,13 +35,24 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def continue_from(path: Path, content: Mapping[str, Any], selector: TableSelector, about: Mapping[str, Any]) -> None:
-    """Put the selector where the state stood; refused unless everything the state is about is the same now."""
+    """Put the selector where the state stood; refused unless everything the state is about is the same now.
+
+    Clients may have joined or left meanwhile; one that left while in the buffer is forgotten there, with a note.
+    """
     for key, value in about.items():
         kept = content["about"].get(key)
         if kept != value:
             raise InputError(f"{path}: the state is of {key} {_short(kept)}; accepted: {_short(value)}, as given now")
+    state = dict(content["state"])
+    buffer = state.get("buffer")
+    if isinstance(buffer, list):
+        known = set(selector.clients)
+        here = [client for client in buffer if not isinstance(client, str) or client in known]
+        if here and len(here) < len(buffer):  # where nobody is left the state is of other clients altogether
+            note(f"{path}: clients in the buffer that are not in the counts any more: {len(buffer) - len(here)}")
+            state["buffer"] = here
     try:
-        selector.load_state_dict(content["state"])
+        selector.load_state_dict(state)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -122,8 +122,8 @@ class EntropySelector(TableSelector):
 
     def _available(self, buffer: Iterable[ClientId], rows: np.ndarray) -> dict[ClientId, int]:
         """The buffered clients that are among `rows`, oldest first, and their numbers."""
-        numbers = self._table.numbers_of(buffer)
-        here = np.isin(numbers, rows) if rows.size < len(self._table) else np.ones(numbers.size, dtype=bool)
+        numbers = self._table.find(buffer)
+        here = np.isin(numbers, rows) if rows.size < len(self._table) else numbers >= 0
         listed = zip(buffer, numbers.tolist(), here.tolist(), strict=True)
         return {client: number for client, number, is_here in listed if is_here}
 
@@ -144,8 +144,9 @@ class EntropySelector(TableSelector):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the selector that made `state` stood; its seed becomes this one's.
 
-        Register the clients first. Refused, with no change: a state of other settings, and a buffer that
-        names unknown clients, one twice, or more than fit.
+        Where no client is registered yet, those in the buffer may register afterwards, and are away until they do.
+        Refused, with no change: a state of other settings, and a buffer that names clients other than those
+        registered, one twice, or more than fit.
         """
         self._check_state(state)
         seed = whole("state: seed", state["seed"], 0)
@@ -154,7 +155,8 @@ class EntropySelector(TableSelector):
             buffer = client_ids(state["buffer"])
         except InputError as error:
             raise InputError(f"state: buffer is {state['buffer']!r}; accepted: a list of client ids") from error
-        self._table.numbers_of(buffer, "state: buffer: client")
+        if len(self._table):
+            self._table.numbers_of(buffer, "state: buffer: client")
         if len(set(buffer)) != len(buffer) or len(buffer) > self.buffer_size:
             raise InputError(
                 f"state: buffer holds {len(buffer)} clients; accepted: at most {self.buffer_size}, each once"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,8 @@ class CountTable:
         names, rows, classes = read_reports(counts, ids, noisy, self._expected(num_classes))
         for name in names:
             if name in self._numbers:
-                hint = (
-                    "; an array without ids numbers its clients from 0" if ids is None and isinstance(name, int) else ""
-                )
+                numbered = ids is None and not isinstance(counts, Mapping)
+                hint = "; an array without ids numbers its clients from 0" if numbered else ""
                 raise InputError(
                     f"client {name!r}: already registered; accepted: new clients (update changes counts{hint})"
                 )
@@ -88,6 +87,10 @@ class CountTable:
             return np.fromiter((self._numbers[client] for client in clients), dtype=np.int64)
         except KeyError as error:
             raise InputError(f"{what} {error.args[0]!r}: not registered; accepted: ids given to register") from None
+
+    def find(self, clients: Iterable[ClientId]) -> np.ndarray:
+        """Numbers of these clients, -1 for an unknown one."""
+        return np.fromiter((self._numbers.get(client, -1) for client in clients), dtype=np.int64)
 
     @property
     def rows(self) -> Rows:
