@@ -32,6 +32,8 @@ FORMS = {
     "scipy csr": sparse.csr_array(TABLE),
     "scipy coo": sparse.coo_array(TABLE),
     "scipy csc matrix": sparse.csc_matrix(TABLE),
+    "mapping of scipy rows": {k: sparse.csr_array(TABLE[k : k + 1]) for k in range(4)},
+    "mapping of scipy vectors": {k: sparse.coo_array(row) for k, row in enumerate(TABLE)},
     "scipy with stored zeros": sparse.csr_array(
         (np.array([4, 0, 3, 1, 2, 2, 5]), np.array([0, 2, 1, 2, 0, 1, 2]), np.array([0, 2, 4, 6, 7])), shape=(4, 3)
     ),
@@ -141,6 +143,9 @@ BAD = [
     (SimpleNamespace(indptr=[0, 3], indices=[1, 0, 1], data=[1, 1, 2], shape=(1, 2)), {}, "a class is given twice"),
     (SimpleNamespace(indptr=[0, 9], indices=[1], data=[1], shape=(1, 2)), {}, "entries of the sparse matrix"),
     (SimpleNamespace(indptr=[0, 1], indices=[1], data=[1], shape=(2, 2)), {}, "row pointers of the sparse matrix"),
+    ({"x": sparse.coo_array([1, 2]), "y": sparse.coo_array([1])}, {}, r"client 'y': sparse .*accepted: \(1, 2\)"),
+    ({"x": sparse.csr_array([[1, 2], [3, 4]])}, {}, r"client 'x': sparse label counts of shape \(2, 2\)"),
+    ({"x": sparse.csr_array([[1, 2]]), "y": sparse.csr_array([[1, -2]])}, {}, "client 'y': the count of class 1 is -2"),
     (np.ones((1, 2)), {"num_classes": 0}, "num_classes: 0"),
     (np.ones((1, 2)), {"num_classes": 3}, "counts: 2 classes; accepted: 3"),
 ]

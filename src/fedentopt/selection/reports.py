@@ -3,7 +3,8 @@
 Accepted are
 
 * a (K, C) array, with client ids given beside it or else 0 .. K-1;
-* a mapping from client id to a vector of C counts, or to a mapping {class number: count} of what the client holds;
+* a mapping from client id to a vector of C counts, to a sparse vector of them, or to a mapping {class number: count}
+  of what the client holds;
 * a sparse matrix of K rows: anything with `tocsr()`, or with the fields `indptr`, `indices`, `data` and `shape`
   of the compressed-row format (SciPy's are both; SciPy itself is not needed).
 
@@ -13,6 +14,7 @@ Counts marked noisy are clamped at 0 here, where the server reads them. Every re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,11 @@ def read_reports(
         names = client_ids(counts.keys())
         if any(isinstance(row, Mapping) for row in counts.values()):
             return names, *_read_held_classes(names, counts.values(), noisy, num_classes)
-        counts = _stack(names, list(counts.values()), noisy, num_classes)
+        vectors = list(counts.values())
+        if vectors and all(hasattr(row, "tocsr") for row in vectors):
+            counts = _stack_sparse(names, vectors)
+        else:
+            counts = _stack(names, vectors, noisy, num_classes)
         if not names:
             return [], Rows.concatenate([]), num_classes or 1
     elif ids is not None:
@@ -108,6 +114,21 @@ def _stack(names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_class
     size = np.asarray(vectors[0], dtype=object).size if vectors and num_classes is None else num_classes or 1
     checked = [validate_report(name, row, size, noisy) for name, row in zip(names, vectors, strict=True)]
     return np.stack(checked) if checked else np.zeros((0, size))
+
+
+def _stack_sparse(names: Sequence[ClientId], vectors: list[Any]) -> SimpleNamespace:
+    """One compressed table from a sparse vector, or sparse matrix of one row, a client."""
+    rows = [vector.tocsr() for vector in vectors]
+    classes = rows[0].shape[-1]
+    for name, row in zip(names, rows, strict=True):
+        if tuple(row.shape) not in ((classes,), (1, classes)):
+            raise InputError(f"client {name!r}: sparse label counts of shape {row.shape}; accepted: (1, {classes})")
+    return SimpleNamespace(
+        indptr=np.cumsum([0, *(row.data.size for row in rows)]),
+        indices=np.concatenate([row.indices for row in rows]),
+        data=np.concatenate([row.data for row in rows]),
+        shape=(len(rows), classes),
+    )
 
 
 def _read_table(table: np.ndarray, names: Sequence[ClientId], noisy: bool) -> Rows:
