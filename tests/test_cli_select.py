@@ -335,7 +335,10 @@ BAD = {
     ),
     "no client name": (b"client,a,b\n ,1,2\n", "{file}, line 2, column 'client': the client is empty"),
     "after quoted line ends": (b'client,a,b\n"x\ny",1,2\nz,1,?\n', "{file}, line 4, column 'b': '?' is not a number"),
-    "latin-1": (b"client,a,b\nK\xf6ln,1,2\n", "{file}: byte 12 is not UTF-8 text"),
+    "latin-1": (b"client,a,b\nK\xf6ln,1,2\n", "{file}, line 2: the byte 0xf6 is not UTF-8 text"),
+    "latin-1 far below": (b"client,a\r\n" + b"".join(b"%d,1\r\n" % k for k in range(9000)) + b"K\xf6ln,1\r\n",
+                          "{file}, line 9002: the byte 0xf6"),
+    "UTF-16": ("client,a\nb,1\n".encode("utf-16"), "{file}, line 1: the byte 0xff"),
     "binary": (b"PK\x03\x04\x00\x00", "{file}"),
     "open quote": (b'client,a,b\n"x,1,2\n', "{file}, line 2: unexpected end of data"),
 }

@@ -7,6 +7,7 @@ taken as written. Every refusal names the file, the line, the column and the val
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -115,21 +116,28 @@ def counts_lines(clients: Sequence[object], classes: Sequence[object], counts: n
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of every row that is not blank."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    line = 1  # a row may span lines (quoted ids): its number is that of its first line
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            # A row may span lines (quoted ids): its number is that of its first line.
-            line = 1
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    yield line, cells
-                line = reader.line_num + 1
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"{path}, line {line}: {error}; accepted: comma-separated cells") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; accepted: a CSV file that can be read") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start} is not UTF-8 text; accepted: a CSV file in UTF-8") from error
-    except csv.Error as error:
-        raise InputError(f"{path}, line {line}: {error}; accepted: comma-separated cells") from error
+        line = len((error.object[: error.start] + b".").splitlines())
+        raise InputError(
+            f"{path}, line {line}: the byte {error.object[error.start]:#04x} is not UTF-8 text; accepted: a CSV file "
+            "in UTF-8"
+        ) from error
 
 
 def _numbers(path: Path, line: int, columns: Sequence[str], cells: Sequence[str]) -> list[float]:
