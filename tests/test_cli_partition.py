@@ -89,6 +89,8 @@ def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) 
     np.save(table, np.zeros((3, 2), dtype=int))
     text.write_text("0\n1\n")
     np.save(objects, np.array([{}], dtype=object), allow_pickle=True)
+    far = tmp_path / "far.npy"
+    np.save(far, np.array([0, 10**12]))  # what would name every class up to there would fill the memory
     empty, none = tmp_path / "empty.npy", tmp_path / "none.npy"
     empty.write_bytes(b"")
     np.save(none, np.zeros(0, dtype=int))
@@ -105,6 +107,7 @@ def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) 
         (("iid", "--labels", tmp_path / "no.npy"), "no.npy: No such file or directory"),
         (("iid", "--labels", tmp_path), "Is a directory"),
         (("iid", "--labels", floats), "floats.npy: labels: values of type float64"),
+        (("iid", "--labels", far, "--clients", 2), "label 1000000000000 at position 1"),
         (("iid", "--labels", table), "table.npy: labels: an array of shape (3, 2)"),
         (("iid", "--labels", text), "text.npy: not an array of numbers"),
         (("iid", "--labels", objects), "objects.npy: not an array of numbers"),

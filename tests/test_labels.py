@@ -28,6 +28,7 @@ def test_counts_add_up(labels: list[int]) -> None:
         ([0, 1, 3], "label 3 at position 2; accepted: 0 to 2"),
         ([0, -1], "label -1 at position 1"),
         ([0.5], "values of type float64"),
+        ([[0], [1, 2]], "rows of different lengths"),
         ([[0, 1]], r"shape \(1, 2\)"),
         (["a"], "values of type <U1"),
         ([True], "values of type bool"),

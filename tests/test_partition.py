@@ -139,6 +139,10 @@ def test_bad_specs_are_refused(spec: str) -> None:
         ([0, 1] * 10, "dir:1", 4, {"min_samples": 6}, "min_samples: 6 samples for each of 4 clients, but there are 20"),
         ([0, 1] * 10, "iid", 2, {"num_classes": 1}, "num_classes: 1, but the labels go up to 1"),
         ([0, -1] * 10, "iid", 2, {}, "label -1 at position 1"),
+        ([0, 10**12], "iid", 2, {}, "label 1000000000000 at position 1 with 2 samples; accepted: .*at most 65537"),
+        ([[0], [1, 2]], "iid", 2, {}, "labels: rows of different lengths"),
+        ([0, 1] * 10, "iid", 2, {"num_classes": "2"}, "num_classes: '2'"),
+        ([0, 1] * 10, None, 2, {}, "partition: None is unknown"),
     ],
 )
 def test_impossible_splits_are_refused(labels, spec, clients, options, message) -> None:

@@ -66,6 +66,9 @@ def test_budgets_whose_inverse_rounds_down_are_kept(epsilon: float) -> None:
 
 
 def test_counts_must_be_finite() -> None:
+    for counts in (["a"], [[1], [2, 3]], None, {}):
+        with pytest.raises(InputError, match="counts: noise can only be added to finite numbers"):
+            laplace_noise(counts, 1.0, np.random.default_rng(0))
     with pytest.raises(InputError, match="counts: "):
         laplace_noise([float("nan")], 1.0, np.random.default_rng(0))
     with pytest.raises(InputError, match="counts: "):

@@ -31,7 +31,10 @@ def label_counts(labels: ArrayLike, num_classes: int) -> np.ndarray:
 
 def check_labels(labels: ArrayLike) -> np.ndarray:
     """Class numbers as an int64 vector; refused unless one-dimensional, whole and not negative."""
-    y = np.asarray(labels)
+    try:
+        y = np.asarray(labels)
+    except ValueError as error:
+        raise InputError("labels: rows of different lengths; accepted: one class number a sample") from error
     if y.ndim != 1:
         raise InputError(f"labels: an array of shape {y.shape}; accepted: one dimension, one class number a sample")
     if y.size == 0:

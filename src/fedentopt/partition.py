@@ -23,6 +23,8 @@ from fedentopt.errors import InputError
 from fedentopt.labels import check_labels
 
 MOST_TRIES = 1000
+# Class numbers may have gaps, but numbers far beyond the samples are no class numbers, and would fill the memory.
+MOST_EMPTY_CLASSES = 1 << 16
 _DRAW = 0x5041  # keeps these draws apart from others made with the same seed
 _SHUFFLE = 0x5042
 
@@ -86,7 +88,7 @@ def partition(
     disjoint and hold every sample. Refused: bad labels or settings, more clients than samples, a class that
     no client would own or that has fewer samples than owners, and a minimum not met in 1000 tries.
     """
-    spec = parse(spec) if isinstance(spec, str) else spec
+    spec = spec if isinstance(spec, PartitionSpec) else parse(spec)
     y = check_labels(labels)
     _at_least("clients", clients, 1)
     _at_least("seed", seed, 0)
@@ -94,9 +96,15 @@ def partition(
     if y.size < clients:
         raise InputError(f"clients: {clients} clients for {y.size} samples; accepted: at most one client a sample")
     present = int(y.max()) + 1
+    if present > y.size + MOST_EMPTY_CLASSES:
+        raise InputError(
+            f"labels: label {present - 1} at position {int(y.argmax())} with {y.size} samples; accepted: class numbers "
+            f"from 0, at most {y.size + MOST_EMPTY_CLASSES - 1}"
+        )
     if num_classes is None:
         num_classes = present
-    elif num_classes < present:
+    _at_least("num_classes", num_classes, 1)
+    if num_classes < present:
         raise InputError(
             f"num_classes: {num_classes}, but the labels go up to {present - 1}; accepted: {present} or more"
         )

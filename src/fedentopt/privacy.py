@@ -66,7 +66,10 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def _finite(counts: ArrayLike) -> np.ndarray:
-    values = np.asarray(counts, dtype=np.float64)
+    try:
+        values = np.asarray(counts, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.asarray(np.nan)
     if not np.isfinite(values).all():
         raise InputError("counts: noise can only be added to finite numbers; accepted: label counts of 0 or more")
     return values

@@ -56,10 +56,13 @@ def partition(
     every class), classes:J (J classes a client) or iid.
     """
     kind = parse(spec)
-    y, classes = _labels(labels, dataset, data_dir)
+    y, names = _labels(labels, dataset, data_dir)
     if min_samples is None:
         min_samples = 1 if dataset in SMALL_DATASETS else 10
-    parts = split(y, kind, clients, seed, num_classes=len(classes), min_samples=min_samples)
+    parts = split(
+        y, kind, clients, seed, num_classes=None if names is None else len(names), min_samples=min_samples
+    )
+    classes = names or tuple(str(c) for c in range(parts.counts.shape[1]))
     if out_file is not None:
         _write_counts(out_file, classes, parts)
     if indices is not None:
@@ -79,8 +82,10 @@ def partition(
         _show(str(kind), classes, parts, out_file, indices)
 
 
-def _labels(labels: Path | None, dataset: str | None, data_dir: Path | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class number of every sample, and the names of the classes."""
+def _labels(
+    labels: Path | None, dataset: str | None, data_dir: Path | None
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Class number of every sample, and the names of the classes, where they have any."""
     if (labels is None) == (dataset is None):
         raise InputError("--labels, --dataset: one of them says what to split; accepted: exactly one")
     if dataset is not None:
@@ -105,7 +110,7 @@ def _labels(labels: Path | None, dataset: str | None, data_dir: Path | None) -> 
         raise InputError(f"{labels}: {error}") from error
     if not y.size:
         raise InputError(f"{labels}: no labels; accepted: one class number a sample")
-    return y, tuple(str(c) for c in range(int(y.max()) + 1))
+    return y, None
 
 
 def _write_counts(path: Path, classes: Sequence[str], parts: Partition) -> None:
