@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import toy
+from fedentopt.models import build
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import PlainKernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.randomness import key
 from fedentopt.simulation.stacked import StackedTrainer, ladder
 from fedentopt.simulation.stacked_model import LoweredNet, VmapNet, lower
 from fedentopt.simulation.streams import StreamsTrainer
@@ -73,6 +77,28 @@ def test_batchnorm_and_dropout_agree_between_loop_and_streams():
     assert model["1.num_batches_tracked"].dtype == torch.int64
     assert int(model["1.num_batches_tracked"]) > 0
     assert float(model["1.running_var"].min()) > 0
+
+
+@pytest.mark.parametrize("trainer", ["loop", "streams"])
+def test_a_last_batch_of_one_sample_is_normalised_by_running_statistics(trainer):
+    data = toy.images(samples=9)
+    data = replace(data, x_train=data.x_train[[0] * 9], y_train=data.y_train[[0] * 9])  # alike: no order matters
+    config = toy.config(
+        model="toy:narrow", clients=1, cohort="1", partition="iid", rounds=1, epochs=2, lr=0.1, **toy.PLAIN
+    )
+    (outcome,) = toy.run([config], data, trainer=trainer)
+
+    model = build("toy:narrow", 3, seed=key(config.seed, "model") >> 1, image_size=8)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=config.momentum, weight_decay=config.weight_decay)
+    x = ImageTransform(data.mean, data.std).standardise(torch.from_numpy(data.x_train))
+    for size in (8, 1, 8, 1):
+        model[2].train(size > 1)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[:size]), torch.from_numpy(data.y_train[:size])).backward()
+        optimiser.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(outcome.model[name], value, atol=1e-5, rtol=1e-5, msg=name)
+    assert int(outcome.model["2.num_batches_tracked"]) == 2
 
 
 def test_a_model_with_batchnorm_cannot_be_stacked():

@@ -38,6 +38,11 @@ def normed(num_classes: int) -> nn.Module:
     )
 
 
+def narrow(num_classes: int) -> nn.Module:
+    """BatchNorm over single values: a batch of one sample has no variance in it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes))
+
+
 def branching(num_classes: int) -> nn.Module:
     """A module that is no Sequential: the stack runs it through vmap."""
     return Branching(num_classes)

@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedentopt.models import dropout_key
 from fedentopt.simulation.layout import FlatLayout
@@ -19,6 +20,7 @@ class BoundModel:
     def __init__(self, model: nn.Module, layout: FlatLayout, device: torch.device) -> None:
         self.layout = layout
         self.module = pool_before_relu(copy.deepcopy(model)).to(device)
+        _normalise_lone_values(self.module)
         self.row = torch.zeros(layout.width, device=device)
         self.gradient = torch.zeros(layout.width, device=device)
         layout.bind(self.module, self.row, self.gradient)
@@ -59,3 +61,26 @@ class BoundModel:
         with torch.no_grad():
             result: torch.Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
         return result.float()
+
+
+def _normalise_lone_values(model: nn.Module) -> None:
+    """Let BatchNorm take a batch that gives it one value a channel: a last batch of one sample, its map shrunk to 1x1.
+
+    Such a batch has no variance, and torch refuses it. The layer normalises it by its running statistics, as in
+    evaluation, and leaves those as they are; batches with more values are none of its business.
+    """
+
+    def before(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x = inputs[0]
+        layer.lone = layer.training and x.numel() == x.shape[1]  # type: ignore[assignment]
+        if layer.lone:
+            layer.eval()
+
+    def after(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if layer.lone:
+            layer.train()
+
+    for layer in model.modules():
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+            layer.register_forward_pre_hook(before)
+            layer.register_forward_hook(after)
