@@ -46,7 +46,7 @@ class ConcatBudget:
 def concat_budget(
     rounds: int, share: float, most_second: int, cohort: int, clients: int, clusters: int, sizes: tuple[int, int, int]
 ) -> ConcatBudget:
-    """Split the budget of `rounds` FedAvg rounds, to the nearest round. `sizes`: parameters of model, encoder, new layer.
+    """Split the budget of `rounds` FedAvg rounds, to the nearest round. `sizes`: numbers of model, encoder, new layer.
 
     Stage 1 takes `share` of the rounds, or fewer if stage 2 would otherwise be left with under ten rounds; a budget
     that does not even allow one round of stage 1 and ten of stage 2 is refused.
