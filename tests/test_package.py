@@ -103,7 +103,9 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    outside = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "FEDENTOPT_DATA")
+    }
     return subprocess.run([program, *words], capture_output=True, text=True, check=False, env=outside)
 
 
@@ -129,6 +131,8 @@ def test_bare_wheel_has_its_other_light_commands(bare: Path, tmp_path: Path) -> 
     assert run(bare / "fedentopt", "--version").stdout == f"fedentopt {__version__}\n"
     for words in (["--help"], ["select", "--help"], ["bench", "selection", "--help"], ["partition", "--help"]):
         assert run(bare / "fedentopt", *words).returncode == 0, words
+    for words, argument in ((["select"], "CSV file of label counts"), (["partition"], "dir:BETA, classes:J or iid.")):
+        assert argument in run(bare / "fedentopt", *words, "--help").stdout
     save = "import numpy, sys; numpy.save(sys.argv[1], numpy.arange(100) % 4)"
     assert run(bare / "python", "-c", save, str(tmp_path / "y.npy")).returncode == 0
     split = ("partition", "classes:2", "--labels", str(tmp_path / "y.npy"), "--clients", "5", "--json")
@@ -137,6 +141,23 @@ def test_bare_wheel_has_its_other_light_commands(bare: Path, tmp_path: Path) -> 
     noise = "from fedentopt.privacy import secure_laplace; secure_laplace([1, 2], 0.5)"
     refused = run(bare / "python", "-c", noise)
     assert "install fedentopt[flower]" in refused.stderr
+
+
+def test_bare_wheel_says_which_extra_a_command_needs(bare: Path, tmp_path: Path) -> None:
+    heavy = (
+        ["compare", "--out", tmp_path / "out"],
+        ["run", "--out", tmp_path / "out"],
+        ["reproduce", "table1", "--out", tmp_path / "out"],
+        ["data", "list"],
+        ["data", "verify", "digits"],
+        ["partition", "iid", "--dataset", "digits"],
+        ["bench", "engine"],
+    )
+    for words in heavy:
+        said = run(bare / "fedentopt", *map(str, words))
+        assert said.returncode == 2, (words, said.stderr)
+        assert "pip install 'fedentopt[sim]'" in said.stderr, words
+        assert "Traceback" not in said.stderr
 
 
 def test_wheel_metadata(wheel: Path) -> None:

@@ -39,10 +39,26 @@ for _module in (compare, run, reproduce, select, partition, data, report, bench)
     _module.register(app)
 
 
+# What the code imports, by the extra that brings it.
+_BROUGHT_BY = {
+    "sim": ("torch", "torchvision", "sklearn", "safetensors", "PIL", "platformdirs", "matplotlib", "plotly", "numba"),
+    "flower": ("flwr", "opendp"),
+    "ray": ("ray",),
+    "tensorboard": ("tensorboard",),
+}
+
+
 def main() -> None:
-    """Entry point: a wrong input ends with its message and exit code 2, never with a traceback."""
+    """Entry point: a wrong input or a missing extra ends with a message and exit code 2, never with a traceback."""
     try:
         app()
     except InputError as error:
         fail(str(error))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, brought in _BROUGHT_BY.items() if missing in brought), None)
+        if extra is None:  # not the user's doing
+            raise
+        fail(f"this needs {missing}; pip install 'fedentopt[{extra}]' brings it")
         sys.exit(2)
