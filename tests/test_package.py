@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from doc_blocks import blocks
 
 pytestmark = pytest.mark.xdist_group("package")  # one wheel is enough
 
@@ -158,6 +161,14 @@ def test_bare_wheel_says_which_extra_a_command_needs(bare: Path, tmp_path: Path)
         assert said.returncode == 2, (words, said.stderr)
         assert "pip install 'fedentopt[sim]'" in said.stderr, words
         assert "Traceback" not in said.stderr
+
+
+def test_make_knows_what_the_readme_starts_with() -> None:
+    shown = {command for block in blocks(ROOT / "README.md") for command in re.findall(r"^make \w+", block.code, re.M)}
+    assert shown == {"make demo", "make test"}
+    for target in ("setup", "demo", "test", "lint", "bench"):
+        said = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
 
 
 def test_wheel_metadata(wheel: Path) -> None:
