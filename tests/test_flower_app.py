@@ -79,13 +79,20 @@ def test_random_selection_is_a_selector_like_any_other() -> None:
         ({"buffer": "90%"}, "buffer: '90%'"),
         ({"partition": "dir:0"}, "partition"),
         ({"colour": 1}, "colour: unknown setting"),
+        ({"label_epsilon": "much"}, "label-epsilon .*'much'"),
+        ({"label_epsilon": 0}, "label-epsilon .* 0 is not accepted"),
+        ({"min_nodes": 21}, "min-nodes: 21 .* 1 to 20, or 0"),
+        ({"min_nodes": -1}, "min-nodes: -1"),
+        ({"node_timeout": "long"}, "node-timeout: 'long'"),
+        ({"query_timeout": 0.0}, "query-timeout: 0.0"),
     ],
 )
 def test_settings_the_app_cannot_honour_are_refused(setting: dict[str, Any], told: str) -> None:
+    from fedentopt_app.server_app import make_strategy
     from fedentopt_app.settings import run_settings
 
     with pytest.raises(InputError, match=told):
-        run_settings(context(**setting).run_config)
+        make_strategy(run_settings(context(**setting).run_config), context(**setting), 10)
 
 
 def test_folders_must_be_absolute() -> None:

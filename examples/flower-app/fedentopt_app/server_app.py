@@ -18,7 +18,7 @@ from fedentopt.simulation.randomness import key
 from fedentopt_app.data import class_names, load_data
 from fedentopt_app.evaluation import evaluate
 from fedentopt_app.record import Bookkeeper
-from fedentopt_app.settings import folder, run_settings
+from fedentopt_app.settings import folder, least_nodes, run_settings, seconds
 
 app = ServerApp()
 
@@ -45,9 +45,9 @@ def make_strategy(config: RunConfig, context: Context, num_classes: int) -> Labe
     options: dict[str, Any] = {
         "cohort_size": config.cohort_size,
         "num_classes": num_classes,
-        "min_available_nodes": int(told["min-nodes"]) or config.clients,
-        "node_timeout": float(told["node-timeout"]),
-        "query_timeout": float(told["query-timeout"]),
+        "min_available_nodes": least_nodes(told, config.clients),
+        "node_timeout": seconds(told, "node-timeout"),
+        "query_timeout": seconds(told, "query-timeout"),
         "checkpoint_dir": folder(told, "checkpoint"),
         "fraction_evaluate": 0.0,  # the server evaluates
     }
@@ -95,7 +95,7 @@ def main(grid: Grid, context: Context) -> None:
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),
         num_rounds=config.rounds,
-        timeout=float(context.run_config["round-timeout"]),
+        timeout=seconds(context.run_config, "round-timeout"),
         train_config=ConfigRecord({"mean": list(data.mean), "std": list(data.std)}),
         evaluate_fn=evaluate_fn,
     )

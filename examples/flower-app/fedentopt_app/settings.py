@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import UserConfig
 
 from fedentopt.errors import InputError
+from fedentopt.flower.budget import settle_epsilon
 from fedentopt.simulation.config import RunConfig
 
 LOCAL = ("fedavg", "fedprox", "fedrs", "fedlc")
@@ -41,8 +42,7 @@ def run_settings(run_config: UserConfig) -> RunConfig:
         raise InputError(f"selector: {fields.get('selector')!r} is not in this app; accepted: fedentopt, random")
     fields["image_size"] = fields.get("image_size") or None
     fields["cohort"], fields["buffer"] = str(fields.get("cohort")), str(fields.get("buffer"))
-    epsilon = run_config.get("label-epsilon", "none")
-    fields["epsilon"] = None if str(epsilon).lower() in ("none", "") else float(epsilon)
+    fields["epsilon"] = settle_epsilon(run_config.get("label-epsilon"), "none")  # the app's word; owners have theirs
     return RunConfig.from_dict(fields)
 
 
@@ -59,3 +59,19 @@ def folder(run_config: UserConfig, name: str) -> Path | None:
     if not Path(text).is_absolute():
         raise InputError(f"{name}: {text!r} is not an absolute path")
     return Path(text)
+
+
+def seconds(run_config: UserConfig, name: str) -> float:
+    """A time to wait, which must end."""
+    value = run_config[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(f"{name}: {value!r} is not accepted; accepted: a number of seconds above 0")
+    return float(value)
+
+
+def least_nodes(run_config: UserConfig, clients: int) -> int:
+    """How many nodes a round waits for."""
+    value = run_config["min-nodes"]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= clients:
+        raise InputError(f"min-nodes: {value!r} is not accepted; accepted: 1 to {clients}, or 0 for all of them")
+    return value or clients
