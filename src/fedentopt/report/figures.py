@@ -139,8 +139,8 @@ def curve(runs: Sequence[RunResult], values: Callable[[RunResult], Floats], poin
     numbers = thin(sorted(seen), points)
     return Curve(
         rounds=numbers,
-        mean=[statistics.fmean(seen[number]) for number in numbers],
-        std=[statistics.stdev(seen[number]) if len(seen[number]) > 1 else 0.0 for number in numbers],
+        mean=[float(np.mean(seen[number])) for number in numbers],
+        std=[float(np.std(seen[number], ddof=1)) if len(seen[number]) > 1 else 0.0 for number in numbers],
     )
 
 

@@ -33,7 +33,7 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
     plain, balanced = group.plain(), group.balanced()
     if plain is None or balanced is None:
         return sentences
-    gains = _paired_gains(plain, balanced)
+    gains = paired_gains(plain, balanced)
     if gains:
         mean = statistics.fmean(gains)
         verb = "gains" if mean >= 0 else "loses"
@@ -45,13 +45,13 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
         )
     ours, random = figures_of[balanced.label].full_cover, figures_of[plain.label].full_cover
     sentences.append(
-        f"Every class was in the cohort in {ours.mean:.0f} % of the rounds with {balanced.label}, "
-        f"in {random.mean:.0f} % with random selection."
+        f"Every class was in the cohort in {ours.mean:.1f} % of the rounds with {balanced.label}, "
+        f"in {random.mean:.1f} % with random selection."
     )
     return sentences
 
 
-def _paired_gains(plain: Method, balanced: Method) -> list[float]:
+def paired_gains(plain: Method, balanced: Method) -> list[float]:
     """Accuracy differences between runs of the same seed: same partition, same start."""
     base = {run.seed: _accuracy(run) for run in plain.finished}
     pairs = [(base.get(run.seed), _accuracy(run)) for run in balanced.finished]

@@ -47,28 +47,37 @@ class Group:
 
     def plain(self) -> Method | None:
         """Federated averaging with random selection, what the others are measured against."""
-        return self._first(algorithm="fedavg", selector="random")
+        return self._typical(algorithm="fedavg", selector="random")
 
     def balanced(self) -> Method | None:
         """Entropy selection, without noise where there is such a run."""
         return (
-            self._first(algorithm="fedavg", selector="fedentopt", epsilon=None)
-            or self._first(algorithm="fedavg", selector="fedentopt")
-            or self._first(selector="fedentopt")
+            self._typical(algorithm="fedavg", selector="fedentopt", epsilon=None)
+            or self._typical(algorithm="fedavg", selector="fedentopt")
+            or self._typical(selector="fedentopt")
         )
 
-    def _first(self, **wanted: Any) -> Method | None:
-        for method in self.methods:
-            if all(method.config.get(key) == value for key, value in wanted.items()):
-                return method
-        return None
+    def _typical(self, *, selector: str, **wanted: Any) -> Method | None:
+        """Of several that fit, the one whose settings most methods with this selector share.
+
+        A folder with a sweep of buffers is then judged by the buffer of all its other methods, not by the sweep's
+        first value.
+        """
+        peers = [method for method in self.methods if method.config.get("selector") == selector]
+        fitting = [peer for peer in peers if all(peer.config.get(key) == value for key, value in wanted.items())]
+
+        def shared(method: Method) -> int:
+            return sum(peer.config.get(key) == value for peer in peers for key, value in method.config.items())
+
+        return max(fitting, key=shared, default=None)
 
 
 def group_runs(runs: Iterable[RunResult]) -> tuple[Group, ...]:
     """Sort runs into settings and methods; any order of the input gives the same groups."""
-    settings: dict[str, list[RunResult]] = {}
+    # Data that changed under the same name has other classes; its runs share no chart with the older ones.
+    settings: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs:
-        settings.setdefault(_key(run.config, SETTING), []).append(run)
+        settings.setdefault((_key(run.config, SETTING), run.classes, run.clients), []).append(run)
     members = sorted(settings.values(), key=_setting_order)
     titles = [_title(group[0].config, short=True) for group in members]
     titles = [
@@ -84,10 +93,16 @@ def _key(config: Mapping[str, Any], names: Iterable[str]) -> str:
 
 def _setting_order(runs: list[RunResult]) -> tuple[str, ...]:
     config = runs[0].config
-    order = ("dataset", "model", "partition", "dropout", "stragglers", "cohort", "clients", "rounds")
-    # Zeros in front of numbers: 9 % comes before 10 %.
-    names = (re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(config.get(name, ""))) for name in order)
-    return (*names, _key(config, SETTING))
+    order = ("dataset", "model", "partition", "dropout", "stragglers", "cohort", "clients")
+    rounds = config.get("rounds")
+    # Long runs before trials and short looks: the page opens on its first setting.
+    longest_first = str(10**9 - rounds) if isinstance(rounds, int) else ""
+    return (*(_in_order(str(config.get(name, ""))) for name in order), longest_first, _key(config, SETTING))
+
+
+def _in_order(text: str) -> str:
+    """Text that sorts by its numbers: zeros in front of them put 9 % before 10 %."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(9), text)
 
 
 def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
@@ -115,7 +130,12 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
 def _method_order(method: Method) -> tuple[int, int, bool, str]:
     config = method.config
     selector = _SELECTOR_ORDER.get(str(config.get("selector")), 3)
-    return selector, int(config.get("algorithm") != "fedavg"), config.get("epsilon") is not None, method.label
+    return (
+        selector,
+        int(config.get("algorithm") != "fedavg"),
+        config.get("epsilon") is not None,
+        _in_order(method.label),
+    )
 
 
 def _title(config: Mapping[str, Any], *, short: bool) -> str:
@@ -132,5 +152,6 @@ def _title(config: Mapping[str, Any], *, short: bool) -> str:
     for name, word in (("dropout", "dropout"), ("stragglers", "stragglers")):
         if config.get(name):
             parts.append(f"{100 * float(config[name]):g} % {word}")
-    parts.append(f"{config.get('rounds', '?')} rounds")
+    rounds = config.get("rounds", "?")
+    parts.append("1 round" if rounds == 1 else f"{rounds} rounds")
     return " · ".join(part for part in parts if part)

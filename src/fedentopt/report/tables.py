@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from fedentopt.report.figures import Figures, Spread, best_of
-from fedentopt.report.findings import plus_minus
+from fedentopt.report.findings import paired_gains, plus_minus
 from fedentopt.report.grouping import SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
 
@@ -40,7 +40,7 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         cells += [
             _spread_cell(values.worst_class, index in best[1]),
             _spread_cell(values.entropy, index in best[2], 3),
-            _spread_cell(values.full_cover, index in best[3], 0),
+            _spread_cell(values.full_cover, index in best[3], 1),
             _spread_cell(values.h_norm, False, 3),
             _spread_cell(values.never_selected, False, 1),
             _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}"),
@@ -51,25 +51,29 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
 
 
 def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
-    """One row a setting, for folders with several: its best method, and a button that shows it."""
+    """One row a setting, for folders with several: best method, gain of entropy selection, a button that shows it."""
     heads = [
         ("Setting", "text"),
         ("Methods", "number"),
         ("Runs", "number"),
         ("Best method", "text"),
         ("Accuracy %", "number"),
+        ("FedEntOpt − random", "number"),
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
         best = _best(group_rows, "accuracy") or tuple(range(len(group_rows)))
         name = ", ".join(group_rows[i][0].label for i in best)
         accuracy = group_rows[best[0]][1].accuracy
+        plain, balanced = group.plain(), group.balanced()
+        gain = Spread.of(paired_gains(plain, balanced) if plain and balanced else [])
         button = f'<button type="button" class="link" data-show-group="{number}">{escape(group.title)}</button>'
         lines.append(
             f'<tr><th scope="row" data-value="{escape(group.title)}">{button}</th>'
             f"{_number_cell(len(group.methods), '{:.0f}')}"
             f"{_number_cell(sum(len(method.runs) for method in group.methods), '{:.0f}')}"
-            f'<td class="text" data-value="{escape(name)}">{escape(name)}</td>{_spread_cell(accuracy, False)}</tr>'
+            f'<td class="text" data-value="{escape(name)}">{escape(name)}</td>'
+            f"{_spread_cell(accuracy, False)}{_spread_cell(gain, False)}</tr>"
         )
     return _table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
 
