@@ -123,8 +123,8 @@ def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path)
     labels = {group.title: [method.label for method in group.methods] for group in groups}
     assert labels == {
         "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 3 rounds": [
-            "fedentopt (buffer=10)",
             "fedentopt (buffer=5)",
+            "fedentopt (buffer=10)",
         ],
         "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 30 % dropout · 3 rounds": ["fedavg"],
         "digits · classes:2 · lenet5 · 20 clients, 10% a round · 3 rounds": ["fedavg"],
@@ -195,8 +195,66 @@ def test_only_noisy_counts_known(tmp_path: Path) -> None:
     (folder / "reported_counts.csv").write_text("\n".join(lines))
     (folder / "label_counts.csv").unlink()
     (data,) = payloads(write_report(tmp_path))
-    assert data["noisyLabels"] is True
+    assert data["methods"][0]["runs"][0]["noisy"] is True
     assert data["labelTables"][0][0] == [0] + [1.5] * 9
+
+
+def test_a_run_without_label_counts_is_shown_without_them(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=1, rounds=4, clients=20)
+    (folder,) = tmp_path.glob("fedavg_*")
+    (folder / "label_counts.csv").unlink()
+    page = write_report(tmp_path)
+    (data,) = payloads(page)
+    assert len(data["clients"]) == 20
+    (lost,) = data["methods"][0]["runs"]
+    (known,) = data["methods"][1]["runs"]
+    assert lost["table"] is None
+    assert len(data["labelTables"][known["table"]]) == 20
+    with (folder / "rounds.csv").open(newline="") as stream:
+        assert lost["picks"] == [json.loads(row["clients"]) for row in csv.DictReader(stream)]
+    assert set(table_rows(page)) == {"fedavg", "fedentopt", "fedentopt-dp"}
+
+
+def test_a_sweep_is_judged_by_what_its_methods_share(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 20, "rounds": 3, "selector": "fedentopt"}
+    write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES)
+    for buffer in ("0%", "50%", "70%", "75%"):
+        write_run(tmp_path, RunConfig(**settings, buffer=buffer), classes=CLASSES)
+    for changes in ({"algorithm": "fedprox"}, {"epsilon": 0.5}):
+        write_run(tmp_path, RunConfig(**settings, buffer="70%", **changes), classes=CLASSES)
+    (group,) = group_runs(read_folder(tmp_path).runs)
+    plain, balanced = group.plain(), group.balanced()
+    assert plain is not None
+    assert balanced is not None
+    assert (plain.label, balanced.label) == ("fedavg", "fedentopt (buffer=70%)")
+
+
+def test_data_that_changed_under_one_name_is_another_setting(tmp_path: Path) -> None:
+    for seed, classes in enumerate((CLASSES, CLASSES[:7])):
+        write_run(tmp_path, RunConfig(clients=20, rounds=2, seed=seed), classes=classes)
+    assert [len(data["classes"]) for data in payloads(write_report(tmp_path))] == [10, 7]
+
+
+def test_overview_has_long_runs_first_and_the_gain_of_each_setting(tmp_path: Path) -> None:
+    for rounds in (3, 12):
+        write_comparison(tmp_path, seeds=2, rounds=rounds, clients=20)
+    text = write_report(tmp_path).read_text()
+    body = re.search(r'<table id="overview">.*?<tbody>(.*?)</tbody>', text, re.S)
+    assert body is not None
+    rows = [
+        [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.S)]
+        for row in re.findall(r"<tr.*?</tr>", body[1], re.S)
+    ]
+    assert [row[0].split(" · ")[-1] for row in rows] == ["12 rounds", "3 rounds"]
+
+    def accuracies(method: str, rounds: int) -> list[float]:
+        summaries = [json.loads(file.read_text()) for file in sorted(tmp_path.glob(f"{method}_*/summary.json"))]
+        return [summary["accuracy"] for summary in summaries if summary["rounds"] == rounds]
+
+    for row, rounds in zip(rows, (12, 3), strict=True):
+        pairs = zip(accuracies("fedavg", rounds), accuracies("fedentopt", rounds), strict=True)
+        gains = [after - before for before, after in pairs]
+        assert row[-1] == f"{statistics.mean(gains):.2f} ± {statistics.stdev(gains):.2f}"
 
 
 def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:

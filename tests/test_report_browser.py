@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -192,6 +193,19 @@ def test_round_slider_shows_the_cohort_of_rounds_csv(opened: Opened, folder: Pat
     assert ("left", True) in seen, "the test data should have a round in which random selection misses a class"
 
 
+def test_opens_at_a_round_in_which_only_the_left_cohort_lacks_a_class(browser: Browser, tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path, seeds=1, seed=1, rounds=8)
+    covered = [[int(row["classes_covered"]) for row in rounds_of(folder, name, 1)] for name in ("fedavg", "fedentopt")]
+    telling = [i + 1 for i, (left, right) in enumerate(zip(*covered, strict=True)) if left < 10 == right]
+    assert telling
+    assert telling[0] > 1, "the test data should not begin with such a round"
+    fresh = Opened(browser, write_report(folder))
+    assert fresh.page.locator("#round-number").inner_text() == str(telling[0])
+    assert "missing: " in fresh.page.locator("#cohort-left-text").inner_text()
+    assert "none missing" in fresh.page.locator("#cohort-right-text").inner_text()
+    fresh.context.close()
+
+
 def test_other_seed_and_other_method_can_be_chosen(opened: Opened, folder: Path) -> None:
     opened.page.locator("#seed").select_option("1")
     opened.page.locator("#left").select_option(label="fedentopt-dp")
@@ -323,6 +337,47 @@ def test_hostile_names_stay_names(browser: Browser, tmp_path: Path) -> None:
     assert any(tick.startswith("$x$ <b>") for tick in ticks)
     assert opened.column("Method")[0] == f"fedavg{EVIL}"
     assert EVIL in opened.page.locator(".command code").first.inner_text()
+    opened.context.close()
+
+
+def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path: Path) -> None:
+    classes = tuple(f"class {i}" for i in range(30))
+    for number in range(13):
+        config = RunConfig(
+            clients=20, cohort="8", rounds=4, selector="fedentopt" if number else "random", buffer=str(number)
+        )
+        folder = write_run(tmp_path, config, classes=classes)
+        if number == 0:
+            rows = rounds_of_setting(tmp_path, "dir:0.1")
+            (folder / "label_counts.csv").unlink()
+    opened = Opened(browser, write_report(tmp_path), viewport=PHONE)
+    # What rounds.csv knows is said, what only the counts know is not invented.
+    assert opened.figure("left", "clients") == ", ".join(str(client) for client in json.loads(rows[0]["clients"]))
+    assert opened.figure("left", "covered") == rows[0]["classes_covered"]
+    assert "label counts are not in the page" in opened.page.locator("#cohort-left").inner_text()
+    assert opened.page.locator("#cohort-right .main-svg").first.is_visible()
+    assert opened.page.locator("#clients-chart .main-svg").first.is_visible()
+    plot = opened.page.locator("#participation-chart .nsewdrag").bounding_box()
+    legend = opened.page.locator("#participation-chart .legend .bg").bounding_box()
+    assert plot is not None
+    assert legend is not None
+    assert plot["height"] > 150
+    assert legend["y"] > plot["y"] + plot["height"] + 40  # below the axis and its title
+    # Names of classes stand apart, at a phone's width too.
+    for chart, ticks in (("classes-chart", "xtick"), ("forget-left", "ytick"), ("clients-chart", "ytick")):
+        boxes = [tick.bounding_box() for tick in opened.page.locator(f"#{chart} .{ticks} text").all()]
+        edges = sorted(
+            (box["x"], box["x"] + box["width"]) if ticks == "xtick" else (box["y"], box["y"] + box["height"])
+            for box in boxes
+            if box is not None
+        )
+        assert len(edges) >= 4
+        assert all(end <= start + 3 for (_, end), (start, _) in itertools.pairwise(edges)), chart
+    opened.page.locator("#two-methods").click()
+    assert opened.lines("accuracy-chart") == ["fedavg", opened.page.locator("#right option:checked").inner_text()]
+    opened.page.locator("#all-methods").click()
+    assert len(opened.lines("accuracy-chart")) == 13
+    assert opened.complaints == []
     opened.context.close()
 
 

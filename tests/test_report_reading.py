@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ def _break(folder: Path, case: str) -> None:
         rounds.write_text("\n".join([lines[0], ",".join(f'"{c}"' for c in cells)]))
     elif case == "no counts":
         (folder / "label_counts.csv").unlink()
+        info = json.loads((folder / "run.json").read_text())
+        del info["dataset"]["classes"]
+        (folder / "run.json").write_text(json.dumps(info))
     elif case == "counts":
         (folder / "label_counts.csv").write_text("client,a\n0,many\n")
     elif case == "twice":
@@ -60,7 +64,7 @@ def _break(folder: Path, case: str) -> None:
         ("stranger", r"rounds\.csv: round 1, column clients: client '999' has no row"),
         ("no list", r"rounds\.csv: round 1, column clients: '{}' is not a JSON list"),
         ("classes", r"rounds\.csv: round 1, column class_accuracy: 2 values for 10 classes"),
-        ("no counts", r"label_counts\.csv: missing"),
+        ("no counts", r"label_counts\.csv: missing, and run\.json names no classes"),
         ("counts", r"label_counts\.csv: line 2: 'many' is not a number"),
         ("twice", r"label_counts\.csv: a client is listed twice"),
         ("paper", r"paper_figures\.json: figure 'high' of 'fedavg'"),

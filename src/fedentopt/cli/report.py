@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
         open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
         json_: Annotated[bool, typer.Option("--json", help="Print the page's path and size as JSON.")] = False,
     ) -> None:
-        """Make one self-contained HTML page from finished runs."""
+        """Make one self-contained HTML page from the runs of a folder, finished or not."""
         from fedentopt.report import write_report
 
         page = write_report(directory, out=out)

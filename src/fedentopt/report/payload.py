@@ -50,7 +50,7 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
     targets = _targets(group)
 
     def label_table(run: RunResult) -> int | None:
-        if run.labels.size > detail.label_cells:
+        if run.labels is None or run.labels.size > detail.label_cells:
             return None
         key = run.labels.tobytes()
         if key not in table_of:
@@ -85,7 +85,6 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
         "targets": targets,
         "methods": methods,
         "labelTables": tables,
-        "noisyLabels": any(run.labels_are_noisy for method in group.methods for run in method.runs),
         "left": group.methods.index(plain) if plain else 0,
         "right": group.methods.index(balanced) if balanced else len(group.methods) - 1,
         "thinned": _thinned(group, detail),
@@ -101,6 +100,7 @@ def _run(run: RunResult, table: int | None, detail: Detail) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "table": table,
+        "noisy": run.labels_are_noisy,
         "rounds": [int(run.rounds[i]) for i in kept],
         "picks": [run.picks[i] for i in kept],
         "absent": {str(number): clients for number, clients in absent.items() if clients},
@@ -143,7 +143,7 @@ def _thinned(group: Group, detail: Detail) -> list[str]:
             if detail.pick_rounds
             else "client picks are left out"
         )
-    if any(run.labels.size > detail.label_cells for run in runs):
+    if any(run.labels is not None and run.labels.size > detail.label_cells for run in runs):
         notes.append("label counts are left out")
     if longest > detail.curve_points:
         notes.append(f"curves show {detail.curve_points} of {longest} rounds")

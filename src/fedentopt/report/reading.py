@@ -56,7 +56,7 @@ class RunResult:
     environment: dict[str, Any]
     classes: tuple[str, ...]
     clients: tuple[str, ...]
-    labels: Floats  # (K, C), true label counts, or the reported ones where the true ones are not known
+    labels: Floats | None  # (K, C), true label counts, or the reported ones, or none where neither is on disk
     labels_are_noisy: bool
     rounds: Integers
     accuracy: Floats
@@ -131,7 +131,7 @@ def _read_run(folder: Path) -> RunResult | None:
     rows = _read_rounds(rounds_file) if rounds_file.is_file() else []
     if not rows:
         return None
-    clients, classes, labels, noisy = _read_labels(folder)
+    clients, classes, labels, noisy = _read_labels(folder) or _without_labels(folder, info, config)
     row_of = {name: row for row, name in enumerate(clients)}
 
     def cohort(row: dict[str, str], column: str) -> list[int]:
@@ -220,13 +220,16 @@ def _read_rounds(file: Path) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines[1:]]
 
 
-def _read_labels(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...], Floats, bool]:
-    """Client names, class names and counts. A server that only ever saw noisy counts has no true ones."""
+_Labels = tuple[tuple[str, ...], tuple[str, ...], Floats | None, bool]
+
+
+def _read_labels(folder: Path) -> _Labels | None:
+    """Client names, class names, counts, and whether these are noisy; a server may have seen no other."""
     file, noisy = folder / "label_counts.csv", False
     if not file.is_file() and (folder / "reported_counts.csv").is_file():
         file, noisy = folder / "reported_counts.csv", True
     if not file.is_file():
-        raise InputError(f"{file}: missing; a run's folder holds the label counts of its clients")
+        return None
     lines = _read_rows(file)
     if len(lines) < 2 or len(lines[0]) < 2:
         raise InputError(f"{file}: expected a header `client,<class>,...` and one line a client")
@@ -243,6 +246,18 @@ def _read_labels(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...], Floats
         raise InputError(f"{file}: a client is listed twice; accepted: one line a client")
     # Noise takes counts below zero; the server reads those as zero, and so does the page.
     return clients, tuple(lines[0][1:]), np.maximum(counts, 0), noisy
+
+
+def _without_labels(folder: Path, info: dict[str, Any], config: dict[str, Any]) -> _Labels:
+    """Clients by number and the data set's classes: what run.json still says when the counts are lost."""
+    dataset = info.get("dataset")
+    classes = dataset.get("classes") if isinstance(dataset, dict) else None
+    clients = config.get("clients")
+    if not isinstance(classes, list) or not classes or not isinstance(clients, int):
+        raise InputError(
+            f"{folder / 'label_counts.csv'}: missing, and run.json names no classes or number of clients to do without"
+        )
+    return tuple(map(str, range(clients))), tuple(map(str, classes)), None, False
 
 
 def _number(text: str, where: str) -> float:

@@ -5,18 +5,18 @@ const drawClasses = () => {
   const names = view.group.classes;
   const rows = [...methods].reverse();
   const place = document.getElementById("classes-chart");
-  place.style.height = `${Math.max(200, 110 + 34 * rows.length)}px`;
+  place.style.height = `${Math.max(220, 130 + (isNarrow() ? 22 : 34) * rows.length)}px`;
   const many = names.length > (isNarrow() ? 6 : 25);
   return draw("classes-chart", [{
-    type: "heatmap", z: rows.map((method) => method.classAccuracy), zmin: 0, zmax: 100, colorscale: knowledge(), xgap: 2, ygap: 2,
+    type: "heatmap", z: rows.map((method) => method.classAccuracy), zmin: 0, zmax: 100, colorscale: knowledge(), xgap: names.length > (isNarrow() ? 25 : 60) ? 0 : 2, ygap: 2,
     texttemplate: many ? "" : "%{z:.0f}",
     customdata: rows.map((method) => names.map((name) => [plain(clipped(method.label, 40)), plain(clipped(name, 40))])),
     hovertemplate: "%{customdata[0]}<br>%{customdata[1]}: %{z:.1f} %<extra></extra>",
     colorbar: { title: { text: "%", side: "right" }, thickness: 12, outlinewidth: 0 },
   }], layout({
     margin: { l: 54, r: 12, t: 14, b: 46 },
-    xaxis: axis("", { tickvals: names.map((_, c) => c), ticktext: names.map((name) => plain(clipped(name, 12))), showgrid: false }),
-    yaxis: axis("", { tickvals: rows.map((_, i) => i), ticktext: rows.map((method) => plain(clipped(method.label, isNarrow() ? 12 : 28))), showgrid: false }),
+    xaxis: classAxis(place.clientWidth - (isNarrow() ? 220 : 330), 12),
+    yaxis: axis("", { tickvals: rows.map((_, i) => i), ticktext: rows.map((method) => plain(clipped(method.label, isNarrow() ? 24 : 28))), tickfont: { size: isNarrow() ? 10 : 13 }, showgrid: false }),
   }));
 };
 
@@ -26,6 +26,7 @@ const drawForgetting = (side) => {
   const id = `forget-${side}`;
   if (!run.classRounds.length) return drawEmpty(id, "No accuracies per class are kept for this run.");
   const names = view.group.classes;
+  const room = growTo(id, names.length, isNarrow() ? 300 : 360);
   return draw(id, [{
     type: "heatmap", x: run.classRounds, z: names.map((_, c) => run.classAccuracy.map((row) => row[c])), zmin: 0, zmax: 100,
     colorscale: knowledge(), showscale: false,
@@ -34,6 +35,6 @@ const drawForgetting = (side) => {
   }], layout({
     title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
     xaxis: wholeAxis("Round", run.classRounds.at(-1), { showgrid: false }),
-    yaxis: axis("", { tickvals: names.map((_, c) => c), ticktext: names.map((name) => plain(clipped(name, isNarrow() ? 9 : 14))), showgrid: false }),
+    yaxis: classAxis(room, isNarrow() ? 9 : 14),
   }));
 };

@@ -19,12 +19,18 @@ const cohortAt = (side) => {
   return { method, run, at, clients: run.picks[at] ?? [], absent, labels: view.group.labelTables[run.table] };
 };
 
+const NO_LABELS = "The label counts are not in the page: too many for one, or not in the folder of this run.";
+
 const drawCohort = (side) => {
   const { method, run, at, clients, absent, labels } = cohortAt(side);
   const id = `cohort-${side}`;
   const caption = document.getElementById(`${id}-text`);
   caption.replaceChildren();
-  if (at === undefined || at < 0 || !labels) return drawEmpty(id, "The picks of this run are not in the page.");
+  if (at < 0) return drawEmpty(id, "The picks of this run are not in the page.");
+  if (!labels) {
+    describeCohort(caption, { run, at, clients, absent, missing: null });
+    return drawEmpty(id, NO_LABELS);
+  }
   const names = view.group.classes;
   const everyone = names.map((_, c) => labels.reduce((sum, row) => sum + row[c], 0));
   const totals = names.map((_, c) => clients.reduce((sum, client) => sum + labels[client][c], 0));
@@ -32,7 +38,7 @@ const drawCohort = (side) => {
   const classes = names.map((_, c) => c);
   const traces = clients.map((client, order) => ({
     type: "bar", x: classes, y: classes.map((c) => labels[client][c]),
-    marker: { color: faded(colour, absent.includes(client) ? 0.25 : order % 2 ? 0.62 : 0.85), line: { color: cssColour("--page"), width: 1 } },
+    marker: { color: faded(colour, absent.includes(client) ? 0.25 : order % 2 ? 0.62 : 0.85), line: { color: cssColour("--page"), width: clients.length > 30 || names.length > 30 ? 0 : 1 } },
     name: plain(`client ${clipped(view.group.clients[client], 30)}`),
     customdata: classes.map((c) => plain(clipped(names[c], 30))),
     hovertemplate: `client ${plain(clipped(view.group.clients[client], 30)).replace(/%\{/g, "% {")}${absent.includes(client) ? " (did not train)" : ""}<br>%{y} × %{customdata}<extra></extra>`,
@@ -48,14 +54,16 @@ const drawCohort = (side) => {
   const missing = classes.filter((c) => totals[c] <= 0);
   const heights = document.getElementById("same-scale").checked ? SIDES.map((other) => highest(cohortAt(other))) : [highest({ clients, labels })];
   const top = Math.max(...heights, 1e-9) * 1.12;
-  const texts = names.map((name) => plain(clipped(name, isNarrow() ? 8 : 12)));
+  const most = isNarrow() ? 8 : 12;
+  const slanted = names.length > 6 && names.some((name) => name.length > 4);
   draw(id, traces, layout({
     barmode: "stack", title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
-    xaxis: axis("", { tickvals: classes, ticktext: texts, range: [-0.6, names.length - 0.4], tickangle: names.length > 6 && texts.some((text) => text.length > 4) ? -40 : 0 }),
+    xaxis: classAxis(document.getElementById(id).clientWidth - 70, most, { range: [-0.6, names.length - 0.4], tickangle: slanted ? -40 : 0 }),
     yaxis: axis("Samples", { range: [0, top] }), hovermode: "closest",
     annotations: missing.map((c) => ({ x: c, y: 0, yanchor: "bottom", text: "✕", showarrow: false, font: { size: 18, color: cssColour("--warn") } })),
   }));
-  describeCohort(caption, { run, at, clients, absent, missing });
+  // Noisy counts do not say who is missing; rounds.csv says how many are.
+  describeCohort(caption, { run, at, clients, absent, missing: run.noisy ? null : missing });
 };
 
 const highest = ({ clients, labels }) => (labels ? Math.max(0, ...view.group.classes.map((_, c) => clients.reduce((sum, client) => sum + labels[client][c], 0))) : 0);
@@ -69,16 +77,17 @@ const describeCohort = (place, { run, at, clients, absent, missing }) => {
     return element;
   };
   const lost = document.createElement("span");
-  lost.className = missing.length ? "missing" : "";
-  lost.textContent = missing.length ? `missing: ${missing.map((c) => classes[c]).join(", ")}` : "none missing";
+  const gaps = missing ? missing.length : classes.length - run.covered[at];
+  lost.className = gaps ? "missing" : "";
+  lost.textContent = !gaps ? "none missing" : missing ? `missing: ${missing.map((c) => classes[c]).join(", ")}` : `${gaps} missing`;
   place.append(
     "Entropy ", strong(run.entropy[at] === null ? "–" : run.entropy[at].toFixed(4), "entropy"), ` of at most ${Math.log2(classes.length).toFixed(4)} bits · `,
     strong(String(run.covered[at]), "covered"), ` of ${classes.length} classes, `, lost,
   );
   if (run.accuracy[at] !== null) place.append(" · accuracy after the round ", strong(run.accuracy[at].toFixed(2), "accuracy"), " %");
   place.append(document.createElement("br"), "Clients ", strong(clients.map((client) => names[client]).join(", ") || "none", "clients"));
-  const gaps = run.covered.filter((count) => count < classes.length).length;
-  place.append(document.createElement("br"), `A class is missing in ${gaps} of ${run.rounds.length} rounds`);
+  const rounds = run.covered.filter((count) => count < classes.length).length;
+  place.append(document.createElement("br"), `A class is missing in ${rounds} of ${run.rounds.length} rounds`);
   if (absent.length) place.append(` · did not train in this one: ${absent.map((client) => names[client]).join(", ")}`);
 };
 
@@ -93,18 +102,19 @@ const blockName = (block, size, most = 30) => {
 };
 
 const drawClients = () => {
-  const { labels } = cohortAt("left");
-  if (!labels) return drawEmpty("clients-chart", "The label counts of this setting are too many for one page.");
+  const labels = cohortAt("left").labels ?? cohortAt("right").labels;
+  if (!labels) return drawEmpty("clients-chart", NO_LABELS);
   const { classes, clients: names } = view.group;
   const size = blockSize();
   const blocks = Math.ceil(names.length / size);
   const z = classes.map(() => new Array(blocks).fill(0));
   labels.forEach((row, client) => row.forEach((count, c) => { z[c][Math.floor(client / size)] += count; }));
-  const marks = SIDES.map((side, index) => {
+  const gap = Math.max(1, classes.length / 30);
+  const marks = (view.group.methods.length > 1 ? SIDES : ["left"]).map((side, index) => {
     const { method, clients, absent } = cohortAt(side);
     return {
       type: "scatter", mode: "markers", x: clients.map((client) => Math.floor(client / size)),
-      y: clients.map(() => (index === 0 ? -1 : classes.length)), cliponaxis: false,
+      y: clients.map(() => (index === 0 ? -gap : classes.length - 1 + gap)), cliponaxis: false,
       marker: { color: colourOf(method), symbol: clients.map((client) => (absent.includes(client) ? "x" : index === 0 ? "triangle-up" : "triangle-down")), size: 10 },
       customdata: clients.map((client) => plain(clipped(names[client], 30))), name: plain(clipped(method.label, 40)),
       hovertemplate: "client %{customdata} chosen by %{fullData.name}<extra></extra>",
@@ -112,6 +122,7 @@ const drawClients = () => {
   });
   const step = Math.max(1, Math.ceil(blocks / 12));
   const tickvals = [...Array(blocks).keys()].filter((block) => block % step === 0);
+  const room = growTo("clients-chart", classes.length + 3, isNarrow() ? 360 : 440);
   return draw("clients-chart", [{
     type: "heatmap", z, colorscale: amounts(), zmin: 0, hoverongaps: false,
     colorbar: { title: { text: "samples", side: "right" }, thickness: 12, outlinewidth: 0 },
@@ -119,7 +130,7 @@ const drawClients = () => {
     hovertemplate: "client %{customdata[0]}<br>%{z} × %{customdata[1]}<extra></extra>",
   }, ...marks], layout({
     xaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => blockName(block, size, 12)), showgrid: false, range: [-0.6, blocks - 0.4] }),
-    yaxis: axis("", { tickvals: classes.map((_, c) => c), ticktext: classes.map((name) => plain(clipped(name, isNarrow() ? 9 : 20))), showgrid: false, range: [-1.8, classes.length + 0.8] }),
+    yaxis: classAxis(room, isNarrow() ? 9 : 20, { range: [-1.8 * gap, classes.length - 1 + 1.8 * gap] }),
     hovermode: "closest",
   }));
 };

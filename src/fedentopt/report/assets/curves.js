@@ -44,15 +44,17 @@ const drawEntropy = () => {
   const traces = layered(methods.flatMap((method) => bandAndLine(method, method.entropy, " bits", 3)));
   const level = (count, text, position) => ({
     line: { x0: 0, x1: 1, xref: "paper", y0: Math.log2(count), y1: Math.log2(count), line: { color: cssColour("--soft"), width: 1.3, dash: "dash" } },
-    note: { x: 0, xref: "paper", xanchor: "left", y: Math.log2(count), yanchor: position, text: `${text} = ${Math.log2(count).toFixed(3)}`, showarrow: false, font: { size: 12, color: cssColour("--soft") } },
+    note: { x: 0, xref: "paper", xanchor: "left", y: Math.log2(count), yanchor: position, text: `${text} = ${Math.log2(count).toFixed(3)}`, showarrow: false, font: { size: 12, color: cssColour("--soft") }, bgcolor: cssColour("--page"), opacity: 0.9, borderpad: 1 },
   });
   const levels = [level(classes, `log₂(${classes})`, "bottom")];
   if (classes > 2) levels.push(level(classes - 1, `log₂(${classes - 1})`, "top"));
   const lows = methods.flatMap((method) => method.entropy.mean.map((value, i) => value - method.entropy.std[i]));
   const top = Math.log2(classes);
+  const bottom = Math.min(...lows, classes > 2 ? Math.log2(classes - 1) : 0);
+  const span = Math.max(top - bottom, 0.05);
   return draw("entropy-chart", traces, layout({
     hovermode: "x unified", xaxis: roundAxis(methods, "entropy"),
-    yaxis: axis("Entropy (bits)", { range: [Math.max(0, Math.min(...lows, classes > 2 ? Math.log2(classes - 1) : 0) - 0.15), top + 0.12 * Math.max(top, 1)] }),
+    yaxis: axis("Entropy (bits)", { range: [Math.max(0, bottom - 0.1 * span), top + 0.15 * span] }),
     shapes: levels.map((item) => item.line), annotations: levels.map((item) => item.note),
   }));
 };
@@ -77,9 +79,13 @@ const drawParticipation = () => {
     };
   });
   const ticks = clientTicks(names);
+  // The legend stands below the plot, with room of its own however many methods there are.
+  const place = document.getElementById("participation-chart");
+  const legendHeight = 22 * Math.ceil(methods.length / Math.max(1, Math.floor(place.clientWidth / 330))) + 10;
+  place.style.height = `${320 + legendHeight}px`;
   return draw("participation-chart", traces, layout({
-    showlegend: true, legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0, itemclick: false, itemdoubleclick: false },
-    hovermode: "closest", margin: { l: 54, r: 12, t: 14, b: 60 },
+    showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, maxheight: 1, itemclick: false, itemdoubleclick: false },
+    hovermode: "closest", margin: { l: 54, r: 12, t: 14, b: 60 + legendHeight },
     xaxis: byClient ? axis("Client", ticks) : wholeAxis("Clients, most chosen first", names.length),
     yaxis: wholeAxis("Times chosen", Math.max(...traces.flatMap((trace) => trace.y)), { rangemode: "tozero" }),
   }));

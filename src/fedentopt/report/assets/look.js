@@ -9,7 +9,12 @@ const cssColour = (name) => getComputedStyle(document.documentElement).getProper
 
 // Plotly reads a little HTML and, between dollar signs, formulas in labels; names from users are shown as they are.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
-const clipped = (text, most = 18) => (String(text).length > most ? `${String(text).slice(0, most - 1)}…` : String(text));
+// Long names lose their middle: names of one kind mostly differ at the end.
+const clipped = (text, most = 18) => {
+  const letters = [...String(text)];
+  const end = Math.floor(most * 0.3);
+  return letters.length > most ? `${letters.slice(0, most - 1 - end).join("")}…${letters.slice(-end).join("")}` : String(text);
+};
 
 const styleMethods = (group) => {
   let next = 0;
@@ -41,6 +46,20 @@ const axis = (title, more = {}) => ({
   automargin: true,
   ...more,
 });
+
+// An axis of classes: as many names as there is room for, `room` in pixels; slanted ones need more of it.
+const classAxis = (room, most, more = {}) => {
+  const names = view.group.classes;
+  const step = Math.max(1, Math.ceil((names.length * (more.tickangle ? 22 : 15)) / room));
+  const tickvals = names.map((_, c) => c).filter((c) => c % step === 0);
+  return axis("Class", { tickvals, ticktext: tickvals.map((c) => plain(clipped(names[c], most))), showgrid: false, ...more });
+};
+// Charts with a row for each class (or method) grow with them; past forty, names are left out instead.
+const growTo = (id, rows, least) => {
+  const height = Math.max(least, 100 + 15 * Math.min(rows, 40));
+  document.getElementById(id).style.height = `${height}px`;
+  return height - 100;
+};
 
 // Rounds and picks are whole numbers, so are the marks of their axes.
 const wholeAxis = (title, most, more = {}) => axis(title, { tickformat: "d", ...(most <= 10 ? { dtick: 1 } : {}), ...more });

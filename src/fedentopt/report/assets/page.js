@@ -5,6 +5,7 @@ const byId = (id) => document.getElementById(id);
 const drawRound = () => {
   byId("round-number").textContent = currentRound() ?? "–";
   SIDES.forEach(drawCohort);
+  byId("noisy").hidden = !SIDES.some((side) => cohortAt(side).run.noisy);
   drawClients();
 };
 const markRound = () => SIDES.forEach((side) => {
@@ -46,6 +47,7 @@ const fillSelect = (select, options, chosen) => {
 const fillMethods = () => {
   const place = byId("methods");
   place.querySelectorAll("label").forEach((label) => label.remove());
+  byId("method-switches").hidden = view.group.methods.length < 4;
   view.group.methods.forEach((method, index) => {
     method.shown ??= true;
     const label = document.createElement("label");
@@ -89,7 +91,6 @@ const showGroup = async (number) => {
   document.documentElement.toggleAttribute("data-single", group.methods.length === 1);
   byId("thinned").hidden = !group.thinned.length;
   byId("thinned").textContent = `To keep this page small, ${group.thinned.join(", ")}; totals and tables use everything.`;
-  byId("noisy").hidden = !group.noisyLabels;
   const methods = group.methods.map((method, index) => [String(index), method.label]);
   fillSelect(byId("left"), methods, String(view.left));
   fillSelect(byId("right"), methods, String(view.right));
@@ -106,8 +107,16 @@ const showGroup = async (number) => {
   view.rounds = [];
   byId("round").value = 0;
   useSides();
+  byId("round").value = tellingRound();
   fillMethods();
   drawAll();
+};
+
+// Where the stepping starts: the first round in which the left cohort lacks a class and the right one has them all.
+const tellingRound = () => {
+  const [left, right] = SIDES.map((side) => runOf(methodOn(side)));
+  const full = (run, round) => run.covered[run.rounds.indexOf(round)] === view.group.classes.length;
+  return Math.max(0, view.rounds.findIndex((round) => !full(left, round) && full(right, round)));
 };
 
 const step = (by) => {
@@ -158,6 +167,13 @@ const wire = () => {
   byId("previous").addEventListener("click", () => step(-1));
   byId("next").addEventListener("click", () => step(1));
   byId("gap").addEventListener("click", stepToGap);
+  for (const [id, wanted] of [["all-methods", () => true], ["two-methods", (_, index) => index === view.left || index === view.right]]) {
+    byId(id).addEventListener("click", () => {
+      view.group.methods.forEach((method, index) => { method.shown = wanted(method, index); });
+      byId("methods").querySelectorAll("input").forEach((box) => { box.checked = view.group.methods[Number(box.dataset.method)].shown; });
+      drawShown();
+    });
+  }
   byId("play").addEventListener("click", play);
   byId("target").addEventListener("input", drawBytes);
   byId("participation-order").addEventListener("change", drawParticipation);
