@@ -33,9 +33,10 @@ def selection(
     if json:
         print_json({"selection": [asdict(speed) for speed in speeds]})
         return
-    table = Table("case", title="one cohort of FedEntOpt", box=None, pad_edge=False)
-    for heading in ("clients", "classes", "cohort", "first", "next", "naive NumPy", "faster", "same", "peak memory"):
-        table.add_column(heading, justify="right")
+    table = Table(title="one cohort of FedEntOpt", box=None, padding=(0, 1, 0, 0))
+    table.add_column("case", no_wrap=True)
+    for heading in ("clients", "classes", "cohort", "first", "next", "naive", "faster", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for speed in speeds:
         table.add_row(
             speed.case,
@@ -44,14 +45,24 @@ def selection(
             str(speed.cohort),
             _time(speed.first_ms),
             _time(speed.ours_ms),
-            "does not fit" if speed.naive_ms is None else _time(speed.naive_ms),
+            "" if speed.naive_ms is None else _time(speed.naive_ms),
             "" if speed.times is None else f"{speed.times:.1f} x",
-            "" if speed.same_cohort is None else "yes" if speed.same_cohort else "NO",
             "" if speed.peak_mb is None else f"{speed.peak_mb:,.0f} MB",
         )
     out().print(table)
-    out().print("first: with all preparation; next: best of several; same: the naive way found the same cohort")
+    out().print(
+        "\nfirst: with all preparation; next: best of several; naive: NumPy as the definition suggests, where it fits in "
+        "memory"
+    )
+    compared = [speed for speed in speeds if speed.same_cohort is not None]
+    apart = [speed.case for speed in compared if not speed.same_cohort]
+    if apart:
+        out().print(f"NOT the same cohorts both ways: {', '.join(apart)}")
+    elif compared:
+        out().print("both ways found the same cohorts")
 
 
 def _time(milliseconds: float) -> str:
-    return f"{milliseconds:.2f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.1f} s"
+    return f"{milliseconds:.2f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
