@@ -51,8 +51,7 @@ def selection(
         )
     out().print(table)
     out().print(
-        "\nfirst: with all preparation; next: best of several; naive: NumPy as the definition suggests, where it fits in "
-        "memory"
+        "\nfirst: with all preparation; next: best of several; naive: NumPy as the definition suggests, where it fits"
     )
     compared = [speed for speed in speeds if speed.same_cohort is not None]
     apart = [speed.case for speed in compared if not speed.same_cohort]
