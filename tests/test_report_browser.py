@@ -377,8 +377,17 @@ def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path:
     assert opened.lines("accuracy-chart") == ["fedavg", opened.page.locator("#right option:checked").inner_text()]
     opened.page.locator("#all-methods").click()
     assert len(opened.lines("accuracy-chart")) == 13
+    colours = [trace["line"]["color"] for trace in opened.drawn("accuracy-chart") if trace.get("meta")]
+    assert [colour for colour in colours if contrast_with_white(colour) < 2] == []
     assert opened.complaints == []
     opened.context.close()
+
+
+def contrast_with_white(colour: str) -> float:
+    """The contrast ratio of WCAG 2; 1 cannot be told from white, 21 is black."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
 
 
 def test_settings_are_chosen_and_dropouts_marked(browser: Browser, tmp_path: Path) -> None:

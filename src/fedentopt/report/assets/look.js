@@ -2,6 +2,8 @@
 // Okabe and Ito's palette: told apart by readers with any common colour vision. The neutral one goes to plain
 // averaging, the blues to entropy selection; past eight methods the dashes tell them apart.
 const PALETTE = ["#E69F00", "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#0072B2", "#56B4E9"];
+// Yellow cannot be seen on white: there it is olive.
+const ON_WHITE = { "#F0E442": "#8F8300" };
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
@@ -23,7 +25,7 @@ const styleMethods = (group) => {
     else if (index === group.right) method.style = { light: "#0072B2", dark: "#3D9BD6", dash: "solid" };
     else {
       const colour = PALETTE[next % PALETTE.length];
-      method.style = { light: colour, dark: colour, dash: DASHES[Math.min(DASHES.length - 1, 1 + Math.floor(next / PALETTE.length))] };
+      method.style = { light: ON_WHITE[colour] ?? colour, dark: colour, dash: DASHES[Math.min(DASHES.length - 1, 1 + Math.floor(next / PALETTE.length))] };
       if (next < 4) method.style.dash = "solid";
       next += 1;
     }
