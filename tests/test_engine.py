@@ -14,6 +14,7 @@ import toy
 from fedentopt.algorithms import Algorithm, LocalTerms
 from fedentopt.errors import InputError
 from fedentopt.partition import parse, partition
+from fedentopt.selection import RandomSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions, Task, simulate
@@ -270,13 +271,53 @@ def not_one(config):
     return object()
 
 
+def failing(config):
+    raise RuntimeError("out of ideas")
+
+
+class Picks(RandomSelector):
+    """Selects what it is told to."""
+
+    def __init__(self, *clients):
+        super().__init__(cohort_size=len(clients))
+        self.clients = clients
+
+    def select(self, available=None):
+        return replace(super().select(available), clients=self.clients)
+
+
+def picks_nobody_known(config):
+    return Picks(0, 1, config.clients)
+
+
+def picks_one_twice(config):
+    return Picks(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("test_engine:not_one", "made a object without register, select"),
+        ("test_engine:failing", "calling test_engine:failing raised RuntimeError: out of ideas"),
+        ("broken_for_test:factory", "importing broken_for_test raised SyntaxError"),
+        ("test_engine:picks_nobody_known", r"selected \(0, 1, 6\); accepted: .* distinct numbers from 0 to 5"),
+        ("test_engine:picks_one_twice", r"selected \(2, 2\)"),
+    ],
+)
+def test_a_users_own_selector_is_refused_by_what_is_wrong(path, words, tmp_path, monkeypatch):
+    (tmp_path / "broken_for_test.py").write_text("x = (")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"selector: .*{words}"):
+        toy.run([toy.config(selector=path)], toy.images(samples=90))
+
+
 def test_a_users_own_algorithm_and_its_refusals():
     data = toy.images(samples=90)
     own = toy.run([toy.config(algorithm="test_engine:halfway")], data)[0]
     assert toy.difference(own, toy.run([toy.config()], data)[0]) > 1e-4
     for path, words in (
-        ("nowhere:factory", "cannot import 'nowhere'"),
-        ("test_engine:nothing", "has no callable 'nothing'"),
+        ("nowhere:factory", "no module 'nowhere'"),
+        ("test_engine:nothing", "has no attribute 'nothing'"),
         ("test_engine:not_one", "made a object"),
     ):
         with pytest.raises(InputError, match=words):

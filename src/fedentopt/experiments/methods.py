@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedentopt.errors import InputError
+from fedentopt.own_code import is_import_path
 from fedentopt.simulation.config import ALGORITHMS, SELECTORS
-from fedentopt.simulation.extension import is_import_path
 
 DP_EPSILON = 0.5
 """Privacy budget that `-dp` stands for unless another one is given (the paper's)."""

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedentopt.errors import InputError
+from fedentopt.own_code import make_own, told
 
 
 def own_model(spec: str, num_classes: int) -> nn.Module:
-    """Import the factory (the current directory counts as importable) and call it.
-
-    Refused: no such module or attribute, an exception in either, a result that is no `nn.Module`.
-    """
-    with _current_directory_importable():
-        factory = _find(spec)
-        try:
-            model = factory(num_classes)
-        except Exception as error:
-            raise InputError(f"model: {spec}({num_classes}) raised {_told(error)}") from error
+    """Import the factory (see `make_own`), call it, and refuse a result that is no `nn.Module`."""
+    model = make_own("model", spec, num_classes)
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {spec}({num_classes}) returned {type(model).__name__}; accepted: torch.nn.Module")
     return model
@@ -53,46 +41,10 @@ def check_own_model(model: nn.Module, spec: str, num_classes: int, image_size: i
         )
 
 
-def _find(spec: str) -> Callable[[int], Any]:
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
-        raise InputError(f"model: {spec!r} is not of the form package.module:factory")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise InputError(f"model: no module {error.name!r} for {spec!r}, nor in the current directory") from error
-        raise InputError(f"model: importing {module_name} raised {_told(error)}") from error
-    except Exception as error:
-        raise InputError(f"model: importing {module_name} raised {_told(error)}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise InputError(f"model: {module_name} has no attribute {attribute!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"model: {spec} is {type(found).__name__}; accepted: a callable factory(num_classes)")
-    return found  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
-
-
 def _forward(model: nn.Module, images: torch.Tensor, spec: str) -> Any:
     try:
         with torch.no_grad():
             return model(images)
     except Exception as error:
-        raise InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {_told(error)}") from error
+        raise InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {told(error)}") from error
 
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

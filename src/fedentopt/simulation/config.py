@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedentopt.errors import InputError
+from fedentopt.own_code import is_import_path
 from fedentopt.partition import parse as parse_partition
-from fedentopt.simulation.extension import is_import_path
 
 ALGORITHMS = ("fedavg", "fedprox", "fednova", "scaffold", "fedrs", "fedlc", "fedconcat", "fedentropy")
 SELECTORS = ("random", "fedentopt", "kl")

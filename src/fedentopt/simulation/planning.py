@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from fedentopt.algorithms import Algorithm, ValuedDraw
+from fedentopt.errors import InputError
+from fedentopt.own_code import make_own
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
-from fedentopt.selection import EntropySelector, KLSelector, RandomSelector, Selector
+from fedentopt.selection import Cohort, EntropySelector, KLSelector, RandomSelector, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.extension import load_factory
 from fedentopt.simulation.randomness import generator, key
 
 
@@ -108,7 +109,7 @@ class RunPlanner:
             selected = self.draw.draw(generator(config.seed, "fedentropy", round_))
         else:
             cohort = self._selector.select()
-            selected = tuple(int(k) for k in cohort.clients)
+            selected = self._known_clients(cohort)
             limits = cohort.sample_limits
         luck = generator(config.seed, "dropout", round_).random(config.clients)
         work = []
@@ -118,6 +119,17 @@ class RunPlanner:
             samples, counts = self._samples(client, None if limits is None else limits.get(client))
             work.append(ClientWork(client, samples, counts, self._epochs(client, round_), config.batch_size))
         return RoundPlan(round_, selected, tuple(task for task in work if len(task.samples)))
+
+    def _known_clients(self, cohort: Cohort) -> tuple[int, ...]:
+        """A cohort's client numbers; a selector of the user's own may have got them wrong."""
+        config = self.config
+        chosen = tuple(getattr(cohort, "clients", ()))
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(config.clients)):
+            raise InputError(
+                f"selector: {config.selector!r} selected {chosen or cohort!r}; "
+                f"accepted: a Cohort whose clients are distinct numbers from 0 to {config.clients - 1}"
+            )
+        return tuple(int(k) for k in chosen)
 
     def _epochs(self, client: int, round_: int) -> int:
         if client not in self.stragglers:
@@ -172,5 +184,11 @@ def _selector(config: RunConfig) -> Selector:
         return KLSelector(cohort_size=config.cohort_size)
     if config.selector == "random":
         return RandomSelector(cohort_size=config.cohort_size, seed=config.seed)
-    made: Selector = load_factory("selector", config.selector)(config)
+    made: Selector = make_own("selector", config.selector, config)
+    lacks = [name for name in ("register", "select", "state_dict", "load_state_dict") if not hasattr(made, name)]
+    if lacks:
+        raise InputError(
+            f"selector: {config.selector!r} made a {type(made).__name__} without {', '.join(lacks)}; "
+            "accepted: a Selector"
+        )
     return made

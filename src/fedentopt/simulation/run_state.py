@@ -25,9 +25,9 @@ from fedentopt.algorithms import (
 )
 from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
 from fedentopt.errors import InputError
+from fedentopt.own_code import make_own
 from fedentopt.simulation.concat import ConcatStage, head_sizes
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.extension import load_factory
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan, RunPlanner
 from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunRecorder
@@ -51,7 +51,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     }
     if config.algorithm in known:
         return known[config.algorithm]()
-    made = load_factory("algorithm", config.algorithm)(config)
+    made = make_own("algorithm", config.algorithm, config)
     if not isinstance(made, Algorithm):
         raise InputError(f"algorithm: {config.algorithm!r} made a {type(made).__name__}; accepted: an Algorithm")
     return made
