@@ -92,12 +92,17 @@ def make_trainer(
 ) -> Trainer:  # fmt: skip
     """Build a chosen trainer."""
     if name == "loop":
-        return LoopTrainer(model, layout, data, transform, workers or os.cpu_count() or 1, precision)
+        return LoopTrainer(model, layout, data, transform, workers or usable_cores(), precision)
     kernels = ops(data.images.device, exact=precision == "fp32-exact", bf16=precision == "bf16")
     if name == "stacked":
         return StackedTrainer(model, layout, data, transform, kernels)
     slots = STREAM_SLOTS if data.images.is_cuda else 1
     return StreamsTrainer(model, layout, data, transform, kernels, slots, precision)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which a container or a batch system may have narrowed."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def wants_channels_last(name: str) -> bool:
