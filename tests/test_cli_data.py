@@ -112,6 +112,15 @@ def test_verify_names_what_is_wrong_and_ends_with_2(tmp_path: Path, command: Cal
     assert "is not there" in missing.err
 
 
+def test_verify_misses_a_file_that_was_removed(tmp_path: Path, command: Callable[..., Said]) -> None:
+    cifar10(tmp_path)
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin").unlink()
+    said = command("data", "verify", "--data-dir", tmp_path)
+    assert said.code == 2
+    assert "data_batch_4.bin is not there" in said.err
+    assert "cifar100" not in said.out + said.err  # of which nothing was ever there
+
+
 def test_verify_takes_ones_own_data_too(tmp_path: Path, command: Callable[..., Said]) -> None:
     class_folders(tmp_path / "own", {"train": 2, "test": 1}, ("a", "b"))
     assert command("data", "verify", tmp_path / "own", "--data-dir", tmp_path).code == 0

@@ -115,11 +115,11 @@ def verify(
     """
     from fedentopt.datasets import resolve_data_dir
     from fedentopt.datasets.catalog import ENTRIES
-    from fedentopt.datasets.verify import there
+    from fedentopt.datasets.verify import begun
     from fedentopt.datasets.verify import verify as check
 
     folder = resolve_data_dir(data_dir)
-    names = [name] if name is not None else [known for known in ENTRIES if there(known, folder)]
+    names = [name] if name is not None else [known for known in ENTRIES if begun(known, folder)]
     rows: list[dict[str, Any]] = []
     for known in names:
         for finding in check(known, folder):

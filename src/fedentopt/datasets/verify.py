@@ -41,6 +41,15 @@ def there(name: str, data_dir: Path) -> bool:
         return False
 
 
+def begun(name: str, data_dir: Path) -> bool:
+    """Whether anything of a data set is there: a part of its files, or what was converted from them."""
+    if there(name, data_dir):
+        return True
+    return any(
+        caches(found, data_dir) or (found.root != data_dir and found.root.exists()) for found in sources(name, data_dir)
+    )
+
+
 def caches(found: Source, data_dir: Path) -> list[Path]:
     """The folders of arrays converted from a source, one an image size."""
     pattern = re.compile(re.escape(found.key) + r"-(\d+)")
