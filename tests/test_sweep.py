@@ -20,6 +20,12 @@ from fedentopt.simulation.engine import EngineOptions
 from toy_run import CONFIG, drive
 
 
+class ToyData(str):
+    """Stands in for a data set."""
+
+    notes: tuple[str, ...] = ()
+
+
 class ToyEngine:
     """Stands in for the engine: keeps what it was asked for, in order, and drives toy runs."""
 
@@ -27,11 +33,11 @@ class ToyEngine:
         self.events: list[object] = []
         self.stop_in: str | None = None
 
-    def load(self, name: str, data_dir: Path | None = None, **how: object) -> str:
+    def load(self, name: str, data_dir: Path | None = None, **how: object) -> ToyData:
         if name == "missing":
             raise InputError("dataset: 'missing' is not there")
         self.events.append(f"load {name}")
-        return f"data of {name}"
+        return ToyData(f"data of {name}")
 
     def simulate(self, tasks, data, options, progress=None):
         self.events.append((data, [task.config.run_id for task in tasks]))
@@ -106,12 +112,21 @@ def test_finished_runs_are_read_and_not_repeated(toy: ToyEngine, tmp_path: Path)
     assert len(toy.stacks) == 1
 
 
+def test_what_a_person_should_know_about_the_data_is_said_once(
+    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyData, "notes", ("no test split, so a fifth is the test",))
+    lines: list[str] = []
+    run_sweep([*seeds(0, 1), *seeds(0, image_size=16)], tmp_path, EngineOptions(say=lines.append))
+    assert lines == ["no test split, so a fifth is the test"]
+
+
 def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
     toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow_load(name: str, data_dir: Path | None = None, **how: object) -> str:
+    def slow_load(name: str, data_dir: Path | None = None, **how: object) -> ToyData:
         drive(RunFolder(tmp_path, CONFIG))
-        return "data"
+        return ToyData("data")
 
     monkeypatch.setattr(datasets, "load", slow_load)
     run_sweep(seeds(0, 1), tmp_path, EngineOptions())

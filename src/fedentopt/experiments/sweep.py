@@ -33,7 +33,8 @@ def run_sweep(
     """Bring every config to its finished run below `out_dir`; results come in the order of the configs.
 
     A finished run is read, not repeated (unless `resume` is off), an unfinished one continued. Configs given
-    twice run once. Data sets are all loaded before anything trains, so that a missing one is known at once.
+    twice run once. Data sets are all loaded before anything trains, so that a missing one is known at once; what a
+    person should know about them is said.
     `recorder` may wrap a run's folder, to record elsewhere as well. A `KeyboardInterrupt` passes through after
     every run of the stack in work has saved a checkpoint.
     """
@@ -56,6 +57,8 @@ def run_sweep(
 
     stacks = _stacks(pending, stack_key)
     data = _load({_data_key(folder.config) for folder in pending}, data_dir)
+    for told in dict.fromkeys(told for loaded in data.values() for told in loaded.notes):
+        say(told)
     for number, stack in enumerate(stacks):
         key = _data_key(stack[0].config)
         with contextlib.ExitStack() as locks:
