@@ -56,8 +56,10 @@ def test_a_run_from_options_to_files_and_table(command: Callable[..., Said], tmp
         "--seed", 5, "--out", tmp_path, "--target", 5, "--target", 99.5,
     )  # fmt: skip
     assert said.code == 0, said.err
-    (folder,) = tmp_path.iterdir()
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert str(folder) in said.out
+    assert "fedentopt-dp" in (tmp_path / "report.html").read_text()
+    assert said.out.rstrip().endswith(str(tmp_path / "report.html"))
     assert {path.name for path in folder.iterdir()} == {
         "run.json", "rounds.csv", "label_counts.csv", "reported_counts.csv", "summary.json", "model.safetensors",
     }  # fmt: skip
@@ -76,7 +78,7 @@ def test_a_run_from_options_to_files_and_table(command: Callable[..., Said], tmp
 
 
 def test_a_finished_run_is_not_repeated_and_its_figures_stay(command: Callable[..., Said], tmp_path: Path) -> None:
-    first = command("run", *SMALL, "--out", tmp_path, "--json")
+    first = command("run", *SMALL, "--out", tmp_path, "--json", "--no-page")
     (folder,) = tmp_path.iterdir()
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     second = command("run", *SMALL, "--out", tmp_path, "--json", "--target", "7.5")
@@ -96,6 +98,7 @@ def test_several_seeds_and_json(command: Callable[..., Said], tmp_path: Path) ->
     said = command("run", *SMALL, "--seeds", "0,3-4", "--out", tmp_path, "--json", "--target", 1)
     assert said.code == 0, said.err
     printed = json.loads(said.out)
+    assert Path(printed["page"]).stat().st_size > 1000
     assert [run["seed"] for run in printed["runs"]] == [0, 3, 4]
     assert all((Path(run["path"]) / "summary.json").exists() for run in printed["runs"])
     (method,) = printed["methods"]
@@ -106,9 +109,33 @@ def test_several_seeds_and_json(command: Callable[..., Said], tmp_path: Path) ->
     assert method["rounds_to"]["1"]["reached"] == 3
 
 
+def test_a_table_too_wide_for_eighty_columns_keeps_its_names_and_numbers_whole(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    targets = [word for target in (95, 96, 97, 98, 99) for word in ("--target", target)]
+    words = ["--algorithm", "scaffold", "--selector", "fedentopt", "--epsilon", 1, "--seeds", "0,1", "--no-page"]
+    said = command("run", *SMALL, *words, *targets, "--out", tmp_path)
+    assert said.code == 0, said.err
+    (line,) = [line for line in said.out.splitlines() if line.startswith("scaffold+fedentopt-dp ")]
+    assert line.count("never") == 5
+    assert line.count("±") == 2
+    assert line.rstrip().endswith("MB")
+
+
+def test_what_a_person_should_know_about_the_data_is_said(command: Callable[..., Said], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 16, 16), dtype=np.uint8), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[y < 2], y_test=y[y < 2])
+    own = ["--dataset", tmp_path / "own.npz", "--data-dir", tmp_path, "--partition", "iid", "--out", tmp_path / "out"]
+    said = command("run", *SMALL, *own, "--clients", 4, "--no-page")
+    assert said.code == 0, said.err
+    assert f"{tmp_path / 'own.npz'}: no test images of 2" in said.err
+
+
 def test_alone_and_in_a_sweep_are_the_same_run(command: Callable[..., Said], tmp_path: Path) -> None:
     command("run", *SMALL, "--seeds", "0,1", "--out", tmp_path / "sweep")
-    command("run", *SMALL, "--seed", "1", "--out", tmp_path / "alone")
+    command("run", *SMALL, "--seed", "1", "--out", tmp_path / "alone", "--no-page")
     (alone,) = (tmp_path / "alone").iterdir()
     assert rows(alone) == rows(tmp_path / "sweep" / alone.name)
     model = (alone / "model.safetensors").read_bytes()
@@ -166,7 +193,7 @@ def test_stopped_in_the_middle_and_continued_is_the_straight_run(
     # Ctrl-C lets the round in work come to its end.
     assert resumed["round"] == (4 if signal_number == signal.SIGKILL else 5)
     if not straight_out.exists():
-        assert command("run", *LONG, "--out", straight_out).code == 0
+        assert command("run", *LONG, "--out", straight_out, "--no-page").code == 0
     (straight,) = straight_out.iterdir()
     assert rows(folder) == rows(straight)
     assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
@@ -283,7 +310,7 @@ def test_curves_for_tensorboard(command: Callable[..., Said], tmp_path: Path) ->
     # One run logs while it trains, the other was finished before anyone asked for curves.
     assert command("run", *SMALL, "--seed", 1, "--out", tmp_path).code == 0
     assert command("run", *SMALL, "--seeds", "0,1", "--out", tmp_path, "--log", "tensorboard").code == 0
-    for folder in tmp_path.iterdir():
+    for folder in (path.parent for path in tmp_path.glob("*/run.json")):
         events = EventAccumulator(str(folder / "tensorboard")).Reload()
         curve = [(event.step, pytest.approx(event.value)) for event in events.Scalars("accuracy")]
         assert [(int(row["round"]), float(row["accuracy"])) for row in rows(folder)] == curve

@@ -280,10 +280,10 @@ class Picks(RandomSelector):
 
     def __init__(self, *clients):
         super().__init__(cohort_size=len(clients))
-        self.clients = clients
+        self.told = clients
 
     def select(self, available=None):
-        return replace(super().select(available), clients=self.clients)
+        return replace(super().select(available), clients=self.told)
 
 
 def picks_nobody_known(config):

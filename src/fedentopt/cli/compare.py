@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedentopt.cli.conduct import conduct
+from fedentopt.cli.conduct import conduct, page_of
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, field_options, fields_of, gather, option, shared_options
@@ -40,18 +40,16 @@ def compare(given: dict[str, Any]) -> None:
         settings = FOR_DIGITS | settings
     configs = method_configs(request.methods or METHODS, settings, request.seeds)
     execution = request.execution
-    runs = conduct(configs, execution, also_needs=("matplotlib", "plotly"))
+    runs = conduct(configs, execution, also_needs=("matplotlib", "plotly") if execution.page else ("matplotlib",))
 
     from fedentopt.experiments.aggregate import by_method, reached_by_all
     from fedentopt.experiments.curve_plot import plot_accuracy
-    from fedentopt.report import write_report
 
     methods = by_method(runs)
     plots = plot_accuracy(methods, execution.out_dir, title(methods))
-    page = write_report(execution.out_dir)
     targets = list(execution.target)
     if given["as_json"]:
-        files = {"out": execution.out, "plots": [str(path) for path in plots], "page": str(page)}
+        files = {"out": execution.out, "plots": [str(path) for path in plots], **page_of(execution)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
     best = reached_by_all(methods)
@@ -59,7 +57,8 @@ def compare(given: dict[str, Any]) -> None:
     console.print(title(methods), style="bold", markup=False)
     print_methods(methods, targets or ([best] if best else []))
     console.print(f"plots: {', '.join(str(path) for path in plots)}", soft_wrap=True, markup=False)
-    console.print(f"page:  {page}", soft_wrap=True, markup=False)
+    for page in page_of(execution).values():
+        console.print(f"page:  {page}", soft_wrap=True, markup=False)
 
 
 def method_configs(

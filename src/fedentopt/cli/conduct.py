@@ -42,6 +42,15 @@ def conduct(
         raise typer.Exit(130) from None
 
 
+def page_of(execution: Execution) -> dict[str, str]:
+    """Write the HTML page of the results' folder; its path as {"page": ...}, or nothing where none is wanted."""
+    if not execution.page:
+        return {}
+    from fedentopt.report import write_report
+
+    return {"page": str(write_report(execution.out_dir))}
+
+
 def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
     from fedentopt.experiments.sweep import run_sweep
     from fedentopt.experiments.tensorboard_log import CurveRecorder, need_tensorboard, write_missing_curves

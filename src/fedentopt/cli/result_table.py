@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedentopt.cli.console import note, out
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
     """One row a method: mean ± sample standard deviation over its seeds, then what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("method", overflow="fold")
+    table.add_column("method", no_wrap=True)
     heads = ["accuracy %", "worst class %", *(f"to {t:g} %" for t in targets), "entropy", "up", "down"]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
@@ -37,7 +38,9 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
             size(figures["bytes_down"]),
         )
     console = out()
-    console.print(table)
+    # Folded numbers and names cannot be read: a line too long for the terminal is the lesser evil.
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console.print(table, soft_wrap=True)
     console.print(_legend(methods, targets), style="dim")
     for method in methods:
         for seed, number in method.diverged.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from fedentopt.cli.conduct import conduct
+from fedentopt.cli.conduct import conduct, page_of
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, field_options, fields_of, gather, shared_options
@@ -18,7 +18,7 @@ DEFAULTS = {"out": "out/run"}
 
 
 def run(given: dict[str, Any]) -> None:
-    """Train one method on one setting, with one seed or several, and keep everything in a folder.
+    """Train one method on one setting, with one seed or several: a table, a folder with everything, a page.
 
     A run that was stopped continues where it was; a finished one is not repeated.
     """
@@ -26,19 +26,23 @@ def run(given: dict[str, Any]) -> None:
     first = RunConfig.from_dict(request.settings)
     seeds = request.seeds or (first.seed,)
     configs = [RunConfig.from_dict({**request.settings, "seed": seed}) for seed in seeds]
-    runs = conduct(configs, request.execution)
+    execution = request.execution
+    runs = conduct(configs, execution, also_needs=("plotly",) if execution.page else ())
 
     from fedentopt.experiments.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
-    targets = list(request.execution.target)
+    targets = list(execution.target)
     if given["as_json"]:
-        print_json({"out": request.execution.out, **as_json(runs, methods, targets)})
+        files = {"out": execution.out, **page_of(execution)}
+        print_json({**files, **as_json(runs, methods, targets)})
         return
     best = reached_by_all(methods)
     print_methods(methods, targets or ([best] if best else []))
     for one in runs:
         out().print(f"results: {one.path}", soft_wrap=True, markup=False)
+    for page in page_of(execution).values():
+        out().print(f"page: {page}", soft_wrap=True, markup=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -32,7 +32,8 @@ PANELS = {
         "concat_max_rounds",
     ),
     "Where and how": (
-        "out", "config", "resume", "device", "trainer", "workers", "checkpoint_every", "target", "log", "as_json",
+        "out", "config", "resume", "device", "trainer", "workers", "checkpoint_every", "target", "page", "log",
+        "as_json",
     ),
 }  # fmt: skip
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}

@@ -27,6 +27,7 @@ class Execution:
     data_dir: str | None = _setting(None, "folder of the data sets (default: FEDENTOPT_DATA, then the user cache)")
     resume: bool = _setting(True, "go on with unfinished runs and keep finished ones, or start all afresh")
     target: tuple[float, ...] = _setting((), "accuracy in per cent whose first round is reported; may be repeated")
+    page: bool = _setting(True, "write the HTML page of all runs in the folder at the end")
     log: str | None = _setting(None, "tensorboard: also write the curves for TensorBoard, into each run's folder")
 
     def __post_init__(self) -> None:
