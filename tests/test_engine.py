@@ -74,6 +74,28 @@ def test_a_checkpoint_of_one_trainer_continues_in_another():
     assert toy.difference(outcome, straight.outcome) < 1e-5
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as at a terminal, also where the tests run as a background job that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_background_job_that_ignores_interrupts_goes_on_ignoring_them():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = toy.config(rounds=3)
+        tasks = [Task(config, toy.Memory())]
+        options = EngineOptions(device="cpu")
+        outcome = simulate(tasks, toy.images(), options, lambda event: os.kill(os.getpid(), signal.SIGINT))[0]
+        assert len(outcome.records) == 3
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_saves_every_run_and_loses_nothing():
     data = toy.images(samples=90)
     config = toy.config(rounds=8)
