@@ -82,19 +82,6 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_background_job_that_ignores_interrupts_goes_on_ignoring_them():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        config = toy.config(rounds=3)
-        tasks = [Task(config, toy.Memory())]
-        options = EngineOptions(device="cpu")
-        outcome = simulate(tasks, toy.images(), options, lambda event: os.kill(os.getpid(), signal.SIGINT))[0]
-        assert len(outcome.records) == 3
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_saves_every_run_and_loses_nothing():
     data = toy.images(samples=90)

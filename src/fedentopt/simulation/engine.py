@@ -365,15 +365,12 @@ def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the engine to stop after this round; a second one stops at once.
-
-    A process that was started to ignore it (a background job) goes on ignoring it.
-    """
+    """The first Ctrl-C asks the engine to stop after this round; a second one stops at once."""
     asked = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
+    before = signal.getsignal(signal.SIGINT)
 
     def ask(number: int, frame: object) -> None:
         if asked.is_set():
