@@ -1,0 +1,133 @@
+"""pfl-research's own published workload in our engine: its CIFAR-10 baseline, cohort for cohort.
+
+1,000 users of 50 images (iid), 50 a round, 1,500 rounds, one local epoch in batches of 10, learning rate 0.1, no
+momentum, evaluation every tenth round, and its "simple CNN" of 1,626,442 parameters (two 3x3 convolutions of 32 and
+64 channels, a 2x2 pool, 128 units, dropout of 0.25 and 0.5).
+
+    python benchmarks/peers/pfl_cifar10.py --device cuda [--dataset cifar10] [--rounds 1500] [--out FILE.json]
+
+Without --dataset, random images of CIFAR-10's shape are used: the time is the same, the accuracy is chance.
+The configuration is that of benchmarks/image_classification/configs/baseline.yaml in pfl-research.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.datasets import Dataset, load
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.engine import EngineOptions, RoundEvent, Task, simulate
+from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunStart
+
+USERS, COHORT, IMAGES, BATCH = 1000, 50, 50, 10
+
+
+def simple_cnn(num_classes: int) -> nn.Module:
+    """pfl-research's CNN for CIFAR-10, Glorot-initialised as there."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, num_classes),
+    )  # fmt: skip
+    for layer in model:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    return model
+
+
+class Timer:
+    """A recorder that keeps nothing but the clock, the accuracies and what ran."""
+
+    def __init__(self) -> None:
+        self.begun = self.started = time.perf_counter()
+        self.ends: list[float] = []
+        self.accuracies: list[float] = []
+        self.trainer = self.hardware = ""
+
+    def start(self, start: RunStart) -> None:
+        self.trainer, self.hardware = start.trainer, start.device
+        self.started = time.perf_counter()
+
+    def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
+        return None
+
+    def record(self, record: RoundRecord) -> None:
+        self.ends.append(time.perf_counter())
+        if record.accuracy is not None:
+            self.accuracies.append(record.accuracy)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        pass
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def random_images() -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (USERS * IMAGES + 10_000, 3, 32, 32), dtype=np.uint8)
+    y = np.arange(len(x)) % 10
+    many = USERS * IMAGES
+    names = tuple(str(c) for c in range(10))
+    return Dataset("random", x[:many], y[:many], x[many:], y[many:], names, (0.5,) * 3, (0.29,) * 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dataset", help="cifar10, once `fedentopt data fetch cifar10` has brought it")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--rounds", type=int, default=1500)
+    parser.add_argument("--precision", default="fp32", help="fp32 (TF32 products on CUDA), fp32-exact or bf16")
+    parser.add_argument("--trainer", default="auto")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # where "pfl_cifar10:simple_cnn" is found
+    data = random_images() if options.dataset is None else load(options.dataset, options.data_dir)
+    if len(data.y_train) != USERS * IMAGES:
+        parser.error(f"--dataset {options.dataset} has {len(data.y_train)} training images; needed: {USERS * IMAGES}")
+    config = RunConfig(
+        dataset=data.name, model="pfl_cifar10:simple_cnn", partition="iid", clients=USERS, cohort=str(COHORT),
+        rounds=options.rounds, epochs=1, batch_size=BATCH, lr=0.1, lr_decay=1.0, momentum=0.0, weight_decay=0.0,
+        jitter=0.0, flip=0.0, grayscale=0.0, evaluate_every=10, precision=options.precision,
+    )  # fmt: skip
+    timer = Timer()
+
+    def progress(event: RoundEvent) -> None:
+        if event.round % 100 == 0 or event.round == event.rounds:
+            spent = time.perf_counter() - timer.started
+            print(f"round {event.round}: {spent:.1f} s, accuracy {event.accuracy}", flush=True)
+
+    engine = EngineOptions(device=options.device, trainer=options.trainer, checkpoint_every=options.rounds, say=print)
+    simulate([Task(config, timer)], data, engine, progress)
+    total = time.perf_counter() - timer.begun
+    # Round 1 holds the compilation and capture of what later rounds replay.
+    steady = (timer.ends[-1] - timer.ends[0]) / max(1, len(timer.ends) - 1)
+    report = {
+        "rounds": options.rounds,
+        "parameters": sum(t.numel() for t in timer.outcome.model.values()),
+        "seconds": round(total, 2),
+        "seconds_a_round": round(steady, 5),
+        "samples_a_second": round(COHORT * IMAGES / steady) if steady else None,
+        "accuracy": timer.accuracies[-1],
+        "dataset": data.name,
+        "precision": options.precision,
+        "device": timer.hardware,
+        "trainer": timer.trainer,
+        "torch": torch.__version__,
+    }
+    print(json.dumps(report, indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
