@@ -32,6 +32,12 @@ def inner(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
+def part(function: Callable[P, R]) -> Callable[P, R]:
+    """A piece of a kernel under a name of its own: becomes code of its one caller, which compiles faster."""
+    inlined: Callable[P, R] = numba.njit(**OPTIONS, inline="always")(function)
+    return inlined
+
+
 def entry(signature: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A kernel that Python calls: compiled at once for `signature`, or read from numba's cache on disk.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.simulation.augment import DRAWS
-from fedentopt.simulation.cpu_kernels.compiled import entry, inner, numba
+from fedentopt.simulation.cpu_kernels.compiled import entry, numba, part
 from fedentopt.simulation.cpu_kernels.convolution import conv_relu_pool, conv_relu_pool_columns, pack_taps
 from fedentopt.simulation.cpu_kernels.convolution_gradients import (
     clear_padding,
@@ -36,7 +36,7 @@ FLOATS, INTS, BYTES, LONGS = types.float32[::1], types.int32[::1], types.uint8[:
 NETS, CONVS, LINEARS = (types.Array(numba.from_dtype(record), 1, "C") for record in (NET, CONV, LINEAR))
 
 
-@inner
+@part
 def _forward(
     net: Any, convs: Any, linears: Any, n: int, images: Any, index: Any, draws: Any, first: int, settings: Any,
     f: Any, origins: Any, pixels: Any,
@@ -67,7 +67,7 @@ def _forward(
         linear(linears[i], f, n)
 
 
-@inner
+@part
 def _backward_linears(net: Any, convs: Any, linears: Any, n: int, f: Any) -> None:
     """Gradients of all linear layers and, if a convolution comes before them, of the features."""
     for i in range(len(linears) - 1, -1, -1):
@@ -80,7 +80,7 @@ def _backward_linears(net: Any, convs: Any, linears: Any, n: int, f: Any) -> Non
                     store(f, net.upstream + j, rectify_gradient(load16(f, j), load16(f, net.upstream + j)))
 
 
-@inner
+@part
 def _backward_convs(net: Any, convs: Any, linears: Any, n: int, f: Any, origins: Any) -> None:
     """Gradients of all convolutions, image by image, from those of the features."""
     for i in range(len(convs)):
