@@ -322,7 +322,7 @@ def test_a_damaged_export_is_refused_by_line(tmp_path: Path, change, message: st
 
 
 def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> None:
-    words = ["reproduce", "table1", "--out", "/home/me/secret/out", "--data-dir=/home/me/data", "--model", "lenet5"]
+    words = ["reproduce", "table1", "--out", "/srv/me/secret/out", "--data-dir=/srv/me/data", "--model", "lenet5"]
     assert provenance.command_line(words) == "fedentopt reproduce table1 --out out --data-dir=data --model lenet5"
     one = {"command": "a", "started": "2026-01-02"}
     provenance.merge(tmp_path, [one])

@@ -7,11 +7,8 @@ trains. State is consistent between ticks, where checkpoints are taken and an in
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +25,7 @@ from fedentopt.simulation.concat import ConcatStage
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.evaluation import Evaluator, Scores
+from fedentopt.simulation.interrupts import interrupts
 from fedentopt.simulation.kernels import PlainKernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
@@ -100,7 +98,7 @@ def simulate(
     if options.checkpoint_every < 1:
         raise InputError(f"checkpoint-every: {options.checkpoint_every} is out of range; accepted: at least 1")
     device = resolve_device(options.device)
-    with torch_settings(device, tasks[0].config.precision), _interrupts() as interrupted:
+    with torch_settings(device, tasks[0].config.precision), interrupts() as interrupted:
         stack = Stack(tasks, data, device, options, progress)
         try:
             return stack.run(interrupted)
@@ -361,25 +359,3 @@ def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.
             mixing = run.algorithm.mix(shares, plan.steps[mine], run.config.momentum)
             blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
     return blends
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the engine to stop after this round; a second one stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def ask(number: int, frame: object) -> None:
-        if asked.is_set():
-            signal.signal(signal.SIGINT, before)
-            raise KeyboardInterrupt
-        asked.set()
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
