@@ -1,4 +1,4 @@
-"""The work in fluke, which trains its clients one after another in one process: torch gets both cores."""
+"""The work in fluke, which trains its clients one after another in one process, on OMP_NUM_THREADS cores."""
 
 from __future__ import annotations
 

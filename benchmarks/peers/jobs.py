@@ -45,13 +45,12 @@ PEERS = {
         "pfl-research", ("pfl[pytorch]",), "pfl_simulation.py",
         ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(work.WORKERS)), note="two processes",
     ),
+    # One process; on a quiet machine torch's two threads beat one, on a busy one they wait for each other.
     "fluke": Peer(
-        "fluke", ("fluke-fl",), "fluke_simulation.py", note="one process on one core: it has no workers",
-    ),
-    "fluke-2-threads": Peer(
-        "fluke", ("fluke-fl",), "fluke_simulation.py", environment={"OMP_NUM_THREADS": "2"},
+        "fluke", ("fluke-fl",), "fluke_simulation.py", environment={"OMP_NUM_THREADS": str(work.WORKERS)},
         note="one process, torch on two cores",
     ),
+    "fluke-1-thread": Peer("fluke", ("fluke-fl",), "fluke_simulation.py", note="one process on one core"),
     "plain": Peer("plain PyTorch loop", ("numpy",), "plain_loop.py", note="two processes"),
 }  # fmt: skip
 

@@ -47,6 +47,7 @@ def main() -> None:
     options = work.options()
     torch.set_num_threads(1)
     np.random.seed(0)  # noqa: NPY002 - pfl draws from the global generator, and all processes must draw alike
+    torch.manual_seed(0)  # and begin with the same net
     data, clock, net = work.Data(options.data), work.Clock(), Net()
     users = [list(data.client(k)) for k in range(work.CLIENTS)]
     federated = FederatedDataset.from_slices(users, get_user_sampler("random", range(work.CLIENTS)))

@@ -44,36 +44,36 @@ def main() -> None:
     (RESULTS / "logs").mkdir(parents=True)
     loads: list[float] = []
 
-    def turn(name: str, number: int, job: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    def turn(name: str, job: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         loads.append(os.getloadavg()[0])
-        result = job(RESULTS / "logs" / f"{number:02}-{name}.txt")
+        result = job(RESULTS / "logs" / f"{len(loads):02}-{name}.txt")
         print(f"{name}: {steady(result):.2f} s a round, "
               f"{result['wall_seconds']:.1f} s in all, accuracy {result['accuracy']} %", flush=True)  # fmt: skip
         return result
 
     print("warming up", flush=True)
-    turn("ours", 0, lambda log: run_ours(1, log, options.timeout))
+    turn("ours", lambda log: run_ours(1, log, options.timeout))
     entries: dict[str, dict[str, Any]] = {}
     pythons: dict[str, Path] = {}
     for name in options.peers:
         try:
             peer = PEERS[name]
             pythons[name] = python_of(name.partition("-")[0], peer.packages)
-            turn(name, 0, lambda log, n=name: run_peer(PEERS[n], pythons[n], 1, log, options.timeout))
+            turn(name, lambda log, n=name: run_peer(PEERS[n], pythons[n], 1, log, options.timeout))
             entries[name] = {"turns": []}
         except (CannotInstall, Failed) as error:
             entries[name] = {"error": str(error)}
             print(f"{name} failed: {error}", flush=True)
 
     ours: list[dict[str, Any]] = []
-    for number in range(1, options.repeats + 1):
+    for _ in range(options.repeats):
         for name, entry in entries.items():
             if "error" in entry:
                 continue
-            ours.append(turn("ours", number, lambda log: run_ours(options.rounds, log, options.timeout)))
+            ours.append(turn("ours", lambda log: run_ours(options.rounds, log, options.timeout)))
             try:
                 theirs = turn(
-                    name, number,
+                    name,
                     lambda log, n=name: run_peer(PEERS[n], pythons[n], options.rounds, log, options.timeout),
                 )  # fmt: skip
                 entry["turns"].append({"ours": ours[-1], "peer": theirs})
