@@ -1,7 +1,8 @@
 """Milliseconds of one LeNet-5 training step on one CPU thread: compiled kernels against the torch module.
 
-Both take turns on the same client in one process; the figure is the minimum over repeats, since other work on the
-machine only ever adds. Run: python benchmarks/cpu_step.py [--repeats 20] [--batch 64] [--plain]
+Both take turns on the same client in one process; the figure is the thread's own CPU time, the minimum over repeats,
+since other work on the machine only ever adds.
+Run: python benchmarks/cpu_step.py [--repeats 20] [--batch 64] [--samples 512] [--plain]
 """
 
 from __future__ import annotations
