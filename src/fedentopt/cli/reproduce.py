@@ -58,7 +58,7 @@ def reproduce(
     data_dir: Annotated[Path | None, _where("data folder (default: FEDENTOPT_DATA, then the user's cache)")] = None,
     device: Annotated[str, _where("auto, cpu, cuda or cuda:N")] = "auto",
     trainer: Annotated[str, _where("auto, stacked, streams or loop")] = "auto",
-    workers: Annotated[int | None, _where("CPU processes of the loop trainer", min=1)] = None,
+    workers: Annotated[int | None, _where("CPU workers of the loop trainer, one thread each", min=1)] = None,
     max_stack: Annotated[int | None, _where("most runs that train together (else all that can)", min=1)] = None,
     checkpoint_every: Annotated[int, _where("save unfinished runs every n rounds", min=1)] = 50,
     ray: Annotated[str | None, _where("address of a Ray cluster that gets the stacks; local starts one")] = None,

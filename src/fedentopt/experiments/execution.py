@@ -22,7 +22,7 @@ class Execution:
     out: str = _setting("out/run", "folder for the results, one folder in it a run")
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     trainer: str = _setting("auto", "auto, stacked, streams or loop")
-    workers: int | None = _setting(None, "worker processes of the loop trainer (default: as many as cores)")
+    workers: int | None = _setting(None, "CPU workers of the loop trainer, one thread each (default: as many as cores)")
     checkpoint_every: int = _setting(10, "rounds between two checkpoints")
     data_dir: str | None = _setting(None, "folder of the data sets (default: FEDENTOPT_DATA, then the user cache)")
     resume: bool = _setting(True, "go on with unfinished runs and keep finished ones, or start all afresh")
