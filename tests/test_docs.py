@@ -63,7 +63,7 @@ def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name in RUN_ELSEWHERE:
-        pytest.skip(f"run by {', '.join(RUN_ELSEWHERE[page.name])}")
+        pytest.skip(f"starts servers; such steps are run by {', '.join(RUN_ELSEWHERE[page.name])}")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
