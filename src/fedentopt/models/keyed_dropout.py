@@ -37,7 +37,7 @@ _MIX1 = _signed(0xBF58476D1CE4E5B9)
 _MIX2 = _signed(0x94D049BB133111EB)
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical right shift; torch's own keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -45,16 +45,16 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 def mix64(x: Tensor) -> Tensor:
     """splitmix64 of int64 numbers, elementwise, modulo 2^64."""
     z = x + GOLDEN
-    z = (z ^ _shift(z, 30)) * _MIX1
-    z = (z ^ _shift(z, 27)) * _MIX2
-    return z ^ _shift(z, 31)
+    z = (z ^ shift_right(z, 30)) * _MIX1
+    z = (z ^ shift_right(z, 27)) * _MIX2
+    return z ^ shift_right(z, 31)
 
 
 def uniform(key: Tensor, layer: int, count: int) -> Tensor:
     """`count` float32 draws in [0, 1) of layer number `layer` under a key of shape ()."""
     start = mix64(key + _signed(((layer + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)))
     elements = torch.arange(count, device=key.device, dtype=torch.int64)
-    return _shift(mix64(start + elements * GOLDEN), 40).to(torch.float32) * 2.0**-24
+    return shift_right(mix64(start + elements * GOLDEN), 40).to(torch.float32) * 2.0**-24
 
 
 class DropoutKey:

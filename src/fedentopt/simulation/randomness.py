@@ -2,7 +2,7 @@
 
 A key is folded from (seed, purpose, round, client, ...). Draw number i of a key is `mix64(key + i * GOLDEN)`,
 the i-th output of a splitmix64 stream that starts at the key (Steele, Lea, Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014). The same arithmetic exists here for NumPy and for torch, and in
+number generators", OOPSLA 2014). The same arithmetic exists here for NumPy, beside the dropout layers for torch, and in
 `kernels` for Triton, so CPU and GPU see the same sample orders and the same augmentations, alone or in a stack.
 """
 
@@ -13,9 +13,13 @@ import zlib
 import numpy as np
 import torch
 
+from fedentopt.models.keyed_dropout import mix64 as mix64_torch
+from fedentopt.models.keyed_dropout import shift_right
+
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 MASK = (1 << 64) - 1
+__all__ = ["GOLDEN", "generator", "key", "mix64", "mix64_torch", "signed", "uniform_torch"]
 
 
 def _mix(x: int) -> int:
@@ -53,20 +57,7 @@ def mix64(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift: torch's int64 shift drags the sign along, the mask takes it off."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix64_torch(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's output function on int64 tensors holding 64-bit patterns (products wrap around)."""
-    x = x + signed(GOLDEN)
-    x = (x ^ _shift_right(x, 30)) * signed(MULTIPLIERS[0])
-    x = (x ^ _shift_right(x, 27)) * signed(MULTIPLIERS[1])
-    return x ^ _shift_right(x, 31)
-
-
 def uniform_torch(keys: torch.Tensor, counter: int) -> torch.Tensor:
     """Draw number `counter` of every key as float32 in [0, 1): the top 24 bits."""
-    bits = _shift_right(mix64_torch(keys + signed((counter * GOLDEN) & MASK)), 40)
+    bits = shift_right(mix64_torch(keys + signed((counter * GOLDEN) & MASK)), 40)
     return bits.to(torch.float32) * (2.0**-24)
