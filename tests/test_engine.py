@@ -340,7 +340,7 @@ def test_devices_and_trainers_that_are_not_there_are_refused():
         with pytest.raises(InputError, match="no CUDA device"):
             resolve_device("cuda")
     with pytest.raises(InputError, match="trainer: 'quick' is unknown"):
-        choose_trainer("quick", toy.linear(3), torch.device("cpu"))
+        choose_trainer("quick", toy.linear(3), torch.device("cpu"), 8)
     with pytest.raises(InputError, match="cannot share a stack"):
         toy.run([toy.config(), toy.config(batch_size=16)], toy.images())
 

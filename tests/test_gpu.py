@@ -41,6 +41,13 @@ def test_other_stacked_models(model):
     compare(configs, toy.images(samples=90), 1e-4, trainer="stacked")
 
 
+def test_wide_convolutions():
+    configs = [toy.config(**(HARD | {"model": "toy:wide"} | m)) for m in METHODS[:-1]]
+    compare(configs, toy.images(samples=90), 5e-4)
+    concat = toy.config(**(HARD | {"model": "toy:wide"} | METHODS[-1] | {"lr": 1e-3}))
+    compare([concat], toy.images(samples=90), 1e-4)
+
+
 @pytest.mark.parametrize("model", ["toy:normed", "toy:branching"])
 def test_streams(model):
     configs = [toy.config(**(HARD | {"model": model} | m)) for m in METHODS[:-1]]

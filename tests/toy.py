@@ -38,6 +38,14 @@ def normed(num_classes: int) -> nn.Module:
     )
 
 
+def wide(num_classes: int) -> nn.Module:
+    """Convolutions with many channels, for 8x8 images: with pool after ReLU, without pool, with pool before ReLU."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(64, 128, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(128 * 4, num_classes),
+    )  # fmt: skip
+
+
 def narrow(num_classes: int) -> nn.Module:
     """BatchNorm over single values: a batch of one sample has no variance in it."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes))

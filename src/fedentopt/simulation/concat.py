@@ -20,6 +20,7 @@ from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.randomness import key
 from fedentopt.simulation.stacked_model import LoweredNet, StackedNet
+from fedentopt.simulation.wide_model import WideNet
 from fedentopt.simulation.work import Work
 
 FEATURE_BATCH = 2048
@@ -64,7 +65,7 @@ class Encoders:
 class StackedEncoders:
     """The same through the stacked kernels: all encoders in one pass."""
 
-    def __init__(self, net: LoweredNet, layout: FlatLayout, rows: torch.Tensor) -> None:
+    def __init__(self, net: LoweredNet | WideNet, layout: FlatLayout, rows: torch.Tensor) -> None:
         self.rows, self._net = rows, net
         self._parameters = rows[:, : layout.parameter_width].contiguous()
 
@@ -83,7 +84,7 @@ class ConcatStage:
     ) -> None:  # fmt: skip
         """`net`: the stacked form of the model, which runs all encoders at once, where there is one."""
         self.encoders: Encoders | StackedEncoders = Encoders(model, layout, rows)
-        if isinstance(net, LoweredNet):
+        if isinstance(net, LoweredNet | WideNet):
             self.encoders = StackedEncoders(net, layout, rows)
         self.data, self.transform = data, transform
         head = model.get_submodule(head_name(model))

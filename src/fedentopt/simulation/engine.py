@@ -137,8 +137,8 @@ class Stack:
             for seed in sorted({task.config.seed for task in tasks})
         }  # fmt: skip
         model = models[config.seed]
-        chosen = choose_trainer(options.trainer, model, device)
-        self.layout = FlatLayout(model, channels_last=wants_channels_last(chosen))
+        chosen = choose_trainer(options.trainer, model, device, data.image_size)
+        self.layout = FlatLayout(model, channels_last=wants_channels_last(chosen, model, data.image_size))
         self.data = DeviceData.place(data, device)
         self.transform = ImageTransform(data.mean, data.std, config.jitter, config.flip, config.grayscale)
         self.trainer: Trainer = make_trainer(

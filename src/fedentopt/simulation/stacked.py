@@ -20,6 +20,7 @@ from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.stacked_model import LoweredNet, StackedNet, VmapNet, lower
+from fedentopt.simulation.wide_model import WideNet, wide_blocks
 from fedentopt.simulation.work import Room, Work
 
 PREDICT_SAMPLES = 65536  # images times models in flight during evaluation
@@ -31,6 +32,17 @@ def ladder(n: int) -> int:
     while n > 16 * step:
         step *= 2
     return -(-n // step) * step
+
+
+def _stacked_net(model: nn.Module, layout: FlatLayout, data: DeviceData, kernels: Kernels) -> StackedNet:
+    """The fastest form of the model: on the kernels for few channels, on those for many, or through vmap."""
+    blocks = lower(model, kernels.fuses_conv)
+    if blocks is not None:
+        return LoweredNet(blocks, layout, kernels)
+    wide = wide_blocks(model, int(data.images.shape[-1]))
+    if wide is not None and kernels.wide is not None:
+        return WideNet(wide, layout, kernels)
+    return VmapNet(model.to(data.images.device), layout)
 
 
 class StepBuffers:
@@ -85,13 +97,11 @@ class StackedTrainer:
         self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, kernels: Kernels
     ) -> None:
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
-        blocks = lower(model, kernels.fuses_conv)
-        self.net: StackedNet = VmapNet(model.to(data.images.device), layout) if blocks is None else LoweredNet(
-            blocks, layout, kernels
-        )  # fmt: skip
+        self.net = _stacked_net(model, layout, data, kernels)
         self._buffers: StepBuffers | None = None
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
         self._most_rows: int | None = None
         self._last_rows = 0
         self._room = Room()
@@ -150,7 +160,8 @@ class StackedTrainer:
     def _capture(self, b: StepBuffers, n: int, plain_loss: bool) -> torch.cuda.CUDAGraph:
         # A warm-up outside the capture compiles kernels and sets up libraries; what it changes is put back.
         saved = [t.clone() for t in (b.w, b.v, b.step)]
-        side = torch.cuda.Stream()
+        # One stream for all warm-ups, so that they share their memory.
+        self._side = side = self._side or torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._step(b, n, plain_loss)

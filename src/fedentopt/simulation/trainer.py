@@ -12,18 +12,19 @@ from torch import nn
 from fedentopt.errors import InputError
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device_data import DeviceData
-from fedentopt.simulation.kernels import ops
+from fedentopt.simulation.kernels import ops, wide_runs_on
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.loop import LoopTrainer
 from fedentopt.simulation.stacked import StackedTrainer
 from fedentopt.simulation.stacked_model import can_stack
 from fedentopt.simulation.streams import StreamsTrainer
+from fedentopt.simulation.wide_model import wide_blocks
 from fedentopt.simulation.work import Room, Work
 
 __all__ = ["Room", "Trainer", "choose_trainer", "make_trainer", "resolve_device", "wants_channels_last"]
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
-STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves
+STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
 STREAM_SLOTS = 10
 
 
@@ -70,7 +71,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_trainer(name: str, model: nn.Module, device: torch.device) -> str:
+def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size: int) -> str:
     """The trainer that "auto" stands for; a named one is checked against model and device."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
@@ -83,7 +84,8 @@ def choose_trainer(name: str, model: nn.Module, device: torch.device) -> str:
     if device.type == "cpu":
         return "loop"
     small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
-    return "stacked" if small and can_stack(model) else "streams"
+    wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
+    return "stacked" if wide or (small and can_stack(model)) else "streams"
 
 
 def make_trainer(
@@ -105,6 +107,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def wants_channels_last(name: str) -> bool:
-    """Trainers that run ordinary convolutions like weights in that order; the stacked kernels do not."""
-    return name != "stacked"
+def wants_channels_last(name: str, model: nn.Module, image_size: int) -> bool:
+    """Trainers that run ordinary or wide convolutions like weights in that order; the other stacked kernels do not."""
+    return name != "stacked" or wide_blocks(model, image_size) is not None

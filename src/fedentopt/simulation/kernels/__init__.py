@@ -16,9 +16,10 @@ from fedentopt.errors import InputError
 from fedentopt.simulation.kernels.interface import AFTER_STEP, DEAD, IN_GRADIENT, NO_CORRECTION, Kernels
 from fedentopt.simulation.kernels.plain import PlainKernels
 
-__all__ = ["AFTER_STEP", "DEAD", "IN_GRADIENT", "NO_CORRECTION", "Kernels", "PlainKernels", "ops"]
+__all__ = ["AFTER_STEP", "DEAD", "IN_GRADIENT", "NO_CORRECTION", "Kernels", "PlainKernels", "ops", "wide_runs_on"]
 
 OLDEST_CAPABILITY = (8, 0)  # TF32 and bf16 tensor cores
+WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
 OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
 
@@ -30,7 +31,16 @@ def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) 
         return PlainKernels(bf16=bf16)
     from fedentopt.simulation.kernels.stacked import TritonKernels
 
-    return TritonKernels(exact=exact, bf16=bf16)
+    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)))
+
+
+def wide_runs_on(device: torch.device) -> bool:
+    """Whether the kernels for wide convolutions run there: their tiles want more shared memory than small GPUs have."""
+    if not _triton_runs_on(device):
+        return False
+    return device.type == "cpu" or (
+        torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= WIDE_SHARED_MEMORY
+    )
 
 
 def _triton_runs_on(device: torch.device) -> bool:

@@ -14,13 +14,17 @@ from typing import Protocol
 from torch import Tensor
 
 from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.kernels.products import Products
 
 NO_CORRECTION, IN_GRADIENT, AFTER_STEP = range(3)  # a row's correction mode in `sgd_update`
 DEAD = 4  # the arg-max code of a pooled pixel that ReLU switched off; 0..3 are its positions in row-major order
 
 
 class Kernels(Protocol):
-    """The pieces of a stacked step. `describe` says in one line which implementation runs."""
+    """The pieces of a stacked step. `describe` says in one line which implementation runs; `wide` says how the wide
+    convolutions of `kernels.wide` multiply, None where those do not run."""
+
+    wide: Products | None
 
     def describe(self) -> str: ...
 

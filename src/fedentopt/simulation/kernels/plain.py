@@ -13,6 +13,7 @@ from torch.nn.grad import conv2d_weight
 
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.kernels.interface import AFTER_STEP, DEAD, IN_GRADIENT
+from fedentopt.simulation.kernels.products import Products
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
 
 
@@ -21,6 +22,7 @@ class PlainKernels:
 
     def __init__(self, bf16: bool = False) -> None:
         self._bf16 = bf16
+        self.wide: Products | None = None
 
     def describe(self) -> str:
         return "plain torch" + (", bf16 products" if self._bf16 else "")

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.kernels import convolution, convolution_gradients, gather, linear, loss, update
 from fedentopt.simulation.kernels.plain import PlainKernels
+from fedentopt.simulation.kernels.products import Products
 from fedentopt.simulation.kernels.windows import Windows
 
 LARGEST_KERNEL = 7
@@ -17,11 +18,12 @@ LARGEST_KERNEL = 7
 class TritonKernels:
     """See `interface.Kernels`; what has no Triton kernel (a convolution without pooling) runs in plain torch."""
 
-    def __init__(self, exact: bool = False, bf16: bool = False) -> None:
+    def __init__(self, exact: bool = False, bf16: bool = False, wide: bool = True) -> None:
         self._plain = PlainKernels(bf16=bf16)
         # "tf32x3" splits an fp32 operand into two TF32 ones: fp32's accuracy from tensor cores.
         self._precision = "tf32x3" if exact else "tf32"
         self._products: dict[str, Any] = {"bf16": bf16, "precision": self._precision}
+        self.wide = Products(bf16, self._precision) if wide else None
 
     def describe(self) -> str:
         products = "bf16" if self._products["bf16"] else {"tf32x3": "fp32", "tf32": "TF32"}[self._precision]

@@ -1,0 +1,194 @@
+"""The wide convolution kernels against torch's autograd in float64, on the CPU through Triton's interpreter.
+
+Not collected by itself: `test_kernels_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
+anything could import Triton.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedentopt.simulation.kernels import ops, wide
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.wide_model import WideNet, wide_blocks
+
+torch.set_num_threads(1)
+CLOSE = 2e-6
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds NaN (or 77), so an element that a kernel forgets to write cannot pass."""
+    empty = torch.empty
+
+    def poisoned(*size: object, **options: object) -> Tensor:
+        out: Tensor = empty(*size, **options)  # type: ignore[call-overload]
+        return out.fill_(math.nan if out.is_floating_point() else 77)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bf16 as bits and multiplies the bits; give its product the numbers."""
+    from triton.runtime import interpreter
+
+    product = interpreter.InterpreterBuilder.create_dot
+
+    def of_numbers(self: object, a: Any, b: Any, *rest: object) -> object:
+        parts = [
+            interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), interpreter.tl.float32)
+            if x.data.dtype == np.uint16
+            else x
+            for x in (a, b)
+        ]
+        return product(self, *parts, *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", of_numbers)
+
+
+def network(size: int, last: int = 64) -> nn.Sequential:
+    """Pool after ReLU, no pool, pool before ReLU."""
+    features = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(64, last, 3, padding="same"), nn.MaxPool2d(2), nn.ReLU(),
+    )  # fmt: skip
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(last * (size // 4) ** 2, 5))
+
+
+def stack(size: int, n: int, last: int = 64) -> tuple[FlatLayout, Tensor, WideNet]:
+    models = [network(size, last) for _ in range(n)]
+    layout = FlatLayout(models[0], channels_last=True)
+    blocks = wide_blocks(models[0], size)
+    assert blocks is not None
+    rows = torch.stack([layout.pack(model.state_dict()) for model in models])
+    return layout, rows, WideNet(blocks, layout, ops("cpu", exact=True))
+
+
+def reference(layout: FlatLayout, row: Tensor, size: int, last: int = 64) -> nn.Sequential:
+    model = network(size, last).double()
+    model.load_state_dict({name: value.double() for name, value in layout.unpack(row).items()})
+    return model
+
+
+def error(out: Tensor, wanted: Tensor) -> float:
+    return float((out.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(("size", "batch", "last"), [(8, 3, 128), (4, 64, 64), (4, 70, 64)])
+def test_gradients(size: int, batch: int, last: int) -> None:
+    layout, rows, net = stack(size, 2, last)
+    before = rows.clone()
+    gradient = torch.full_like(rows, math.nan)
+    x, labels = torch.randn(2, batch, 3, size, size), torch.randint(0, 5, (2, batch))
+    x[1, -2:], labels[1, -2:] = 0.0, -1
+    scale, shift = torch.rand(2, 5) + 0.5, torch.randn(2, 5)
+    net.step(rows, gradient, x, labels, scale, shift)
+    assert torch.equal(rows, before)
+    logits = net.logits(rows, x[:1])
+    for i in range(2):
+        model = reference(layout, rows[i], size, last)
+        F.cross_entropy(model(x[i].double()) * scale[i] + shift[i], labels[i], ignore_index=-1).backward()
+        for slot in layout.parameters:
+            wanted = model.get_parameter(slot.name).grad
+            assert wanted is not None
+            assert error(slot.view(gradient)[i], wanted) < CLOSE, slot.name
+        assert error(logits[i], model(x[0].double()).detach()) < CLOSE
+
+
+def test_only_the_first_rows_are_written() -> None:
+    layout, rows, net = stack(4, 3)
+    gradient = torch.full_like(rows, 7.0)
+    net.step(rows, gradient, torch.randn(2, 4, 3, 4, 4), torch.zeros(2, 4, dtype=torch.int64), None, None)
+    assert (gradient[2] == 7.0).all()
+    assert all((slot.view(gradient)[:2] != 7.0).all() for slot in layout.parameters)
+
+
+def test_features_of_models_with_their_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedentopt.simulation.wide_model.SAMPLES_IN_FLIGHT", 8)  # two models at a time
+    layout, rows, net = stack(4, 3)
+    x = torch.randn(3, 4, 3, 4, 4)
+    own, shared = net.features(rows, x), net.features(rows, x[:1])
+    for i in range(3):
+        model = reference(layout, rows[i], 4)[:2]
+        assert error(own[i], model(x[i].double()).detach()) < CLOSE
+        assert error(shared[i], model(x[0].double()).detach()) < CLOSE
+
+
+@pytest.mark.parametrize("parts", [1, 3, 16])
+def test_a_weight_gradient_in_parts(parts: int) -> None:
+    x, dy = torch.randn(1, 4, 64, 64), torch.randn(1, 4, 64, 64)
+    dw = torch.full((1, 64, 9, 64), math.nan)
+    wide.weight_grad(x, dy, dw, 2, precision="ieee", parts=parts)
+    images = x.double().view(2, 2, 64, 64).permute(3, 2, 0, 1)
+    weight = torch.zeros(64, 64, 3, 3, dtype=torch.float64, requires_grad=True)
+    F.conv2d(images, weight, padding=1).backward(dy.double().view(2, 2, 64, 64).permute(3, 2, 0, 1))
+    assert weight.grad is not None
+    assert error(dw[0], weight.grad.permute(0, 2, 3, 1).flatten(1, 2)) < CLOSE
+
+
+def test_bf16_maps(numbers: None) -> None:
+    # Whole numbers that bf16 holds, so that the result must be exact: the interpreter cuts digits where a GPU rounds.
+    def whole(*shape: int, largest: int = 1) -> Tensor:
+        return torch.randint(-largest, largest + 1, shape).float()
+
+    x, w, bias = whole(2, 4, 64, 64), whole(2, 64, 9, 64), whole(2, 64, largest=20)
+    images = x.view(2, 2, 2, 64, 64).permute(0, 3, 4, 1, 2)
+    short, turned = wide.turn(w, torch.bfloat16, copy=True, turned=True)
+    assert turned is not None
+    y = wide.convolution(x.bfloat16(), short, bias, 2, models=2, precision="tf32")
+    back = wide.convolution(x.bfloat16(), turned, None, 2, models=2, taps_first=True, precision="tf32")
+    dw = torch.empty(2, 64, 9, 64)
+    wide.weight_grad(*(x.transpose(2, 3).contiguous().bfloat16() for _ in range(2)), dw, 2, precision="tf32")
+    for i in range(2):
+        kernel = w[i].view(64, 3, 3, 64).permute(0, 3, 1, 2).clone().requires_grad_()
+        image = images[i].clone().requires_grad_()
+        out = F.conv2d(image, kernel, bias[i], padding=1)
+        out.backward(images[i])
+        assert image.grad is not None
+        assert kernel.grad is not None
+        assert torch.equal(y[i].float().view(2, 2, 64, 64), out.detach().relu().permute(2, 3, 0, 1).bfloat16().float())
+        assert torch.equal(back[i].float().view(2, 2, 64, 64), image.grad.permute(2, 3, 0, 1).bfloat16().float())
+        assert torch.equal(dw[i], kernel.grad.permute(0, 2, 3, 1).flatten(1, 2))
+    pooled, pooled_t, code = wide.pool(x.bfloat16().relu(), 2, pooled=True, keep=True)
+    wanted = F.max_pool2d(images.flatten(0, 1).relu(), 2).view(2, 64, 64)
+    assert torch.equal(pooled[:, 0].float(), wanted)
+    assert pooled_t is not None
+    assert torch.equal(pooled_t[:, 0].float(), wanted.transpose(1, 2))
+    dx, dx_t, sums = wide.unpool(pooled, pooled, code, 2, passes=True)
+    assert dx is not None
+    assert torch.equal(dx.float().sum(1), wanted)
+    assert torch.equal(dx_t.transpose(2, 3), dx)
+    assert torch.equal(sums, wanted.sum(1))
+
+
+def test_the_first_of_equal_pixels_wins_and_what_is_not_positive_is_dead() -> None:
+    x = torch.zeros(1, 4, 64, 64)
+    x[0, 1:3, 0] = 2.0
+    x[0, 3, 1] = math.nan
+    y, turned, code = wide.pool(x, 2, pooled=True, keep=True)
+    assert turned is not None
+    assert code is not None
+    assert (y[0, 0, 0] == 2.0).all()
+    assert (code[0, 0, 0] == 1).all()
+    assert y[0, 0, 1].isnan().all()
+    assert (code[0, 0, 1] == 3).all()
+    assert (code[0, 0, 2:] == 4).all()
+    assert torch.equal(turned.transpose(2, 3).nan_to_num(), y.nan_to_num())
+
+
+def test_a_diverged_model_shows_and_leaves_the_others_alone() -> None:
+    layout, rows, net = stack(4, 2)
+    rows[0] = 1e38
+    gradient = torch.zeros_like(rows)
+    net.step(rows, gradient, torch.randn(2, 3, 3, 4, 4), torch.zeros(2, 3, dtype=torch.int64), None, None)
+    assert not layout.parameters[-1].view(gradient)[0].isfinite().all()
+    assert gradient[1].isfinite().all()
