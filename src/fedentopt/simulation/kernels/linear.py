@@ -138,7 +138,7 @@ def weight_grad(
     """See `interface.Kernels.linear_weight_grad`."""
     n, batch, inputs = x.shape
     outputs = dy.shape[2]
-    tiles = tiles or LinearTiles(rows=min(64, power_of_two(outputs, 16)))
+    tiles = tiles or (LinearTiles(64, 64, 32, 4, 1) if inputs * outputs > 16384 else LinearTiles(32, 32, 64, 4, 1))
     dw_row, factor = aligned(dw.stride(0))
     weight_grad_kernel[(triton.cdiv(inputs, tiles.columns), triton.cdiv(outputs, tiles.rows), n)](
         x, dy, dw, db, dw_row, db.stride(0), batch, INPUTS=inputs, OUTPUTS=outputs, ALIGNED=factor, ROWS=tiles.rows,
@@ -153,7 +153,7 @@ def input_grad(
     """See `interface.Kernels.linear_input_grad`."""
     n, batch, outputs = dy.shape
     inputs = w.shape[2]
-    tiles = tiles or LinearTiles()
+    tiles = tiles or LinearTiles(32, 64, 32, 4, 3)
     w_row, factor = aligned(w.stride(0))
     dx = torch.empty((n, batch, inputs), dtype=dy.dtype, device=dy.device)
     input_grad_kernel[(triton.cdiv(inputs, tiles.columns), triton.cdiv(batch, tiles.rows), n)](
