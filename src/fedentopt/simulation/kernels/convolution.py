@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedentopt.simulation.kernels.windows import Windows
+from fedentopt.simulation.kernels.windows import WAVE, Windows, power_of_two
 
 
 class ForwardTiles(NamedTuple):
@@ -121,10 +121,14 @@ def forward_kernel(x, w, b, y, argmax, x_row, w_row, b_row, batch, CI: tl.conste
         tl.store(argmax + at, code.to(tl.uint8), mask=keep)
 
 
-def _default_tiles(size: Windows, precision: str) -> ForwardTiles:
-    """The fastest on an H200 at LeNet-5's two layers; split products need the registers of half the rows."""
-    if size.px == 2:
-        return ForwardTiles(64, 8, 32, 4)
+def _default_tiles(size: Windows, rows: int, precision: str) -> ForwardTiles:
+    """The fastest on an H200 at LeNet-5's two layers for `rows` rows of all models.
+
+    Few rows are shared out in one wave of small programs. Split products need the registers of half the rows a tile.
+    """
+    share = power_of_two(triton.cdiv(triton.cdiv(rows, 64), WAVE))
+    if size.px == 2 or share <= 2:
+        return ForwardTiles(64, min(8, share), 32, 4)
     return ForwardTiles(128, 2, 32, 4) if precision == "tf32" else ForwardTiles(64, 5, 32, 4)
 
 
@@ -135,7 +139,7 @@ def forward(
     n, batch, ci, height, width = x.shape
     co, k = w.shape[1], w.shape[3]
     size = Windows(ci, co, k, height, width, block=tiles.px if tiles else None)
-    tiles = tiles or _default_tiles(size, precision)
+    tiles = tiles or _default_tiles(size, n * batch * size.blocks, precision)
     hp, wp = size.pooled
     y = torch.empty((n, batch, co, hp, wp), dtype=x.dtype, device=x.device)
     argmax = torch.empty((n, batch, co, hp, wp), dtype=torch.uint8, device=x.device)

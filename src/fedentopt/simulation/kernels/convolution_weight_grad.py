@@ -17,21 +17,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedentopt.simulation.kernels.windows import Windows
+from fedentopt.simulation.kernels.windows import WAVE, Windows
+
+FEW_MODELS = 64
 
 
 class WeightTiles(NamedTuple):
     """Rows a tile, window entries a product, products a program, programs to aim for over all models, warps, pooled
-    pixels a row (None: by alignment), pipeline stages, most registers a thread."""
+    pixels a row (None: by alignment), pipeline stages, most registers a thread, whether a tile is read while the one
+    before it is multiplied, partial sums that are added at once (None: by their number)."""
 
     rows: int = 64
     entries: int = 64
     together: int = 1
-    programs: int = 1056
+    programs: int = 2 * WAVE
     warps: int = 4
     px: int | None = None
     stages: int = 1
     registers: int | None = None
+    ahead: bool = False
+    fold: int | None = None
 
 
 @triton.jit
@@ -44,14 +49,45 @@ def spread(grad, code, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.where(code == (tl.arange(0, COLUMNS) % 4)[None, :], grad, 0.0)
 
 
+@triton.jit
+def read_tile(x, dy, argmax, first_row, first, total, CI: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr,
+              K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, PX: tl.constexpr,
+              V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, TOGETHER: tl.constexpr):  # fmt: skip
+    """Arg-max codes and gradients (ROWS, PX, COP) of a tile of rows, and TOGETHER pieces of their windows.
+
+    All loads come before the first use, so that their latencies overlap.
+    """
+    WH: tl.constexpr = K + 1
+    GROUPS: tl.constexpr = (2 * PX + K - 1) // V
+    BLOCKS: tl.constexpr = WP // PX
+    channel = tl.arange(0, COP)
+    output = tl.arange(0, PX)[:, None] + (channel * (HP * WP))[None, :]
+    row = first_row + tl.arange(0, ROWS)
+    inside = row < total
+    bx = row % BLOCKS
+    by = row // BLOCKS % HP
+    image = row // (BLOCKS * HP)
+    at = tl.where(inside, image * (CO * HP * WP) + by * WP + bx * PX, 0)[:, None, None] + output[None, :, :]
+    real = (channel < CO)[None, None, :] & inside[:, None, None]
+    code = tl.load(argmax + at, mask=real, other=4).to(tl.int32)
+    grad = tl.load(dy + at, mask=real, other=0.0)
+    window = x + tl.where(inside, image * (CI * H * W) + by * (2 * W) + bx * (2 * PX), 0)
+    windows = ()
+    for c in tl.static_range(TOGETHER):
+        group = first + c * (ENTRIES // V) + tl.arange(0, ENTRIES // V)
+        ci = group // (GROUPS * WH)
+        pixel = (ci * (H * W) + (group // GROUPS % WH) * W + group % GROUPS * V)[:, None] + tl.arange(0, V)[None, :]
+        a = tl.load(window[:, None, None] + pixel[None, :, :], mask=(ci < CI)[None, :, None], other=0.0)
+        windows = windows + (a,)  # type: ignore[assignment]  # noqa: RUF005
+    return code, grad, windows
+
+
 @triton.jit(do_not_specialize=["tiles"])
 def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.constexpr, CO: tl.constexpr,
                        COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
                        WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
-                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, BF16: tl.constexpr,
+                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, AHEAD: tl.constexpr, BF16: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
-    WH: tl.constexpr = K + 1
-    GROUPS: tl.constexpr = (2 * PX + K - 1) // V
     BLOCKS: tl.constexpr = WP // PX
     COLUMNS: tl.constexpr = PX * 4 * COP
     part = tl.program_id(0)
@@ -64,40 +100,34 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
     if GROUPS_OF > 1:
         first = tl.program_id(1) * (TOGETHER * ENTRIES // V)
     channel = tl.arange(0, COP)
-    output = tl.arange(0, PX)[:, None] + (channel * (HP * WP))[None, :]
     summed = tl.zeros((ROWS, PX, COP), tl.float32)
     sums = ()
     for _ in tl.static_range(TOGETHER):
         sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+    row = part * tiles * ROWS
+    if AHEAD:
+        code, grad, windows = read_tile(x, dy, argmax, row, first, total, CI, CO, COP, K, H, W, HP, WP, PX, V, ROWS,
+                                        ENTRIES, TOGETHER)  # fmt: skip
     for tile in range(tiles):
-        row = (part * tiles + tile) * ROWS + tl.arange(0, ROWS)
-        inside = row < total
-        bx = row % BLOCKS
-        by = row // BLOCKS % HP
-        image = row // (BLOCKS * HP)
-        # All loads before the first use: their latencies overlap.
-        at = tl.where(inside, image * (CO * HP * WP) + by * WP + bx * PX, 0)[:, None, None] + output[None, :, :]
-        real = (channel < CO)[None, None, :] & inside[:, None, None]
-        code = tl.load(argmax + at, mask=real, other=4).to(tl.int32)
-        grad = tl.load(dy + at, mask=real, other=0.0)
-        window = x + tl.where(inside, image * (CI * H * W) + by * (2 * W) + bx * (2 * PX), 0)
-        windows = ()
-        for c in tl.static_range(TOGETHER):
-            group = first + c * (ENTRIES // V) + tl.arange(0, ENTRIES // V)
-            ci = group // (GROUPS * WH)
-            pixel = (ci * (H * W) + (group // GROUPS % WH) * W + group % GROUPS * V)[:, None] + tl.arange(0, V)[None, :]
-            a = tl.load(window[:, None, None] + pixel[None, :, :], mask=(ci < CI)[None, :, None], other=0.0)
-            windows = windows + (a,)  # type: ignore[assignment]  # noqa: RUF005
+        if not AHEAD:
+            code, grad, windows = read_tile(x, dy, argmax, row + tile * ROWS, first, total, CI, CO, COP, K, H, W, HP,
+                                            WP, PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
         summed += tl.where(code == 4, 0.0, grad)
         d = spread(grad, code, ROWS, COLUMNS)
         if BF16:
             d = d.to(tl.bfloat16)
-        added = ()
+        operands = ()
         for c in tl.static_range(TOGETHER):
             a = tl.trans(tl.reshape(windows[c], (ROWS, ENTRIES)))
             if BF16:
                 a = a.to(tl.bfloat16)
-            added = added + (tl.dot(a, d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
+            operands = operands + (a,)  # type: ignore[assignment]  # noqa: RUF005
+        if AHEAD:  # past the last tile it reads what nobody uses
+            code, grad, windows = read_tile(x, dy, argmax, row + (tile + 1) * ROWS, first, total, CI, CO, COP, K, H, W,
+                                            HP, WP, PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
+        added = ()
+        for c in tl.static_range(TOGETHER):
+            added = added + (tl.dot(operands[c], d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
         sums = added
     slot = model * tl.num_programs(0) + part
     filters += slot * (GROUPS_OF * TOGETHER * ENTRIES * COLUMNS)
@@ -118,7 +148,7 @@ def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI
     model = tl.program_id(1).to(tl.int64)
     filters += model * parts * filters_size
     biases += model * parts * COP
-    # Output channels fastest: neighbours in memory of the partial sums.
+    # Weights before parts and output channels fastest, so that the threads of a warp read neighbours in memory.
     weight = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = weight < CO * CI * K * K
     co = weight % CO
@@ -126,21 +156,29 @@ def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI
     kx = tap % K
     ky = tap // K % K
     ci = tap // (K * K)
-    total = tl.zeros((AT_ONCE, BLOCK), tl.float32)
+    total = tl.zeros((BLOCK, AT_ONCE), tl.float32)
     channel = tl.arange(0, COP)
-    bias = tl.zeros((AT_ONCE, COP), tl.float32)
+    bias = tl.zeros((COP, AT_ONCE), tl.float32)
     for first in range(0, parts, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)
-        known = (part < parts)[:, None]
+        known = (part < parts)[None, :]
         for position in tl.static_range(4 * PX):
             entry = (ci * WH + ky + position // 2 % 2) * WW + kx + position % 2 + position // 4 * 2
             at = entry * COLUMNS + (position // 4 * COP + co) * 4 + position % 4
-            at = part[:, None] * filters_size + at[None, :]
-            total += tl.load(filters + at, mask=known & there[None, :], other=0.0)
-        bias += tl.load(biases + part[:, None] * COP + channel[None, :], mask=known, other=0.0)
-    tl.store(dw + model * dw_row + co * (CI * K * K) + tap, tl.sum(total, axis=0), mask=there)
+            at = at[:, None] + part[None, :] * filters_size
+            total += tl.load(filters + at, mask=known & there[:, None], other=0.0)
+        bias += tl.load(biases + channel[:, None] + part[None, :] * COP, mask=known, other=0.0)
+    tl.store(dw + model * dw_row + co * (CI * K * K) + tap, tl.sum(total, axis=1), mask=there)
     if tl.program_id(0) == 0:
-        tl.store(db + model * db_row + channel, tl.sum(bias, axis=0), mask=channel < CO)
+        tl.store(db + model * db_row + channel, tl.sum(bias, axis=1), mask=channel < CO)
+
+
+def _default_tiles(size: Windows, n: int) -> WeightTiles:
+    """Few models: one wave of programs, as more would only mean more partial sums to write and to fold. Many: several
+    waves, which even out."""
+    if n < FEW_MODELS:
+        return WeightTiles(programs=WAVE)
+    return WeightTiles(programs=4 * WAVE if size.px == 2 else 2 * WAVE)
 
 
 def weight_grad(
@@ -151,7 +189,7 @@ def weight_grad(
     n, batch, ci, height, width = x.shape
     co, k = dw.shape[1], dw.shape[3]
     size = Windows(ci, co, k, height, width, block=tiles.px if tiles else None)
-    tiles = tiles or WeightTiles(programs=2112 if size.px == 2 else 1056)
+    tiles = tiles or _default_tiles(size, n)
     hp, wp = size.pooled
     groups = triton.cdiv(size.entries, tiles.entries * tiles.together)
     row_tiles = triton.cdiv(batch * size.blocks, tiles.rows)
@@ -164,11 +202,12 @@ def weight_grad(
     weight_grad_kernel[(parts, groups, n)](
         x, dy, argmax, filters, biases, batch, part_tiles, CI=ci, CO=co, COP=size.padded_out, K=k, H=height, W=width,
         HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries, TOGETHER=tiles.together,
-        GROUPS_OF=groups, BF16=bf16, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
-        maxnreg=tiles.registers,
+        GROUPS_OF=groups, AHEAD=tiles.ahead, BF16=bf16, PRECISION=precision, num_warps=tiles.warps,
+        num_stages=tiles.stages, maxnreg=tiles.registers,
     )  # fmt: skip
-    block = 128
+    at_once = tiles.fold or (8 if parts <= 8 else 32)
+    block = 1024 // at_once
     fold_kernel[(triton.cdiv(co * ci * k * k, block), n)](
         filters, biases, dw, db, dw.stride(0), db.stride(0), parts, filters_size, CI=ci, CO=co, COP=size.padded_out,
-        K=k, PX=size.px, AT_ONCE=8, BLOCK=block, num_warps=4,
+        K=k, PX=size.px, AT_ONCE=at_once, BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 MOST_MATRIX_BYTES = 96 * 1024
 MOST_INPUT_GRAD_BYTES = 150 * 1024
 
+WAVE = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
+
 
 def power_of_two(value: int, least: int = 1) -> int:
     """The smallest power of two that is at least `value` and at least `least`."""
