@@ -39,6 +39,7 @@ BATCH = 64
 FOLD_EIGHT = {"conv1 weight grad": WT(programs=528, fold=8), "conv2 weight grad": WT(programs=528, fold=8)}
 MANY_PARTS = {"conv1 weight grad": WT(programs=2112), "conv2 weight grad": WT(programs=1056)}
 OLD_PARTS = {"conv1 weight grad": WT(programs=2112, fold=8), "conv2 weight grad": WT(programs=1056, fold=8)}
+WHOLE_INPUT = {"conv2 input grad": IT()}
 OLD_FORWARD = {"conv1 forward": FT(64, 8, 32, 4), "conv2 forward": FT(128, 2, 32, 4)}
 OLD_LINEAR_WEIGHTS = {"fc1 weight grad": LT(64, 64, 32, 4, 1), "fc2 weight grad": LT(32, 32, 64, 4, 1),
                       "fc3 weight grad": LT(32, 32, 64, 4, 1)}  # fmt: skip
@@ -55,7 +56,8 @@ STEPS: dict[str, tuple[Tiles, int, int, int]] = {
     "fold eight at once": (FOLD_EIGHT, 2, 0, 63),
     "linear weight grads not in fours": (OLD_LINEAR_WEIGHTS, 2, 0, 10**6),
     "linear input grads not in fours": (OLD_LINEAR_INPUTS, 2, 0, 10**6),
-    "all undone": (OLD_FORWARD | OLD_PARTS | OLD_LINEAR_WEIGHTS | OLD_LINEAR_INPUTS, 1, 0, 10**6),
+    "conv2 input grad not in halves": (WHOLE_INPUT, 2, 0, 18),
+    "all undone": (OLD_FORWARD | OLD_PARTS | WHOLE_INPUT | OLD_LINEAR_WEIGHTS | OLD_LINEAR_INPUTS, 1, 0, 10**6),
     "+ read ahead, one wave": (AHEAD, 2, 0, 99),
     "+ read ahead, many parts": (AHEAD_MANY, 2, 64, 10**6),
 }
@@ -66,7 +68,8 @@ SINGLES: dict[str, list[Any]] = {
                           AHEAD_MANY["conv1 weight grad"], WT(programs=264)],
     "conv2 weight grad": [MANY_PARTS["conv2 weight grad"], FOLD_EIGHT["conv2 weight grad"], AHEAD["conv2 weight grad"],
                           AHEAD_MANY["conv2 weight grad"], WT(programs=264)],
-    "conv2 input grad": [IT(64, 8)],
+    "conv2 input grad": [IT(), IT(halves=2), IT(64, 8)],
+    "fc1 forward": [LT(64, 16, 64, 4, 3), LT(64, 32, 128, 4, 2), LT(32, 16, 128, 4, 2)],
     "fc1 weight grad": [LT(64, 64, 32, 4, 1), LT(64, 64, 32, 4, 1, True), LT(32, 64, 64, 4, 1, True)],
     "fc2 weight grad": [LT(32, 32, 64, 4, 1), LT(64, 64, 64, 4, 1, True)],
     "fc1 input grad": [LT(32, 64, 32, 4, 3), LT(64, 64, 64, 4, 1, True), LT(64, 64, 32, 4, 1, True)],
@@ -146,9 +149,9 @@ def compile_jobs(models: list[int]) -> list[tuple[str, Any, int]]:
     def add(name: str, tiles: Any, n: int) -> None:
         jobs.setdefault(f"{name} {tiles} {n if tiles is None and 'conv' in name else ''}", (name, tiles, n))
 
-    add("conv2 input grad", None, 10)
-    for n in models:
-        for name in ("conv1 forward", "conv2 forward", "conv1 weight grad", "conv2 weight grad"):
+    convolutions = ("conv2 input grad", "conv1 forward", "conv2 forward", "conv1 weight grad", "conv2 weight grad")
+    for name in convolutions:
+        for n in models:
             add(name, None, min(n, 100))
     for tiles, *_ in STEPS.values():
         for name, chosen in tiles.items():
