@@ -63,7 +63,7 @@ STEPS: dict[str, tuple[Tiles, int, int, int]] = {
 }
 SINGLES: dict[str, list[Any]] = {
     "conv1 forward": [FT(64, 8, 32, 4), FT(64, 4, 32, 4), FT(64, 2, 32, 8)],
-    "conv2 forward": [FT(128, 2, 32, 4), FT(64, 1, 32, 8), FT(128, 1, 32, 8)],
+    "conv2 forward": [FT(128, 2, 32, 4), FT(64, 1, 32, 8), FT(128, 1, 32, 4)],
     "conv1 weight grad": [MANY_PARTS["conv1 weight grad"], FOLD_EIGHT["conv1 weight grad"], AHEAD["conv1 weight grad"],
                           AHEAD_MANY["conv1 weight grad"], WT(programs=264)],
     "conv2 weight grad": [MANY_PARTS["conv2 weight grad"], FOLD_EIGHT["conv2 weight grad"], AHEAD["conv2 weight grad"],
@@ -142,65 +142,60 @@ def case_set(n: int) -> dict[str, bench.Case]:
     return {case.name: case for case in bench.cases(net, bench.products_of("tf32"))}
 
 
-def compile_jobs(models: list[int]) -> list[tuple[str, Any, int]]:
-    """Kernel, tiles, models: all that the timings will need, slow ones first."""
-    jobs: dict[str, tuple[str, Any, int]] = {}
-
-    def add(name: str, tiles: Any, n: int) -> None:
-        jobs.setdefault(f"{name} {tiles} {n if tiles is None and 'conv' in name else ''}", (name, tiles, n))
-
-    convolutions = ("conv2 input grad", "conv1 forward", "conv2 forward", "conv1 weight grad", "conv2 weight grad")
-    for name in convolutions:
-        for n in models:
-            add(name, None, min(n, 100))
-    for tiles, *_ in STEPS.values():
-        for name, chosen in tiles.items():
-            add(name, chosen, 10)
-    for name, several in SINGLES.items():
-        for chosen in several:
-            add(name, chosen, 10)
-    for name in bench.LINEAR:
-        for what in ("forward", "weight grad", "input grad"):
-            add(f"{name} {what}", None, 10)
-    return list(jobs.values())
+Job = tuple[str, Any, int, int, str]  # kernel, tiles, models, batch, precision
 
 
-def compile_some(jobs: list[tuple[str, Any, int]]) -> None:
+def compile_jobs(models: list[int], precisions: list[str]) -> list[Job]:
+    """All that the checks and the timings will need, slow ones first."""
+    convolutions = ["conv2 input grad", "conv1 forward", "conv2 forward", "conv1 weight grad", "conv2 weight grad"]
+    everything = [*convolutions, *(f"{k} {w}" for k in bench.LINEAR for w in ("forward", "weight grad", "input grad"))]
+    jobs: list[Job] = []
+    for name in everything:
+        jobs += [(name, None, 3, batch, precision) for precision in precisions for batch in (BATCH, 50)]
+        jobs += [(name, None, n, BATCH, "tf32") for n in (sorted({min(n, 100) for n in models}))]
+    chosen = [item for tiles, *_ in STEPS.values() for item in tiles.items()]
+    chosen += [(name, tiles) for name, several in SINGLES.items() for tiles in several]
+    jobs += [(name, tiles, 10, BATCH, "tf32") for name, tiles in chosen]
+    kept = {f"{job[:2]} {job[2] if job[0] in convolutions and job[1] is None else ''} {job[3:]}": job for job in jobs}
+    return list(kept.values())
+
+
+def compile_some(jobs: list[Job]) -> None:
     """Compile kernels in a process of its own, each on zeros of its shapes."""
-    products = bench.products_of("tf32")
-    for name, tiles, n in jobs:
+    for job in jobs:
         try:
-            compile_one(name, tiles, n, products)
+            compile_one(*job)
         except Exception as problem:
-            print(f"{name} {tiles}: {type(problem).__name__} {str(problem)[:100]}", flush=True)
+            print(f"{job}: {type(problem).__name__} {str(problem)[:100]}", flush=True)
 
 
-def compile_one(name: str, tiles: Any, n: int, products: dict[str, Any]) -> None:
+def compile_one(name: str, tiles: Any, n: int, batch: int, precision: str) -> None:
     layer, what = name.split(" ", 1)
-    flat = torch.zeros(n, 62024, device="cuda")
+    settings = bench.products_of(precision) | {"tiles": tiles}
+    flat = torch.zeros(n, 62012, device="cuda")
     if layer in bench.LAYERS:
         ci, co, k, side = bench.LAYERS[layer]
         pooled = (side - k + 1) // 2
-        x = torch.zeros(n, BATCH, ci, side, side, device="cuda")
-        dy = torch.zeros(n, BATCH, co, pooled, pooled, device="cuda")
+        x = torch.zeros(n, batch, ci, side, side, device="cuda")
+        dy = torch.zeros(n, batch, co, pooled, pooled, device="cuda")
         top = torch.zeros_like(dy, dtype=torch.uint8)
         w, b = flat[:, : co * ci * k * k].unflatten(1, (co, ci, k, k)), flat[:, :co]
         if what == "forward":
-            convolution.forward(x, w, b, **products, tiles=tiles)
+            convolution.forward(x, w, b, **settings)
         elif what == "weight grad":
-            convolution_weight_grad.weight_grad(x, dy, top, w, b, **products, tiles=tiles)
+            convolution_weight_grad.weight_grad(x, dy, top, w, b, **settings)
         else:
-            convolution_input_grad.input_grad(dy, top, w, (side, side), **products, tiles=tiles)
+            convolution_input_grad.input_grad(dy, top, w, (side, side), **settings)
     else:
         inputs, outputs, relu = bench.LINEAR[layer]
-        x, dy = torch.zeros(n, BATCH, inputs, device="cuda"), torch.zeros(n, BATCH, outputs, device="cuda")
+        x, dy = torch.zeros(n, batch, inputs, device="cuda"), torch.zeros(n, batch, outputs, device="cuda")
         w, b = flat[:, : inputs * outputs].unflatten(1, (outputs, inputs)), flat[:, :outputs]
         if what == "forward":
-            linear.forward(x, w, b, relu, **products, tiles=tiles)
+            linear.forward(x, w, b, relu, **settings)
         elif what == "weight grad":
-            linear.weight_grad(x, dy, w, b, **products, tiles=tiles)
+            linear.weight_grad(x, dy, w, b, **settings)
         else:
-            linear.input_grad(dy, w, None if layer == "fc1" else x, **products, tiles=tiles)
+            linear.input_grad(dy, w, None if layer == "fc1" else x, **settings)
 
 
 def short(tiles: Any) -> str:
@@ -247,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for log.txt and report.json")
     parser.add_argument("--models", nargs="*", type=int, default=[10, 30, 100, 270])
-    parser.add_argument("--single", nargs="*", type=int, default=[10, 100], help="models for single kernels")
+    parser.add_argument("--single", nargs="*", type=int, default=[10, 30, 100], help="models for single kernels")
     parser.add_argument("--check", nargs="*", choices=list(bench.PRECISIONS), default=["tf32"])
     parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
     options = parser.parse_args()
@@ -262,7 +257,7 @@ def main() -> int:
         (options.out / "log.txt").write_text("\n".join(lines) + "\n")
         (options.out / "report.json").write_text(json.dumps(report, indent=1))
 
-    jobs = compile_jobs(options.models)
+    jobs = compile_jobs(options.models, options.check)
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         pool.map(compile_some, [jobs[i :: options.workers] for i in range(options.workers)], chunksize=1)
     said(f"{len(jobs)} compiled after {time.time() - begin:.0f} s")

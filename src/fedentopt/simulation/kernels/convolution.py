@@ -127,7 +127,7 @@ def _default_tiles(size: Windows, rows: int, precision: str) -> ForwardTiles:
     Few rows are shared out in one wave of small programs. Split products need the registers of half the rows a tile.
     """
     share = power_of_two(triton.cdiv(triton.cdiv(rows, 64), WAVE))
-    if size.px == 2 or share <= 2:
+    if size.px == 2 or share == 1:
         return ForwardTiles(64, min(8, share), 32, 4)
     return ForwardTiles(128, 2, 32, 4) if precision == "tf32" else ForwardTiles(64, 5, 32, 4)
 
