@@ -10,6 +10,7 @@ With `--variants` other tile settings are timed too. The last lines are the tabl
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
@@ -28,8 +29,18 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.kernels import convolution, convolution_gradients, gather, linear, loss, ops, update
+from fedentopt.simulation.kernels import (
+    convolution,
+    convolution_input_grad,
+    convolution_weight_grad,
+    gather,
+    linear,
+    loss,
+    ops,
+    update,
+)
 from fedentopt.simulation.kernels.plain import PlainKernels
+from fedentopt.simulation.kernels.stacked import TritonKernels
 
 LAYERS = {"conv1": (3, 6, 5, 32), "conv2": (6, 16, 5, 14)}
 LINEAR = {"fc1": (400, 120, True), "fc2": (120, 84, True), "fc3": (84, 10, False)}
@@ -95,9 +106,17 @@ class Lenet:
         offset, shape, size = self.slots[name]
         return buffer[:, offset : offset + size].view(buffer.shape[0], *shape)
 
-    def train_step(self, k: Any) -> None:
-        """One whole step, keeping what the single cases need."""
+    def train_step(self, k: Any, side: torch.cuda.Stream | None = None) -> None:
+        """One whole step, keeping what the single cases need; weight gradients on a stream of their own if given."""
         t = self.kept
+        main = torch.cuda.current_stream()
+
+        def beside() -> Any:
+            if side is None:
+                return contextlib.nullcontext()
+            side.wait_stream(main)
+            return torch.cuda.stream(side)
+
         t["x"], t["labels"] = k.gather_augment(
             self.images, self.labels, self.plan, self.keys, self.step, TRANSFORM, self.n
         )
@@ -115,16 +134,19 @@ class Lenet:
         d, _ = k.softmax_xent_grad(h, t["labels"])
         for name in reversed(LINEAR):
             t[name + ".dy"] = d
-            k.linear_weight_grad(t[name + ".in"], d, self.view(self.g, name + ".w"), self.view(self.g, name + ".b"))
+            with beside():
+                k.linear_weight_grad(t[name + ".in"], d, self.view(self.g, name + ".w"), self.view(self.g, name + ".b"))
             d = k.linear_input_grad(d, self.view(self.w, name + ".w"), None if name == "fc1" else t[name + ".in"])
         for name in reversed(LAYERS):
             d = d.view(t[name + ".max"].shape)
             t[name + ".dy"] = d
-            k.conv_relu_pool_weight_grad(
-                t[name + ".in"], d, t[name + ".max"], self.view(self.g, name + ".w"), self.view(self.g, name + ".b")
-            )
+            with beside():
+                dw, db = self.view(self.g, name + ".w"), self.view(self.g, name + ".b")
+                k.conv_relu_pool_weight_grad(t[name + ".in"], d, t[name + ".max"], dw, db)
             if name == "conv2":
                 d = k.conv_relu_pool_input_grad(d, t[name + ".max"], self.view(self.w, name + ".w"), (14, 14))
+        if side is not None:
+            main.wait_stream(side)
         k.sgd_update(self.w, self.v, self.g, n=self.n, start=self.start, step=self.step, **self.per_row)
         self.step.add_(1).remainder_(40)
 
@@ -152,7 +174,7 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
             tiles: Any, x: Tensor = x, dy: Tensor = dy, top: Tensor = top, name: str = name
         ) -> tuple[Tensor, ...]:
             dw, db = net.view(net.g, name + ".w"), net.view(net.g, name + ".b")
-            convolution_gradients.weight_grad(x, dy, top, dw, db, **products, tiles=tiles)
+            convolution_weight_grad.weight_grad(x, dy, top, dw, db, **products, tiles=tiles)
             return dw, db
 
         def weights_reference(
@@ -168,7 +190,7 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
             found.append(Case(
                 "conv2 input grad",
                 lambda tiles, dy=dy, top=top, w=w, side=side: (
-                    convolution_gradients.input_grad(dy, top, w, (side, side), **products, tiles=tiles),
+                    convolution_input_grad.input_grad(dy, top, w, (side, side), **products, tiles=tiles),
                 ),
                 lambda dy=dy, top=top, w=w, side=side: (
                     plain.conv_relu_pool_input_grad(dy.double(), top, w.double(), (side, side)),
@@ -196,16 +218,16 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
             f"{name} forward",
             lambda tiles, x=x, w=w, b=b, relu=relu: (linear.forward(x, w, b, relu, **products, tiles=tiles),),
             lambda x=x, w=w, b=b, relu=relu: (plain.linear_forward(*double(x, w, b), relu),),
-            LINEAR_TILES,
+            LINEAR_FORWARD_TILES,
         ))  # fmt: skip
-        found.append(Case(f"{name} weight grad", linear_weights, linear_weights_reference, LINEAR_TILES))
+        found.append(Case(f"{name} weight grad", linear_weights, linear_weights_reference, LINEAR_WEIGHT_TILES))
         found.append(Case(
             f"{name} input grad",
             lambda tiles, dy=dy, w=w, mask=mask: (linear.input_grad(dy, w, mask, **products, tiles=tiles),),
             lambda dy=dy, w=w, mask=mask: (
                 plain.linear_input_grad(*double(dy, w), None if mask is None else mask.double()),
             ),
-            LINEAR_TILES,
+            LINEAR_INPUT_TILES,
         ))  # fmt: skip
     found.append(Case(
         "gather + augment",
@@ -236,27 +258,72 @@ def cases(net: Lenet, products: dict[str, Any]) -> list[Case]:
 
 
 F64 = {"dtype": torch.float64, "device": "cuda"}
-FT, WT, IT, LT = (
-    convolution.ForwardTiles, convolution_gradients.WeightTiles, convolution_gradients.InputTiles, linear.LinearTiles,
-)  # fmt: skip
+FT, WT = convolution.ForwardTiles, convolution_weight_grad.WeightTiles
+IT, LT = convolution_input_grad.InputTiles, linear.LinearTiles
 FORWARD_TILES = {
-    "conv1": [FT(64, 8, 16, 4), FT(64, 16, 16, 4), FT(64, 4, 16, 4), FT(128, 8, 16, 8), FT(128, 4, 16, 4),
-              FT(64, 8, 32, 4), FT(64, 8, 16, 4, 1), FT(128, 8, 32, 8), FT(64, 25, 16, 4)],
-    "conv2": [FT(64, 5, 32, 4), FT(64, 9, 32, 4), FT(128, 4, 32, 4), FT(128, 4, 32, 8), FT(64, 5, 64, 4),
-              FT(64, 3, 32, 4), FT(128, 2, 32, 4), FT(64, 5, 16, 4)],
+    "conv1": [FT(64, 8, 32, 4), FT(64, 8, 16, 4, None, 2), FT(64, 8, 32, 4, None, 2), FT(64, 8, 16, 4, None, 2, 2),
+              FT(64, 8, 16, 4, None, 1, None, True), FT(64, 8, 32, 4, None, 1, None, True), FT(64, 4, 16, 4, None, 2),
+              FT(64, 14, 16, 4, None, 2), FT(128, 4, 16, 4, None, 2), FT(64, 7, 64, 4)],
+    "conv2": [FT(128, 2, 32, 4), FT(64, 5, 64, 4), FT(64, 5, 32, 4, None, 2), FT(64, 5, 64, 4, None, 2),
+              FT(64, 3, 32, 4, None, 2), FT(64, 2, 32, 4), FT(128, 1, 32, 4), FT(128, 2, 64, 4), FT(64, 2, 64, 4),
+              FT(64, 5, 32, 4, None, 1, None, True), FT(128, 3, 32, 4)],
 }  # fmt: skip
 WEIGHT_TILES = {
-    "conv1": [WT(64, 256, 528, 8), WT(32, 256, 528, 8), WT(64, 64, 1056, 4), WT(32, 64, 1056, 4),
-              WT(64, 128, 528, 8, 1), WT(128, 128, 528, 8, 1), WT(64, 64, 1056, 4, 1), WT(64, 128, 1056, 8, 1),
-              WT(32, 128, 1056, 4, 1), WT(64, 256, 264, 8), WT(64, 64, 2112, 4)],
-    "conv2": [WT(64, 256, 264, 8), WT(32, 256, 264, 8), WT(64, 128, 528, 8), WT(64, 64, 1056, 4), WT(32, 64, 1056, 4),
-              WT(64, 256, 528, 8), WT(32, 128, 528, 4), WT(32, 128, 528, 8)],
+    "conv1": [WT(64, 64, 3, 264, 4), WT(64, 64, 3, 528, 4), WT(64, 64, 3, 1056, 4), WT(64, 64, 3, 528, 4, None, 2),
+              WT(32, 64, 3, 528, 4), WT(32, 64, 3, 528, 4, None, 2), WT(64, 64, 3, 528, 4, None, 1, 168),
+              WT(64, 64, 2, 528, 4, 1), WT(64, 64, 2, 528, 4, 1, 2), WT(64, 64, 1, 2112, 4, None, 2),
+              WT(64, 64, 3, 400, 4, None, 1, 168), WT(64, 64, 3, 800, 4), WT(programs=2112, ahead=True)],
+    "conv2": [WT(64, 64, 2, 528, 4), WT(32, 64, 4, 264, 4), WT(32, 64, 4, 264, 4, None, 2),
+              WT(64, 64, 2, 528, 4, None, 2), WT(64, 64, 1, 1056, 4, None, 2), WT(64, 64, 1, 1056, 4),
+              WT(32, 64, 2, 528, 4), WT(64, 64, 2, 528, 4, None, 1, 168), WT(32, 64, 2, 800, 4, None, 1, 168),
+              WT(programs=1056, ahead=True)],
 }  # fmt: skip
-INPUT_TILES = [IT(64, 4), IT(128, 8), IT(128, 4), IT(64, 8)]
-LINEAR_TILES = [LT(64, 64, 32, 4, 1), LT(64, 32, 32, 4, 3), LT(64, 128, 32, 4, 3), LT(64, 64, 64, 4, 2),
-                LT(64, 16, 64, 4, 3), LT(32, 64, 32, 4, 3), LT(64, 128, 32, 8, 2), LT(32, 32, 64, 4, 1)]  # fmt: skip
-GATHER_TILES = [{"warps": 2}, {"warps": 8}, {"block": 512}, {"block": 256, "warps": 2}, {"block": 2048, "warps": 8}]
-UPDATE_TILES = [{"block": 2048}, {"block": 4096, "warps": 8}, {"block": 2048, "warps": 8}, {"block": 512}]
+INPUT_TILES = [IT(64, 4), IT(64, 4, 2), IT(128, 8), IT(128, 4)]
+LINEAR_FORWARD_TILES = [LT(64, 128, 32, 4, 3), LT(64, 32, 32, 4, 3), LT(64, 64, 32, 4, 4), LT(64, 32, 64, 4, 2)]
+LINEAR_WEIGHT_TILES = [
+    LT(64, 64, 64, 4, 1, True), LT(64, 64, 32, 4, 1, True), LT(32, 64, 64, 4, 1, True), LT(32, 32, 64, 4, 1, True),
+    LT(64, 64, 32, 4, 1), LT(32, 32, 64, 4, 1), LT(32, 64, 32, 4, 2), LT(64, 128, 64, 8, 1),
+]  # fmt: skip
+LINEAR_INPUT_TILES = [
+    LT(64, 32, 64, 4, 1, True), LT(64, 64, 64, 4, 1, True), LT(64, 64, 32, 4, 1, True), LT(32, 64, 64, 4, 1, True),
+    LT(32, 64, 32, 4, 3), LT(32, 128, 32, 4, 3), LT(64, 64, 32, 4, 1), LT(64, 32, 32, 4, 3),
+]  # fmt: skip
+GATHER_TILES = [{"block": 512}, {"block": 512, "warps": 2}, {"block": 256, "warps": 1}]
+UPDATE_TILES = [{"block": 2048, "warps": 8}]
+
+
+class Tuned(TritonKernels):
+    """The kernels with the tiles that were fastest here, by case name."""
+
+    def __init__(self, products: dict[str, Any], tiles: dict[str, Any]) -> None:
+        super().__init__(exact=products["precision"] != "tf32", bf16=products["bf16"])
+        self.products, self.tiles = products, tiles
+
+    def _linear(self, w: Tensor, what: str) -> Any:
+        return self.tiles[next(f"{k} {what}" for k, (i, o, _) in LINEAR.items() if (o, i) == tuple(w.shape[1:3]))]
+
+    def _conv(self, in_channels: int, what: str) -> Any:
+        return self.tiles[next(f"{k} {what}" for k, sizes in LAYERS.items() if sizes[0] == in_channels)]
+
+    def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return convolution.forward(x, w, b, **self.products, tiles=self._conv(x.shape[2], "forward"))
+
+    def conv_relu_pool_weight_grad(self, x: Tensor, dy: Tensor, argmax: Tensor, dw: Tensor, db: Tensor) -> None:
+        tiles = self._conv(x.shape[2], "weight grad")
+        convolution_weight_grad.weight_grad(x, dy, argmax, dw, db, **self.products, tiles=tiles)
+
+    def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
+        tiles = self._conv(w.shape[2], "input grad")
+        return convolution_input_grad.input_grad(dy, argmax, w, size, **self.products, tiles=tiles)
+
+    def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
+        return linear.forward(x, w, b, relu, **self.products, tiles=self._linear(w, "forward"))
+
+    def linear_weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor) -> None:
+        linear.weight_grad(x, dy, dw, db, **self.products, tiles=self._linear(dw, "weight grad"))
+
+    def linear_input_grad(self, dy: Tensor, w: Tensor, relu_of: Tensor | None = None) -> Tensor:
+        return linear.input_grad(dy, w, relu_of, **self.products, tiles=self._linear(w, "input grad"))
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
@@ -340,6 +407,8 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=100, help="models side by side for the single kernels")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--precision", choices=list(PRECISIONS), default="tf32")
+    parser.add_argument("--check", nargs="*", choices=list(PRECISIONS), default=list(PRECISIONS), help="what to check")
+    parser.add_argument("--steps", nargs="*", type=int, default=[10, 30, 100, 270, 714], help="stacks for whole steps")
     parser.add_argument("--variants", action="store_true", help="time other tile settings too")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
     options = parser.parse_args()
@@ -357,13 +426,13 @@ def main() -> int:
     print(f"compiled after {time.time() - begin:.0f} s", flush=True)
     report: Result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": options.models,
                       "batch": options.batch, "precision": options.precision}  # fmt: skip
-    report["checks"] = [row for p in PRECISIONS for row in check(p, options.batch)]
-    report["checks"] += check(options.precision, 50)
+    report["checks"] = [row for p in options.check for batch in (options.batch, 50) for row in check(p, batch)]
     print(f"checked after {time.time() - begin:.0f} s", flush=True)
     net = Lenet(options.models, options.batch, 1)
     kernels = ops("cuda", **PRECISIONS[options.precision])
     net.train_step(kernels)
     report["kernels"] = []
+    fastest: dict[str, Any] = {}
     for case in cases(net, products):
         rows = {"default": time_us(lambda case=case: case.call(None))}
         for variant in case.variants if options.variants else []:
@@ -373,15 +442,21 @@ def main() -> int:
                 print(f"{case.name} {variant}: {type(problem).__name__} {str(problem)[:100]}", flush=True)
         report["kernels"].append({"kernel": case.name, "microseconds": rows})
         best = min(rows, key=lambda r: rows[r])
+        fastest[case.name] = next((v for v in case.variants if str(v) == best), None)
         print(f"{case.name}: default {rows['default']:.1f}, best {rows[best]:.1f} {best}", flush=True)
         if options.variants:
             print("    " + "  ".join(f"{k}: {v:.1f}" for k, v in sorted(rows.items(), key=lambda r: r[1])), flush=True)
+    if options.variants:
+        kernels = Tuned(products, fastest)
     report["in the step"] = kernel_times(lambda: net.train_step(kernels))
     report["steps"] = []
-    for n in (10, 30, 100, 270, 714):
+    for n in options.steps:
         whole = Lenet(n, options.batch, 2)
-        us = time_us(lambda whole=whole: whole.train_step(kernels), calls=4)
-        report["steps"].append({"models": n, "microseconds": us, "samples_per_s": n * options.batch / us * 1e6})
+        for side in (None, torch.cuda.Stream()):
+            us = time_us(lambda whole=whole, side=side: whole.train_step(kernels, side), calls=4)
+            rate = n * options.batch / us * 1e6
+            report["steps"].append({"models": n, "streams": 1 if side is None else 2, "microseconds": us,
+                                    "samples_per_s": rate})  # fmt: skip
         del whole
     report["seconds"] = time.time() - begin
     options.out.write_text(json.dumps(report, indent=1))
@@ -399,7 +474,8 @@ def print_table(report: Result) -> None:
     print(f"  {sum(report['in the step'].values()):8.1f}  sum")
     for row in report["steps"]:
         rate = row["samples_per_s"] / 1e6
-        print(f"step of {row['models']:4} models: {row['microseconds']:8.1f} us, {rate:.2f} M samples/s")
+        print(f"step of {row['models']:4} models, {row['streams']} streams: {row['microseconds']:8.1f} us, "
+              f"{rate:.2f} M samples/s")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from fedentopt.errors import InputError
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.kernels import AFTER_STEP, DEAD, IN_GRADIENT, ops
+from fedentopt.simulation.kernels import (
+    AFTER_STEP,
+    DEAD,
+    IN_GRADIENT,
+    convolution,
+    convolution_input_grad,
+    convolution_weight_grad,
+    linear,
+    ops,
+)
 from fedentopt.simulation.kernels.plain import PlainKernels
 
 torch.set_num_threads(1)
@@ -97,6 +106,31 @@ def test_convolution_relu_pool(layer: tuple[int, ...]) -> None:
     assert_close(dx, plain.conv_relu_pool_input_grad(dy.double(), top, weight.double(), (h, w)))
 
 
+@pytest.mark.parametrize(("layer", "tiles"), [(LAYERS[1], 3), (LAYERS[2], 2)], ids=str)
+def test_convolution_tiles_do_not_matter(layer: tuple[int, ...], tiles: int) -> None:
+    """Several tiles a program, read ahead or not, more partial sums than are added at once, block rows in halves."""
+    n, batch, ci, co, k, h, w = layer
+    settings: dict[str, Any] = {"bf16": False, "precision": "tf32"}
+    x, weight, bias = torch.randn(n, batch, ci, h, w), rows(n, co, ci, k, k), rows(n, co)
+    y, top = convolution.forward(x, weight, bias, **settings, tiles=convolution.ForwardTiles(16, tiles, 32))
+    wanted, wanted_top = plain.conv_relu_pool_forward(x.double(), weight.double(), bias.double())
+    assert_close(y, wanted)
+    assert torch.equal(top, wanted_top)
+    dy = torch.randn_like(y)
+    wanted_dw, wanted_db = torch.zeros(n, co, ci, k, k).double(), torch.zeros(n, co).double()
+    plain.conv_relu_pool_weight_grad(x.double(), dy.double(), top, wanted_dw, wanted_db)
+    for ahead, programs in ((False, 2), (True, 2), (True, 60)):
+        dw, db = rows(n, co, ci, k, k, value=math.nan), rows(n, co, value=math.nan)
+        shape = convolution_weight_grad.WeightTiles(16, 64, 1, programs, ahead=ahead, fold=4)
+        convolution_weight_grad.weight_grad(x, dy, top, dw, db, **settings, tiles=shape)
+        assert_close(dw, wanted_dw)
+        assert_close(db, wanted_db)
+    wanted_dx = plain.conv_relu_pool_input_grad(dy.double(), top, weight.double(), (h, w))
+    for halves in (1, 2):
+        shape = convolution_input_grad.InputTiles(16, halves=halves)
+        assert_close(convolution_input_grad.input_grad(dy, top, weight, (h, w), **settings, tiles=shape), wanted_dx)
+
+
 def test_convolution_gradients_are_those_of_autograd() -> None:
     x, weight, bias = torch.randn(1, 3, 2, 8, 8), rows(1, 4, 2, 3, 3), rows(1, 4)
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
@@ -161,6 +195,19 @@ def test_linear(sizes: tuple[int, ...]) -> None:
     assert_close(db, dy.double().sum(1))
     assert_close(triton.linear_input_grad(dy, w), dy.double() @ w.double())
     assert_close(triton.linear_input_grad(dy, w, x), (dy.double() @ w.double()) * (x > 0))
+
+
+@pytest.mark.parametrize("fours", [False, True])
+def test_linear_gradients_in_several_steps(fours: bool) -> None:
+    n, batch, inputs, outputs = 2, 37, 41, 50
+    tiles = linear.LinearTiles(16, 32, 16, fours=fours)
+    settings: dict[str, Any] = {"bf16": False, "precision": "tf32", "tiles": tiles}
+    x, dy, w = torch.randn(n, batch, inputs), torch.randn(n, batch, outputs), rows(n, outputs, inputs)
+    dw, db = rows(n, outputs, inputs, value=math.nan), rows(n, outputs, value=math.nan)
+    linear.weight_grad(x, dy, dw, db, **settings)
+    assert_close(dw, torch.einsum("nbo,nbi->noi", dy.double(), x.double()))
+    assert_close(db, dy.double().sum(1))
+    assert_close(linear.input_grad(dy, w, x, **settings), (dy.double() @ w.double()) * (x > 0))
 
 
 def test_relu_passes_a_nan_on() -> None:

@@ -76,9 +76,9 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     assert run.returncode == 0, run.stderr[-4000:]
     assert run.stdout.split() == [
         "convolution.forward_kernel",
-        "convolution_gradients.fold_kernel",
-        "convolution_gradients.input_grad_kernel",
-        "convolution_gradients.weight_grad_kernel",
+        "convolution_input_grad.input_grad_kernel",
+        "convolution_weight_grad.fold_kernel",
+        "convolution_weight_grad.weight_grad_kernel",
         "gather.gather_kernel",
         "linear.forward_kernel",
         "linear.input_grad_kernel",

@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import flatten, is_pool2
+from fedentopt.simulation.side_stream import SideStream
 
 
 class StackedNet(Protocol):
@@ -101,6 +102,7 @@ class LoweredNet:
     def __init__(self, blocks: list[ConvBlock | LinearBlock], layout: FlatLayout, kernels: Kernels) -> None:
         self.blocks, self.layout, self.kernels = blocks, layout, kernels
         self._slots = {slot.name: slot for slot in layout.parameters}
+        self._beside = SideStream()
 
     def describe(self) -> str:
         return f"hand-written backward on {self.kernels.describe()}"
@@ -132,29 +134,42 @@ class LoweredNet:
         rows, gradient = rows[:n], gradient[:n]
         logits, kept = self._forward(rows, x)
         upstream, _ = self.kernels.softmax_xent_grad(logits, labels, scale, shift)
+        # Only the optimiser waits for a weight's gradient, the next block only for its input's.
+        gradients = []
         for i in range(len(self.blocks) - 1, -1, -1):
             block, (entered, argmax) = self.blocks[i], kept[i]
             weight = self._view(rows, block.weight)
             into, into_bias = self._view(gradient, block.weight), self._view(gradient, block.bias)
             if isinstance(block, ConvBlock):
                 upstream = upstream.reshape(argmax.shape)
-                self.kernels.conv_relu_pool_weight_grad(entered, upstream, argmax, into, into_bias)
-                if i:
-                    size = (int(entered.shape[-2]), int(entered.shape[-1]))
-                    upstream = self.kernels.conv_relu_pool_input_grad(upstream, argmax, weight, size)
+            gradients.append(upstream)  # until `join`
+            with self._beside.fork(x):
+                if isinstance(block, ConvBlock):
+                    self.kernels.conv_relu_pool_weight_grad(entered, upstream, argmax, into, into_bias)
+                else:
+                    self.kernels.linear_weight_grad(entered, upstream, into, into_bias)
+            if not i:
+                break
+            if isinstance(block, ConvBlock):
+                size = (int(entered.shape[-2]), int(entered.shape[-1]))
+                upstream = self.kernels.conv_relu_pool_input_grad(upstream, argmax, weight, size)
             else:
-                self.kernels.linear_weight_grad(entered, upstream, into, into_bias)
-                if i:
-                    before = self.blocks[i - 1]
-                    relu_of = entered if isinstance(before, LinearBlock) and before.relu else None
-                    upstream = self.kernels.linear_input_grad(upstream, weight, relu_of)
+                before = self.blocks[i - 1]
+                relu_of = entered if isinstance(before, LinearBlock) and before.relu else None
+                upstream = self.kernels.linear_input_grad(upstream, weight, relu_of)
+        self._beside.join(x)
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self._forward(rows, x.expand(len(rows), -1, -1, -1, -1).contiguous())[0]
+        return self._forward(rows, self._for_all(rows, x))[0]
 
     def features(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """What enters the last linear layer, (n, B, F)."""
-        return self._forward(rows, x.expand(len(rows), -1, -1, -1, -1).contiguous())[1][-1][0]
+        return self._forward(rows, self._for_all(rows, x))[1][-1][0]
+
+    @staticmethod
+    def _for_all(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """A batch of one's own for each model, or one for all: the kernels read the same memory for each."""
+        return x.contiguous().expand(len(rows), -1, -1, -1, -1)
 
 
 class VmapNet:

@@ -7,7 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.kernels import convolution, convolution_gradients, gather, linear, loss, update
+from fedentopt.simulation.kernels import (
+    convolution,
+    convolution_input_grad,
+    convolution_weight_grad,
+    gather,
+    linear,
+    loss,
+    update,
+)
 from fedentopt.simulation.kernels.plain import PlainKernels
 from fedentopt.simulation.kernels.products import Products
 from fedentopt.simulation.kernels.windows import Windows
@@ -31,16 +39,16 @@ class TritonKernels:
 
     def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
         size = Windows(in_channels, out_channels, kernel, 2 * kernel, 2 * kernel)
-        return padding == 0 and kernel <= LARGEST_KERNEL and out_channels <= 64 and size.fits
+        return padding == 0 and kernel <= LARGEST_KERNEL and size.fits(2 if self._precision == "tf32x3" else 1)
 
     def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return convolution.forward(x, w, b, **self._products)
 
     def conv_relu_pool_weight_grad(self, x: Tensor, dy: Tensor, argmax: Tensor, dw: Tensor, db: Tensor) -> None:
-        convolution_gradients.weight_grad(x, dy, argmax, dw, db, **self._products)
+        convolution_weight_grad.weight_grad(x, dy, argmax, dw, db, **self._products)
 
     def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
-        return convolution_gradients.input_grad(dy, argmax, w, size, **self._products)
+        return convolution_input_grad.input_grad(dy, argmax, w, size, **self._products)
 
     def conv_forward(self, x: Tensor, w: Tensor, b: Tensor, padding: int = 0) -> Tensor:
         return self._plain.conv_forward(x, w, b, padding)

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_MATRIX_BYTES = 96 * 1024  # the expanded filters stay in a multiprocessor's shared memory
+# The expanded filters stay in a multiprocessor's shared memory: forward's, and the input gradient's, which are padded
+# more and held twice where products are split for accuracy.
+MOST_MATRIX_BYTES = 96 * 1024
+MOST_INPUT_GRAD_BYTES = 150 * 1024
+
+WAVE = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
 
 
 def power_of_two(value: int, least: int = 1) -> int:
@@ -67,10 +72,10 @@ class Windows:
         """Rows an image gives."""
         return self.pooled[0] * self.pooled[1] // self.px
 
-    @property
-    def fits(self) -> bool:
-        """Whether the expanded filters fit in shared memory at all."""
-        return self._matrix_bytes(1) <= MOST_MATRIX_BYTES
+    def fits(self, copies: int = 1) -> bool:
+        """Whether the expanded filters fit in shared memory, forward and backward."""
+        taps = (self.kernel // 2 + 1) ** 2 * 16 * power_of_two(self.in_channels, 4) * self.padded_out
+        return self._matrix_bytes(1) <= MOST_MATRIX_BYTES and taps * 4 * copies <= MOST_INPUT_GRAD_BYTES
 
     def _entries(self, px: int) -> int:
         return self.in_channels * (self.kernel + 1) * (2 * px + self.kernel - 1)
