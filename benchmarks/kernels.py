@@ -262,21 +262,20 @@ FT, WT = convolution.ForwardTiles, convolution_weight_grad.WeightTiles
 IT, LT = convolution_input_grad.InputTiles, linear.LinearTiles
 FORWARD_TILES = {
     "conv1": [FT(64, 8, 32, 4), FT(64, 8, 16, 4, None, 2), FT(64, 8, 32, 4, None, 2), FT(64, 8, 16, 4, None, 2, 2),
-              FT(64, 8, 16, 4, None, 1, None, True), FT(64, 8, 32, 4, None, 1, None, True), FT(64, 4, 16, 4, None, 2),
+              FT(64, 4, 16, 4, None, 2),
               FT(64, 14, 16, 4, None, 2), FT(128, 4, 16, 4, None, 2), FT(64, 7, 64, 4)],
     "conv2": [FT(128, 2, 32, 4), FT(64, 5, 64, 4), FT(64, 5, 32, 4, None, 2), FT(64, 5, 64, 4, None, 2),
               FT(64, 3, 32, 4, None, 2), FT(64, 2, 32, 4), FT(128, 1, 32, 4), FT(128, 2, 64, 4), FT(64, 2, 64, 4),
-              FT(64, 5, 32, 4, None, 1, None, True), FT(128, 3, 32, 4)],
+              FT(128, 3, 32, 4)],
 }  # fmt: skip
 WEIGHT_TILES = {
     "conv1": [WT(64, 64, 3, 264, 4), WT(64, 64, 3, 528, 4), WT(64, 64, 3, 1056, 4), WT(64, 64, 3, 528, 4, None, 2),
               WT(32, 64, 3, 528, 4), WT(32, 64, 3, 528, 4, None, 2), WT(64, 64, 3, 528, 4, None, 1, 168),
               WT(64, 64, 2, 528, 4, 1), WT(64, 64, 2, 528, 4, 1, 2), WT(64, 64, 1, 2112, 4, None, 2),
-              WT(64, 64, 3, 400, 4, None, 1, 168), WT(64, 64, 3, 800, 4), WT(programs=2112, ahead=True)],
+              WT(64, 64, 3, 400, 4, None, 1, 168), WT(64, 64, 3, 800, 4)],
     "conv2": [WT(64, 64, 2, 528, 4), WT(32, 64, 4, 264, 4), WT(32, 64, 4, 264, 4, None, 2),
               WT(64, 64, 2, 528, 4, None, 2), WT(64, 64, 1, 1056, 4, None, 2), WT(64, 64, 1, 1056, 4),
-              WT(32, 64, 2, 528, 4), WT(64, 64, 2, 528, 4, None, 1, 168), WT(32, 64, 2, 800, 4, None, 1, 168),
-              WT(programs=1056, ahead=True)],
+              WT(32, 64, 2, 528, 4), WT(64, 64, 2, 528, 4, None, 1, 168), WT(32, 64, 2, 800, 4, None, 1, 168)],
 }  # fmt: skip
 INPUT_TILES = [IT(64, 4), IT(64, 4, 2), IT(128, 8), IT(128, 4)]
 LINEAR_FORWARD_TILES = [LT(64, 128, 32, 4, 3), LT(64, 32, 32, 4, 3), LT(64, 64, 32, 4, 4), LT(64, 32, 64, 4, 2)]

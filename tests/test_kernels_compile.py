@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-LAUNCHES = """
+PRELUDE = """
 import inspect, sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.kernels.stacked import TritonKernels
 
-TYPES = {torch.float32: "*fp32", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
 compiled = set()
 
 def compile_instead(self, *args, grid, warmup, **named):
@@ -44,6 +44,9 @@ JITFunction.run = compile_instead
 kernels = TritonKernels()
 n, batch = 2, 64
 zeros = torch.zeros
+"""
+
+FEW_CHANNELS = """
 images, labels = zeros(9, 3, 32, 32, dtype=torch.uint8), zeros(9, dtype=torch.int64)
 plan, keys, step = zeros(2, n, batch, dtype=torch.int32), zeros(n, dtype=torch.int64), zeros(1, dtype=torch.int64)
 transform = ImageTransform((0.5,) * 3, (0.2,) * 3, jitter=0.2, flip=0.5, grayscale=0.1)
@@ -69,20 +72,41 @@ kernels.sgd_update(w, v, g, n=n, lr=one, momentum=one, weight_decay=one, mu=one,
 print(" ".join(sorted(compiled)))
 """
 
+MANY_CHANNELS = """
+from torch import nn
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.wide_model import WideNet, wide_blocks
 
-def test_the_kernels_compile_for_a_gpu() -> None:
+model = nn.Sequential(
+    nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(128 * 16, 10),
+)
+layout = FlatLayout(model, channels_last=True)
+rows, x, labels = zeros(n, layout.width), zeros(n, batch, 3, 8, 8), zeros(n, batch, dtype=torch.int64)
+for bf16 in (False, True):
+    net = WideNet(wide_blocks(model, 8), layout, TritonKernels(bf16=bf16))
+    net.step(rows, rows.clone(), x, labels, None, None)
+    net.logits(rows, x[:1])
+print(" ".join(sorted(name for name in compiled if name.startswith("wide."))))
+"""
+
+
+KERNELS = {
+    FEW_CHANNELS: [
+        "convolution.forward_kernel", "convolution_input_grad.input_grad_kernel", "convolution_weight_grad.fold_kernel",
+        "convolution_weight_grad.weight_grad_kernel", "gather.gather_kernel", "linear.forward_kernel",
+        "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.softmax_xent_kernel", "update.sgd_kernel",
+    ],
+    MANY_CHANNELS: [
+        "wide.convolution_kernel", "wide.pool_kernel", "wide.turn_kernel", "wide.unpool_kernel",
+        "wide.weight_grad_kernel", "wide.windows_kernel",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launches", [FEW_CHANNELS, MANY_CHANNELS], ids=["few channels", "many channels"])
+def test_the_kernels_compile_for_a_gpu(launches: str) -> None:
     pytest.importorskip("triton")
-    run = subprocess.run([sys.executable, "-c", LAUNCHES], capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", PRELUDE + launches], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    assert run.stdout.split() == [
-        "convolution.forward_kernel",
-        "convolution_input_grad.input_grad_kernel",
-        "convolution_weight_grad.fold_kernel",
-        "convolution_weight_grad.weight_grad_kernel",
-        "gather.gather_kernel",
-        "linear.forward_kernel",
-        "linear.input_grad_kernel",
-        "linear.weight_grad_kernel",
-        "loss.softmax_xent_kernel",
-        "update.sgd_kernel",
-    ]
+    assert run.stdout.split() == KERNELS[launches]

@@ -29,7 +29,6 @@ class ForwardTiles(NamedTuple):
     px: int | None = None
     stages: int = 1
     vector: int | None = None
-    ahead: bool = False
 
 
 @triton.jit
@@ -54,7 +53,7 @@ def expanded_filters(w, first, CI: tl.constexpr, CO: tl.constexpr, COP: tl.const
 def forward_kernel(x, w, b, y, argmax, x_row, w_row, b_row, batch, CI: tl.constexpr, CO: tl.constexpr,
                    COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
                    WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
-                   STEP: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, BF16: tl.constexpr,
+                   STEP: tl.constexpr, STEPS: tl.constexpr, BF16: tl.constexpr,
                    PRECISION: tl.constexpr):  # fmt: skip
     WH: tl.constexpr = K + 1
     GROUPS: tl.constexpr = (2 * PX + K - 1) // V
@@ -84,7 +83,6 @@ def forward_kernel(x, w, b, y, argmax, x_row, w_row, b_row, batch, CI: tl.conste
         # Rows past the end read the first window again and are not stored: cheaper than masking every load.
         window = x + tl.where(inside, image * (CI * H * W) + by * (2 * W) + bx * (2 * PX), 0)
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
-        steps = ()
         for s in tl.static_range(STEPS):
             group = s * (STEP // V) + tl.arange(0, STEP // V)
             ci = group // (GROUPS * WH)
@@ -97,13 +95,7 @@ def forward_kernel(x, w, b, y, argmax, x_row, w_row, b_row, batch, CI: tl.conste
             a = tl.reshape(a, (ROWS, STEP))
             if BF16:
                 a = a.to(tl.bfloat16)
-            if AHEAD:
-                steps = steps + (a,)  # type: ignore[assignment]  # noqa: RUF005  (a tuple that Triton can unroll)
-            else:
-                product = tl.dot(a, filters[s], product, input_precision=PRECISION)
-        if AHEAD:
-            for s in tl.static_range(STEPS):
-                product = tl.dot(steps[s], filters[s], product, input_precision=PRECISION)
+            product = tl.dot(a, filters[s], product, input_precision=PRECISION)
         positions = tl.permute(tl.reshape(product, (ROWS, PX, 2, 2, COP)), (0, 1, 4, 2, 3))
         left, right = tl.split(positions)
         v0, v2 = tl.split(left)
@@ -148,7 +140,7 @@ def forward(
     forward_kernel[grid](
         x, w, b, y, argmax, x.stride(0), w.stride(0), b.stride(0), batch, CI=ci, CO=co, COP=size.padded_out, K=k,
         H=height, W=width, HP=hp, WP=wp, PX=size.px, V=tiles.vector or size.vector, ROWS=tiles.rows,
-        TILES=tiles.tiles, STEP=step, STEPS=triton.cdiv(size.entries, step), AHEAD=tiles.ahead, BF16=bf16,
+        TILES=tiles.tiles, STEP=step, STEPS=triton.cdiv(size.entries, step), BF16=bf16,
         PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y, argmax

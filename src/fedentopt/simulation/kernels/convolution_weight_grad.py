@@ -24,8 +24,8 @@ FEW_MODELS = 64
 
 class WeightTiles(NamedTuple):
     """Rows a tile, window entries a product, products a program, programs to aim for over all models, warps, pooled
-    pixels a row (None: by alignment), pipeline stages, most registers a thread, whether a tile is read while the one
-    before it is multiplied, partial sums that are added at once (None: by their number)."""
+    pixels a row (None: by alignment), pipeline stages, most registers a thread, partial sums that are added at once
+    (None: by their number)."""
 
     rows: int = 64
     entries: int = 64
@@ -35,7 +35,6 @@ class WeightTiles(NamedTuple):
     px: int | None = None
     stages: int = 1
     registers: int | None = None
-    ahead: bool = False
     fold: int | None = None
 
 
@@ -86,7 +85,7 @@ def read_tile(x, dy, argmax, first_row, first, total, CI: tl.constexpr, CO: tl.c
 def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.constexpr, CO: tl.constexpr,
                        COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
                        WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
-                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, AHEAD: tl.constexpr, BF16: tl.constexpr,
+                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, BF16: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = WP // PX
     COLUMNS: tl.constexpr = PX * 4 * COP
@@ -105,13 +104,9 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
     for _ in tl.static_range(TOGETHER):
         sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     row = part * tiles * ROWS
-    if AHEAD:
-        code, grad, windows = read_tile(x, dy, argmax, row, first, total, CI, CO, COP, K, H, W, HP, WP, PX, V, ROWS,
-                                        ENTRIES, TOGETHER)  # fmt: skip
     for tile in range(tiles):
-        if not AHEAD:
-            code, grad, windows = read_tile(x, dy, argmax, row + tile * ROWS, first, total, CI, CO, COP, K, H, W, HP,
-                                            WP, PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
+        code, grad, windows = read_tile(x, dy, argmax, row + tile * ROWS, first, total, CI, CO, COP, K, H, W, HP, WP,
+                                        PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
         summed += tl.where(code == 4, 0.0, grad)
         d = spread(grad, code, ROWS, COLUMNS)
         if BF16:
@@ -122,9 +117,6 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
             if BF16:
                 a = a.to(tl.bfloat16)
             operands = operands + (a,)  # type: ignore[assignment]  # noqa: RUF005
-        if AHEAD:  # past the last tile it reads what nobody uses
-            code, grad, windows = read_tile(x, dy, argmax, row + (tile + 1) * ROWS, first, total, CI, CO, COP, K, H, W,
-                                            HP, WP, PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
         added = ()
         for c in tl.static_range(TOGETHER):
             added = added + (tl.dot(operands[c], d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
@@ -202,7 +194,7 @@ def weight_grad(
     weight_grad_kernel[(parts, groups, n)](
         x, dy, argmax, filters, biases, batch, part_tiles, CI=ci, CO=co, COP=size.padded_out, K=k, H=height, W=width,
         HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries, TOGETHER=tiles.together,
-        GROUPS_OF=groups, AHEAD=tiles.ahead, BF16=bf16, PRECISION=precision, num_warps=tiles.warps,
+        GROUPS_OF=groups, BF16=bf16, PRECISION=precision, num_warps=tiles.warps,
         num_stages=tiles.stages, maxnreg=tiles.registers,
     )  # fmt: skip
     at_once = tiles.fold or (8 if parts <= 8 else 32)
