@@ -245,6 +245,8 @@ def convolution_tiles(ci: int, co: int, batch: int, width: int, size: int) -> Wi
         return WideTiles(64, 64, step, 4, 4)
     pair = batch % 128 == 0 or (batch == BATCH_TILE and width % 2 == 0)
     columns = 128 if co % 128 == 0 else 64
+    if pair and size == 4 and co % 256 == 0:
+        return WideTiles(128, 256, step, 8, 3)
     return WideTiles(128 if pair else 64, columns, step, 8 if ci <= 64 < columns else 4, 3)
 
 
