@@ -203,6 +203,7 @@ def _panels(rows: int, columns: int, *, width: float = 2.1, height: float = 1.9)
 def _title(axis: Any, model: str, column: tuple[str, str]) -> None:
     axis.set_title(f"{names.model(model)}, {names.dataset(column[0])}, {names.partition(column[1])}")
     if not axis.lines:
+        axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes, color=GREY)
 
 
