@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedentopt.models import dropout_key
-from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.layout import FlatLayout, Slot
 from fedentopt.simulation.lowering import pool_before_relu
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
 
@@ -24,8 +26,7 @@ class BoundModel:
         self.row = torch.zeros(layout.width, device=device)
         self.gradient = torch.zeros(layout.width, device=device)
         layout.bind(self.module, self.row, self.gradient)
-        buffers = dict(self.module.named_buffers())
-        self._integers = [(slot, buffers[slot.name]) for slot in layout.integer_slots()]
+        self._integers = _gather_integers(self.module, layout, device)
         self._key = dropout_key(self.module)
 
     @property
@@ -36,19 +37,28 @@ class BoundModel:
     def parameter_gradient(self) -> torch.Tensor:
         return self.gradient[: self.layout.parameter_width]
 
+    @property
+    def integers(self) -> list[torch.Tensor]:
+        """The whole numbers of the model, which live beside the row while it trains."""
+        return [values for values, _ in self._integers]
+
     @torch.no_grad()
     def load(self, row: torch.Tensor) -> None:
         """Take over a model, whole numbers included."""
         self.row.copy_(row)
-        for slot, buffer in self._integers:
-            buffer.copy_(slot.view(self.row[None])[0].round())
+        self.read_integers()
 
     @torch.no_grad()
     def store(self, out: torch.Tensor) -> None:
         """Write the model, whole numbers included, into `out` (width,)."""
-        for slot, buffer in self._integers:
-            slot.view(self.row[None])[0].copy_(buffer)
+        for values, places in self._integers:
+            self.row.index_copy_(0, places, values.to(self.row.dtype))
         out.copy_(self.row)
+
+    def read_integers(self) -> None:
+        """Take the whole numbers from the row, after something else than `load` has written it."""
+        for values, places in self._integers:
+            values.copy_(self.row.index_select(0, places).round_())
 
     def set_dropout_key(self, client_key: torch.Tensor, step: torch.Tensor) -> None:
         """The key of this step's dropout masks, from the client's key and the step number, on the device."""
@@ -61,6 +71,33 @@ class BoundModel:
         with torch.no_grad():
             result: torch.Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
         return result.float()
+
+
+def _gather_integers(
+    model: nn.Module, layout: FlatLayout, device: torch.device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Make the integer buffers of `model` views of one tensor per type; these tensors and their places in a row.
+
+    BatchNorm counts its batches in a tensor of one number a layer: together they move in a few operations, not in a
+    few for every layer.
+    """
+    by_type: dict[torch.dtype, list[Slot]] = defaultdict(list)
+    for slot in layout.integer_slots():
+        by_type[slot.dtype].append(slot)
+    gathered = []
+    for dtype, slots in by_type.items():
+        places = torch.cat([torch.arange(slot.offset, slot.offset + slot.size) for slot in slots])
+        values = torch.zeros(len(places), dtype=dtype, device=device)
+        first = 0
+        for slot in slots:
+            owner, _, leaf = slot.name.rpartition(".")
+            module = model.get_submodule(owner)
+            view = replace(slot, offset=first).view(values[None])[0]
+            view.copy_(module._buffers[leaf])  # type: ignore[arg-type]
+            module._buffers[leaf] = view
+            first += slot.size
+        gathered.append((values, places.to(device)))
+    return gathered
 
 
 def _normalise_lone_values(model: nn.Module) -> None:

@@ -9,7 +9,11 @@ masked in the loss and one graph serves all batches. On the CPU the same code ru
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -20,17 +24,35 @@ from fedentopt.simulation.bound_model import BoundModel
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.packed_rows import RowFormat, pack
 from fedentopt.simulation.work import Room, Work
 
-PER_ROW = (
-    "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay", "momentum", "mu",
-    "correction_row", "correction_mode",
-)  # fmt: skip
-PREDICT_BATCH = 256
+VISIT = 8  # steps queued on one slot before the next has its turn: few enough that no stream runs dry meanwhile
+STEP_ROOM = 64  # slots make room for multiples of so many steps, so that few rounds ask for more
+PREDICT_PIXELS = 256 * 224 * 224  # of all images in one forward pass
+
+
+@dataclass(frozen=True)
+class Client:
+    """A row of a round: the sizes of its batches, what a slot copies to begin it, its correction, its result.
+
+    `begin` is its packed row, its start model, that model's parameters and no momentum, all as int32. The correction
+    is a row of a matrix whose number only the device knows. All of it is views of tensors that the round keeps.
+    """
+
+    sizes: list[int]
+    begin: Sequence[torch.Tensor]
+    corrections: torch.Tensor | None
+    correction_row: torch.Tensor | None
+    result: torch.Tensor
 
 
 class Slot:
-    """One module, the buffers of its step, its stream and its graph."""
+    """One module, the buffers of its step, its stream and its graph.
+
+    The buffers are made on the stream that calls the trainer and used on the slot's own. That is sound because the
+    trainer joins the two around every round.
+    """
 
     def __init__(self, trainer: StreamsTrainer, model: nn.Module) -> None:
         device = trainer.data.images.device
@@ -38,47 +60,41 @@ class Slot:
         self.bound = BoundModel(model, trainer.layout, device)
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.index = torch.full((0, 1, 1), -1, dtype=torch.int32, device=device)
         width = trainer.layout.parameter_width
         self.velocity = torch.zeros(1, width, device=device)
         self.start = torch.zeros(1, width, device=device)
         self.push = torch.zeros(1, width, device=device)
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.per_row: dict[str, torch.Tensor] = {}
-        self.scale = self.shift = torch.empty(0, device=device)
+        self.own = torch.zeros(1, dtype=torch.int32, device=device)  # the row of `start` and `push`
+        self.form: RowFormat | None = None
+        self.packed = torch.empty(0, dtype=torch.int32, device=device)
+        self.fields: dict[str, torch.Tensor] = {}
+        self._targets: list[torch.Tensor] = []
 
-    def load(self, start: torch.Tensor, work: Work, i: int) -> None:
-        """Take over row i of the work."""
-        device = start.device
-        steps, batch = int(work.steps_host[i]), work.index.shape[2]
-        if self.index.shape[0] < steps or self.index.shape[2] != batch:
-            room = -(-steps // 64) * 64
-            self.index = torch.full((room, 1, batch), -1, dtype=torch.int32, device=device)
-            self.per_row = {name: torch.zeros_like(getattr(work, name)[:1]) for name in PER_ROW}
-            self.scale, self.shift = (torch.zeros_like(work.logit_scale[:1]) for _ in range(2))
-            self.graph = None
-        width = self.start.shape[1]
-        self.bound.load(start)
+    def prepare(self, room: RowFormat, form: RowFormat) -> None:
+        """Before a round whose rows have format `form`: keep room for rows of format `room`."""
         self.bound.module.train()
-        self.start[0].copy_(start[:width])
-        self.velocity.zero_()
-        self.index[:steps, 0].copy_(work.index[:steps, i])
-        for name, room_ in self.per_row.items():
-            room_.copy_(getattr(work, name)[i : i + 1])
-        self.per_row["start_row"].zero_()
-        self.per_row["correction_row"].clamp_(max=0)
-        self.scale.copy_(work.logit_scale[i : i + 1])
-        self.shift.copy_(work.logit_shift[i : i + 1])
-        if work.correction is not None:
-            row = work.correction_row[i : i + 1].clamp(min=0).to(torch.int64)
-            self.push.copy_(work.correction.index_select(0, row))
-        self.step.zero_()
+        if self.form != room:
+            if self.stream is not None:
+                self.stream.synchronize()  # nothing may still replay what is given back here
+            self.graph = None
+            self.form, self.packed = room, torch.zeros(room.width, dtype=torch.int32, device=self.packed.device)
+            self.fields = room.views(self.packed[None])
+        floats = (self.bound.row, self.start[0], self.velocity[0])
+        self._targets = [self.packed[: form.width], *(tensor.view(torch.int32) for tensor in floats)]
 
-    def run(self, filled: int) -> None:
-        """One step on a batch with `filled` real samples."""
-        batch = self.index.shape[2]
-        if self.stream is None or (filled < batch and self.trainer.sees_padding):
-            self._step(filled if self.trainer.sees_padding else batch)
+    @torch.no_grad()
+    def load(self, client: Client) -> None:
+        """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
+        torch._foreach_copy_(self._targets, client.begin)
+        self.bound.read_integers()
+        if client.corrections is not None and client.correction_row is not None:
+            torch.index_select(client.corrections, 0, client.correction_row, out=self.push)
+
+    def run(self, size: int) -> None:
+        """One step on the first `size` samples of a batch."""
+        assert self.form is not None
+        if self.stream is None or size < self.form.batch:
+            self._step(size)
             return
         if self.graph is None:
             self._capture()
@@ -86,46 +102,80 @@ class Slot:
         self.graph.replay()
 
     def _step(self, size: int) -> None:
-        t = self.trainer
+        t, row = self.trainer, self.fields
         x, labels = t.kernels.gather_augment(
-            t.data.images, t.data.labels, self.index, self.per_row["augment_key"], self.step, t.transform, 1
+            t.data.images, t.data.labels, row["index"], row["augment_key"], row["step"], t.transform, 1
         )
-        self.bound.set_dropout_key(self.per_row["dropout_key"], self.step)
+        self.bound.set_dropout_key(row["dropout_key"], row["step"])
         self.bound.gradient.zero_()
         with torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
             logits = self.bound.module(x[0, :size].contiguous(memory_format=torch.channels_last))
         logits = logits.float()
         upstream, _ = t.kernels.softmax_xent_grad(
-            logits.detach()[None], labels[:, :size].contiguous(), self.scale, self.shift
+            logits.detach()[None], labels[:, :size].contiguous(), row["logit_scale"], row["logit_shift"]
         )
         logits.backward(upstream[0])
         t.kernels.sgd_update(
-            self.bound.parameters[None], self.velocity, self.bound.parameter_gradient[None], n=1, start=self.start,
-            step=self.step, correction=self.push,
-            **{name: value for name, value in self.per_row.items() if not name.endswith("_key")},
+            self.bound.parameters[None], self.velocity, self.bound.parameter_gradient[None], n=1, lr=row["lr"],
+            momentum=row["momentum"], weight_decay=row["weight_decay"], mu=row["mu"], start=self.start,
+            start_row=self.own, steps=row["steps"], step=row["step"], correction=self.push, correction_row=self.own,
+            correction_mode=row["correction_mode"],
         )  # fmt: skip
-        self.step.add_(1)
+        row["step"].add_(1)
 
     def _capture(self) -> None:
         """Capture a step at full batch size. What the warm-up changes (BatchNorm counts included) is put back."""
-        state = [self.bound.row, self.velocity, self.step, *self.bound.module.buffers()]
+        assert self.form is not None
+        state = [self.bound.row, self.velocity, self.fields["step"], *self.bound.integers]
         saved = [tensor.clone() for tensor in state]
-        self._step(self.index.shape[2])
+        self._step(self.form.batch)
         torch.cuda.synchronize()
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=self.stream):
-            self._step(self.index.shape[2])
+            self._step(self.form.batch)
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Work inside goes to this slot's stream."""
-        if self.stream is None:
-            yield
-        else:
-            with torch.cuda.stream(self.stream):
-                yield
+    def enter(self) -> None:
+        """What is queued from here on goes to this slot's stream. Cheaper by far than a context for every visit."""
+        if self.stream is not None:
+            torch.cuda.set_stream(self.stream)
+
+
+def _visits(slot: Slot, clients: Sequence[Client]) -> Iterator[bool]:
+    """Train the clients one after another; True between the visits, each of one client and few steps."""
+    for client in clients:
+        slot.load(client)
+        for first in range(0, len(client.sizes), VISIT):
+            if first:
+                yield True
+            for size in client.sizes[first : first + VISIT]:
+                slot.run(size)
+        slot.bound.store(client.result)
+        yield True
+
+
+@contextlib.contextmanager
+def side_by_side(slots: Sequence[Slot]) -> Iterator[None]:
+    """Inside, slots run after all that was queued before; what is queued afterwards runs after them.
+
+    Memory that the caller took on its own stream and slots read or write inside may therefore be given back right
+    after, also when something inside fails: its next user waits for the slots.
+    """
+    streams = [slot.stream for slot in slots if slot.stream is not None]
+    if not streams:
+        yield
+        return
+    caller = torch.cuda.current_stream()
+    before = caller.record_event()
+    for stream in streams:
+        stream.wait_event(before)
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(caller)
+        for stream in streams:
+            caller.wait_stream(stream)
 
 
 class StreamsTrainer:
@@ -143,6 +193,9 @@ class StreamsTrainer:
         self._model = model
         self._room = slots
         self._slots: list[Slot] = []
+        self._steps = 0
+        self._form: RowFormat | None = None
+        self._no_momentum = torch.zeros(layout.parameter_width, dtype=torch.int32, device=data.images.device)
 
     def describe(self) -> str:
         return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}"
@@ -152,51 +205,63 @@ class StreamsTrainer:
             self._slots.append(Slot(self, self._model))
         return self._slots[:count]
 
+    def _fit(self, form: RowFormat) -> RowFormat:
+        """The format slots keep room for: the same from round to round, since a captured step holds on to it."""
+        if self._form is None or not self._form.holds(form):
+            steps = max(self._steps, -(-form.steps // STEP_ROOM) * STEP_ROOM)
+            self._form = RowFormat(steps, form.batch, form.classes)
+        return self._form
+
     def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width)."""
         slots = self._take(work.rows)
+        form, packed = pack(work)
+        room = self._fit(form)
+        for slot in slots:
+            slot.prepare(room, form)
         out = torch.empty(work.rows, self.layout.width, device=starts.device)
         # Longest first onto the least loaded slot, so that slots end together.
-        queues: list[list[int]] = [[] for _ in slots]
-        load = np.zeros(len(slots), dtype=np.int64)
-        for row in range(work.rows):
-            lightest = int(load.argmin())
-            queues[lightest].append(row)
-            load[lightest] += work.steps_host[row]
-        start_rows = work.start_row.to(torch.int64)
-        for slot in slots:
-            if slot.stream is not None:
-                slot.stream.wait_stream(torch.cuda.current_stream())
-        jobs = [self._job(slot, rows, starts, start_rows, work, out) for slot, rows in zip(slots, queues, strict=True)]
-        while jobs:  # one step of every slot in turn keeps all streams fed
-            jobs = [job for job in jobs if next(job, None) is not None]
-        for slot in slots:
-            if slot.stream is not None:
-                torch.cuda.current_stream().wait_stream(slot.stream)
+        queues: list[list[Client]] = [[] for _ in slots]
+        loads = [(0, i) for i in range(len(slots))]
+        for client in self._clients(starts, work, packed, out):
+            load, lightest = loads[0]
+            queues[lightest].append(client)
+            heapq.heapreplace(loads, (load + len(client.sizes), lightest))
+        with side_by_side(slots):
+            turns = deque(zip(slots, map(_visits, slots, queues), strict=True))
+            while turns:
+                slot, visits = turns.popleft()
+                slot.enter()
+                if next(visits, False):
+                    turns.append((slot, visits))
         return out
 
-    @staticmethod
-    def _job(
-        slot: Slot, rows: list[int], starts: torch.Tensor, start_rows: torch.Tensor, work: Work, out: torch.Tensor
-    ) -> Iterator[bool]:
-        for row in rows:
-            with slot.current():
-                slot.load(starts.index_select(0, start_rows[row : row + 1])[0], work, row)
-            for filled in work.filled(row):
-                with slot.current():
-                    slot.run(int(filled))
-                yield True
-            with slot.current():
-                slot.bound.store(out[row])
+    def _clients(self, starts: torch.Tensor, work: Work, packed: torch.Tensor, out: torch.Tensor) -> list[Client]:
+        """The rows of a round, cut up all at once: a slice by itself costs the host about as much as a copy."""
+        steps, batch = work.steps_host.tolist(), work.index.shape[2]
+        sizes = [work.filled(i).tolist() if self.sees_padding else [batch] * steps[i] for i in range(work.rows)]
+        # One start model is read where it is; of several, every client finds its own where its result will be.
+        one = len(starts) == 1
+        begin = starts.expand(work.rows, -1) if one else torch.index_select(starts, 0, work.start_row, out=out)
+        begin = begin.view(torch.int32)
+        parameters = begin[:, : self.layout.parameter_width]
+        begins = zip(packed.unbind(), begin.unbind(), parameters.unbind(), repeat(self._no_momentum), strict=False)
+        corrections: Sequence[torch.Tensor | None] = [None] * work.rows
+        if work.correction is not None:
+            # A row without a correction is given any: its mode says that it is not used.
+            corrections = work.correction_row.clamp(min=0).split(1)
+        rows = zip(sizes, begins, corrections, out.unbind(), strict=True)
+        return [Client(s, b, work.correction, c, result) for s, b, c, result in rows]
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for one batch of uint8 images."""
         bound = self._take(1)[0].bound
+        at_once = max(1, PREDICT_PIXELS // (images.shape[2] * images.shape[3]))
         results = []
         for row in models:
             bound.load(row)
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-                parts = [bound.logits(self.transform.standardise(p)) for p in images.split(PREDICT_BATCH)]
+                parts = [bound.logits(self.transform.standardise(p)) for p in images.split(at_once)]
             results.append(torch.cat(parts))
         return torch.stack(results)
 
@@ -209,7 +274,8 @@ class StreamsTrainer:
         return torch.stack(means).double().cpu().numpy()
 
     def reserve(self, room: Room) -> None:
-        """Nothing here depends on the size of a round."""
+        """Steps captured from here on have room for the longest client to come."""
+        self._steps = max(self._steps, room.steps)
 
     def shrink(self) -> str | None:
         """Give back slots and graphs, and take half as many from now on."""
