@@ -74,19 +74,26 @@ print(" ".join(sorted(compiled)))
 
 MANY_CHANNELS = """
 from torch import nn
+from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.wide_model import WideNet, wide_blocks
 
-model = nn.Sequential(
+same = nn.Sequential(
     nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
     nn.Flatten(), nn.Linear(128 * 16, 10),
 )
-layout = FlatLayout(model, channels_last=True)
-rows, x, labels = zeros(n, layout.width), zeros(n, batch, 3, 8, 8), zeros(n, batch, dtype=torch.int64)
-for bf16 in (False, True):
-    net = WideNet(wide_blocks(model, 8), layout, TritonKernels(bf16=bf16))
-    net.step(rows, rows.clone(), x, labels, None, None)
-    net.logits(rows, x[:1])
+less = nn.Sequential(
+    nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Flatten(),
+    nn.Linear(48 * 9, 10),
+)
+key_dropout(less)
+for model, size, batch in ((same, 8, 64), (less, 11, 10)):
+    layout = FlatLayout(model, channels_last=True)
+    rows, x, labels = zeros(n, layout.width), zeros(n, batch, 3, size, size), zeros(n, batch, dtype=torch.int64)
+    for bf16 in (False, True):
+        net = WideNet(wide_blocks(model, size), layout, TritonKernels(bf16=bf16))
+        net.step(rows, rows.clone(), x, labels, None, None, zeros(n, dtype=torch.int64))
+        net.logits(rows, x[:1])
 print(" ".join(sorted(name for name in compiled if name.startswith("wide."))))
 """
 
@@ -98,7 +105,7 @@ KERNELS = {
         "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.softmax_xent_kernel", "update.sgd_kernel",
     ],
     MANY_CHANNELS: [
-        "wide.convolution_kernel", "wide.pool_kernel", "wide.turn_kernel", "wide.unpool_kernel",
+        "wide.convolution_kernel", "wide.dropout_kernel", "wide.pool_kernel", "wide.turn_kernel", "wide.unpool_kernel",
         "wide.weight_grad_kernel", "wide.windows_kernel",
     ],
 }  # fmt: skip

@@ -46,6 +46,14 @@ def wide(num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def dropping(num_classes: int) -> nn.Module:
+    """A plain CNN with dropout behind its map and between its linear layers, for 8x8 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(32 * 4, 24), nn.ReLU(), nn.Dropout(0.5), nn.Linear(24, num_classes),
+    )  # fmt: skip
+
+
 def narrow(num_classes: int) -> nn.Module:
     """BatchNorm over single values: a batch of one sample has no variance in it."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes))

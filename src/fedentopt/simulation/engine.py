@@ -138,7 +138,8 @@ class Stack:
         }  # fmt: skip
         model = models[config.seed]
         chosen = choose_trainer(options.trainer, model, device, data.image_size)
-        self.layout = FlatLayout(model, channels_last=wants_channels_last(chosen, model, data.image_size))
+        last = wants_channels_last(chosen, model, data.image_size, device, config.precision)
+        self.layout = FlatLayout(model, channels_last=last)
         self.data = DeviceData.place(data, device)
         self.transform = ImageTransform(data.mean, data.std, config.jitter, config.flip, config.grayscale)
         self.trainer: Trainer = make_trainer(

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedentopt.models import dropout_key
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.stacked_model import LoweredNet, StackedNet, VmapNet, lower
 from fedentopt.simulation.wide_model import WideNet, wide_blocks
 from fedentopt.simulation.work import Room, Work
@@ -68,7 +70,7 @@ class StepBuffers:
         self.per_row = {
             name: torch.zeros(n, dtype=getattr(work, name).dtype, device=device)
             for name in (
-                "steps", "augment_key", "start_row", "lr", "weight_decay", "momentum", "mu",
+                "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay", "momentum", "mu",
                 "correction_row", "correction_mode",
             )
         }  # fmt: skip
@@ -102,6 +104,7 @@ class StackedTrainer:
     ) -> None:
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.net = _stacked_net(model, layout, data, kernels)
+        self._draws = dropout_key(model) is not None
         self._buffers: StepBuffers | None = None
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
@@ -148,10 +151,11 @@ class StackedTrainer:
             self.data.images, self.data.labels, b.index, b.per_row["augment_key"], b.step, self.transform, n
         )
         scale, shift = (None, None) if plain_loss else (b.scale[:n], b.shift[:n])
-        self.net.step(b.w, b.g, x, labels, scale, shift)
+        keys = mix64_torch(b.per_row["dropout_key"][:n] + b.step * signed(GOLDEN)) if self._draws else None
+        self.net.step(b.w, b.g, x, labels, scale, shift, keys)
         self.kernels.sgd_update(
             b.w, b.v, b.g, n=n, start=b.start, step=b.step, correction=b.correction,
-            **{k: v for k, v in b.per_row.items() if k != "augment_key"},
+            **{k: v for k, v in b.per_row.items() if not k.endswith("_key")},
         )  # fmt: skip
         b.step.add_(1)
 

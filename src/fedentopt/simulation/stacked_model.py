@@ -28,9 +28,12 @@ class StackedNet(Protocol):
 
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
-        scale: torch.Tensor | None, shift: torch.Tensor | None,
+        scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Write the gradient of every model's loss on x (n, B, 3, H, W) into `gradient`'s first n rows."""
+        """Write the gradient of every model's loss on x (n, B, 3, H, W) into `gradient`'s first n rows.
+
+        `keys` (n,), of this step, decide what a model with dropout drops.
+        """
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Logits (n, B, C) for x (n, B, 3, H, W) or, the same for all models, (1, B, 3, H, W)."""
@@ -128,7 +131,7 @@ class LoweredNet:
 
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
-        scale: torch.Tensor | None, shift: torch.Tensor | None,
+        scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         n = len(x)
         rows, gradient = rows[:n], gradient[:n]
@@ -191,7 +194,7 @@ class VmapNet:
 
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
-        scale: torch.Tensor | None, shift: torch.Tensor | None,
+        scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         n = len(x)
         leaves = {name: view.detach().requires_grad_() for name, view in self.layout.parameter_views(rows[:n]).items()}

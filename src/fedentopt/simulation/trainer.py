@@ -12,11 +12,11 @@ from torch import nn
 from fedentopt.errors import InputError
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device_data import DeviceData
-from fedentopt.simulation.kernels import ops, wide_runs_on
+from fedentopt.simulation.kernels import Kernels, ops, wide_runs_on
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.loop import LoopTrainer
 from fedentopt.simulation.stacked import StackedTrainer
-from fedentopt.simulation.stacked_model import can_stack
+from fedentopt.simulation.stacked_model import can_stack, lower
 from fedentopt.simulation.streams import StreamsTrainer
 from fedentopt.simulation.wide_model import wide_blocks
 from fedentopt.simulation.work import Room, Work
@@ -75,7 +75,8 @@ def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size
     """The trainer that "auto" stands for; a named one is checked against model and device."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
-    if name == "stacked" and not can_stack(model):
+    wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
+    if name == "stacked" and not wide and not can_stack(model):
         raise InputError("trainer: a model with BatchNorm or dropout cannot be stacked; accepted: auto, streams, loop")
     if name == "loop" and device.type != "cpu":
         raise InputError("trainer: loop runs on the CPU only; accepted with CUDA: auto, stacked, streams")
@@ -84,7 +85,6 @@ def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size
     if device.type == "cpu":
         return "loop"
     small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
-    wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
     return "stacked" if wide or (small and can_stack(model)) else "streams"
 
 
@@ -95,7 +95,7 @@ def make_trainer(
     """Build a chosen trainer."""
     if name == "loop":
         return LoopTrainer(model, layout, data, transform, workers or usable_cores(), precision)
-    kernels = ops(data.images.device, exact=precision == "fp32-exact", bf16=precision == "bf16")
+    kernels = _kernels(data.images.device, precision)
     if name == "stacked":
         return StackedTrainer(model, layout, data, transform, kernels)
     slots = STREAM_SLOTS if data.images.is_cuda else 1
@@ -107,6 +107,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def wants_channels_last(name: str, model: nn.Module, image_size: int) -> bool:
-    """Trainers that run ordinary or wide convolutions like weights in that order; the other stacked kernels do not."""
-    return name != "stacked" or wide_blocks(model, image_size) is not None
+def wants_channels_last(name: str, model: nn.Module, image_size: int, device: torch.device, precision: str) -> bool:
+    """Ordinary and wide convolutions like weights in that order; the stacked kernels for few channels do not."""
+    if name != "stacked":
+        return True
+    few = lower(model, _kernels(device, precision).fuses_conv) is not None
+    return not few and wide_blocks(model, image_size) is not None
+
+
+def _kernels(device: torch.device, precision: str) -> Kernels:
+    return ops(device, exact=precision == "fp32-exact", bf16=precision == "bf16")

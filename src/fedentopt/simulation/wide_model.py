@@ -1,8 +1,11 @@
-"""Forward and backward of n models with wide convolutions (VGG-11 and its kin) on the kernels of `kernels.wide`.
+"""Forward and backward of n models with wide convolutions (VGG-11, most plain CNNs) on the kernels of `kernels.wide`.
 
-A Sequential of 3x3 convolutions with zero padding, each followed by ReLU and perhaps a 2x2 max-pool, then one linear
-layer. Weights lie in the flat rows channels-last, as the products want them; gradients are written straight into the
-gradient rows.
+A Sequential of convolutions (stride 1), each followed by ReLU and perhaps a 2x2 max-pool, then linear layers with ReLU
+between them; dropout may follow the last map and every ReLU between linear layers. Weights lie in the flat rows
+channels-last, as the products want them; gradients are written straight into the gradient rows.
+
+The backward pass needs no dropout masks: an element that was dropped has left as zero, as one that ReLU switched off,
+and neither passes a gradient on.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedentopt.models.keyed_dropout import KeyedDropout
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import flatten, is_pool2
 
-NARROW = 32  # entries of a first layer's window, zero-padded
-CHANNELS = 64  # wide layers have multiples of this
+WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
+CHANNELS = 16  # all other layers have multiples of this
+LARGEST_KERNEL = 7
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
 
@@ -29,31 +34,62 @@ class WideConv:
     bias: str
     inputs: int
     outputs: int
+    side: int
+    padding: int
     pooled: bool
+
+    @property
+    def window(self) -> int:
+        """Entries of the window of every pixel, filled up, if the layer is taken as one of a single tap, else 0."""
+        entries = self.side**2 * self.inputs
+        return 0 if self.inputs % CHANNELS == 0 else max(CHANNELS, 1 << (entries - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A dropout layer: its probability and its number among the model's dropout layers."""
+
+    chance: float
+    layer: int
+
+
+@dataclass(frozen=True)
+class WideLinear:
+    """Linear layer; every one but the last is followed by ReLU and perhaps by dropout."""
+
+    weight: str
+    bias: str
+    dropped: Dropped | None
 
 
 @dataclass(frozen=True)
 class WideBlocks:
-    """A whole model: its convolutions, then its linear layer."""
+    """A whole model: its convolutions, dropout of their features, its linear layers."""
 
     convolutions: tuple[WideConv, ...]
-    weight: str
-    bias: str
+    dropped: Dropped | None
+    linears: tuple[WideLinear, ...]
+
+    @property
+    def draws(self) -> bool:
+        return self.dropped is not None or any(linear.dropped for linear in self.linears)
 
 
 def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
-    """The model as wide convolutions and a linear layer, or None if a layer does not fit or a pooled map is odd."""
-    layers = flatten(model)
-    if layers is None:
+    """The model as wide convolutions and linear layers, or None if a layer does not fit."""
+    rest = flatten(model)
+    if rest is None:
         return None
-    size = image_size
     convolutions: list[WideConv] = []
-    rest = list(layers)
-    while rest and isinstance(rest[0][1], nn.Conv2d):
-        name, conv = rest[0][0], rest[0][1]
-        channels = conv.in_channels if convolutions else CHANNELS
-        narrow = bool(convolutions) or 9 * conv.in_channels <= NARROW
-        if not (_padded3(conv) and narrow and channels % CHANNELS == 0 and conv.out_channels % CHANNELS == 0):
+    size = image_size
+    while rest:
+        name, conv = rest[0]
+        if not isinstance(conv, nn.Conv2d):
+            break
+        padding = _padding(conv)
+        entries = conv.kernel_size[0] ** 2 * conv.in_channels
+        fits = conv.in_channels % CHANNELS == 0 if convolutions else conv.in_channels <= 4 and entries <= WINDOW
+        if padding is None or not fits or conv.out_channels % CHANNELS:
             return None
         after = [layer for _, layer in rest[1:3]]
         if after and is_pool2(after[0]):
@@ -61,42 +97,87 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
         if not after or not isinstance(after[0], nn.ReLU):
             return None
         pooled = len(after) == 2 and is_pool2(after[1])
-        if pooled and size % 2:
+        side = conv.kernel_size[0]
+        size = (size + 2 * padding - side + 1) // (2 if pooled else 1)
+        if size < 1:
             return None
-        size = size // 2 if pooled else size
-        convolutions.append(WideConv(f"{name}.weight", f"{name}.bias", conv.in_channels, conv.out_channels, pooled))
+        block = WideConv(f"{name}.weight", f"{name}.bias", conv.in_channels, conv.out_channels, side, padding, pooled)
+        convolutions.append(block)
         rest = rest[3:] if pooled else rest[2:]
-    if not convolutions or len(rest) != 2:
+    dropped, rest = _dropped(rest)
+    flat = rest[0][1] if rest else None
+    if not convolutions or not isinstance(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
         return None
-    (_, flat), (name, linear) = rest
-    if not isinstance(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
-        return None
-    if not isinstance(linear, nn.Linear) or linear.bias is None:
-        return None
-    return WideBlocks(tuple(convolutions), f"{name}.weight", f"{name}.bias")
+    rest = rest[1:]
+    if dropped is None:  # dropout may as well stand behind the flattening
+        dropped, rest = _dropped(rest)
+    linears = _linears(rest)
+    return None if linears is None else WideBlocks(tuple(convolutions), dropped, linears)
 
 
-def _padded3(conv: nn.Conv2d) -> bool:
-    """A plain 3x3 convolution that keeps the size of its maps, with a bias."""
-    return (
-        conv.kernel_size == (3, 3)
+Layers = list[tuple[str, nn.Module]]
+
+
+def _dropped(rest: Layers) -> tuple[Dropped | None, Layers]:
+    """The dropout layer that comes first, if one does, and what is left."""
+    if rest and type(rest[0][1]) is KeyedDropout and rest[0][1].axes is None:
+        layer = rest[0][1]
+        return (Dropped(layer.p, layer.layer) if layer.p else None), rest[1:]
+    return None, rest
+
+
+def _linears(rest: Layers) -> tuple[WideLinear, ...] | None:
+    found: list[WideLinear] = []
+    while rest:
+        name, linear = rest[0]
+        if not isinstance(linear, nn.Linear) or linear.bias is None:
+            return None
+        rest = rest[1:]
+        dropped = None
+        if rest:
+            if not isinstance(rest[0][1], nn.ReLU):
+                return None
+            dropped, rest = _dropped(rest[1:])
+            if not rest:
+                return None
+        found.append(WideLinear(f"{name}.weight", f"{name}.bias", dropped))
+    return tuple(found) if found else None
+
+
+def _padding(conv: nn.Conv2d) -> int | None:
+    """The padding of a plain square convolution with a bias; None if it is anything else."""
+    side = conv.kernel_size[0]
+    plain = (
+        conv.kernel_size == (side, side)
+        and side <= LARGEST_KERNEL
         and conv.stride == (1, 1)
-        and conv.padding in ((1, 1), "same")
         and conv.padding_mode == "zeros"
         and conv.dilation == (1, 1)
         and conv.groups == 1
         and conv.bias is not None
     )
+    padding = conv.padding
+    if padding == "same":
+        padding = (side // 2,) * 2 if side % 2 else (-1, -1)  # an even kernel pads one side more than the other
+    elif padding == "valid":
+        padding = (0, 0)
+    if not plain or isinstance(padding, str) or padding[0] != padding[1] or not 0 <= padding[0] < side:
+        return None
+    return int(padding[0])
 
 
 @dataclass
 class _Kept:
-    """What the backward pass of a layer needs."""
+    """What the backward pass of a layer needs; maps that entered are turned, `size` and `grown` are those of the maps
+    before and after the convolution."""
 
-    entered: torch.Tensor  # turned
+    entered: torch.Tensor
     left: torch.Tensor
     code: torch.Tensor | None
-    height: int
+    size: tuple[int, int]
+    grown: tuple[int, int]
+    padding: int
+    weight: torch.Tensor | None
 
 
 class WideNet:
@@ -112,80 +193,125 @@ class WideNet:
         return f"hand-written backward for wide convolutions on {self.kernels.describe()}"
 
     def _weight(self, rows: torch.Tensor, block: WideConv) -> torch.Tensor:
-        """(n, Co, 9, Ci), sharing memory with the rows."""
-        return self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
+        """(n, Co, taps, Ci), sharing memory with the rows; a layer of windows has one tap of all their entries."""
+        weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
+        return weight.flatten(2)[:, :, None] if block.window else weight
 
-    def _forward(
-        self, rows: torch.Tensor, x: torch.Tensor, keep: bool
-    ) -> tuple[torch.Tensor, list[_Kept], list[torch.Tensor | None]]:
-        """Features (n, B, F), and with `keep` what the backward pass needs: maps, and turned weights."""
+    def _maps(self, rows: torch.Tensor, x: torch.Tensor, keep: bool) -> tuple[torch.Tensor, list[_Kept]]:
+        """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs."""
         from fedentopt.simulation.kernels import wide
 
-        n, samples, height = len(rows), x.shape[1], x.shape[-2]
+        n = len(rows)
         kept: list[_Kept] = []
-        turned: list[torch.Tensor | None] = []
-        maps, maps_t = wide.windows(x, NARROW, 3, self._dtype, keep)
+        first = self.blocks.convolutions[0]
+        maps, maps_t = wide.windows(x, first.window, first.side, first.padding, self._dtype, keep)
+        trim = 2 * first.padding - first.side + 1
+        size = (int(x.shape[-2]) + trim, int(x.shape[-1]) + trim)
         for i, block in enumerate(self.blocks.convolutions):
-            weight = self._weight(rows, block)
-            if i == 0:
-                filled = torch.zeros((n, block.outputs, 1, NARROW), dtype=self._dtype, device=x.device)
-                filled[..., : 9 * block.inputs].copy_(weight.flatten(2)[:, :, None])
-                weight, weight_t = filled, None
+            weight, turned = self._weight(rows, block), None
+            padding = 0 if block.window else block.padding
+            if block.window:
+                filled = torch.zeros((n, block.outputs, 1, block.window), dtype=self._dtype, device=x.device)
+                filled[..., : weight.shape[3]].copy_(weight)
+                weight = filled
             else:
-                weight, weight_t = wide.turn(weight, self._dtype, copy=self.products.bf16, turned=keep)
-            turned.append(weight_t)
+                weight, turned = wide.turn(weight, self._dtype, copy=self.products.bf16, turned=keep and i > 0)
             bias = self._slots[block.bias].view(rows)
-            y = wide.convolution(maps, weight, bias, height, models=n, precision=self.products.precision)
-            out, out_t, code = wide.pool(y, height, pooled=block.pooled, keep=keep)
+            y = wide.convolution(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
+            trim = 0 if block.window else 2 * padding - block.side + 1
+            grown = (size[0] + trim, size[1] + trim)
+            out, out_t, code = wide.pool(y, grown, pooled=block.pooled, keep=keep)
             if keep:
                 assert maps_t is not None
-                kept.append(_Kept(maps_t, out, code, height))
+                kept.append(_Kept(maps_t, out, code, size, grown, padding, turned))
             maps, maps_t = out, out_t
-            height = height // 2 if block.pooled else height
-        features = maps[:, :, :samples].permute(0, 2, 3, 1).flatten(2).float().contiguous()
-        return features, kept, turned
+            size = (grown[0] // 2, grown[1] // 2) if block.pooled else grown
+        return maps, kept
+
+    def _features(self, maps: torch.Tensor, samples: int) -> torch.Tensor:
+        """Maps as torch flattens them, (n, B, F)."""
+        return maps[:, :, :samples].permute(0, 2, 3, 1).flatten(2).float().contiguous()
+
+    def _linears(self, rows: torch.Tensor, features: torch.Tensor, keys: torch.Tensor | None) -> list[torch.Tensor]:
+        """What enters every linear layer, and last the logits; with dropout under `keys`, without it where None."""
+        entered = [self._drop(features, self.blocks.dropped, keys)]
+        for i, block in enumerate(self.blocks.linears):
+            weight, bias = (self._slots[name].view(rows) for name in (block.weight, block.bias))
+            last = i == len(self.blocks.linears) - 1
+            y = self.kernels.linear_forward(entered[-1], weight, bias, not last)
+            entered.append(self._drop(y, block.dropped, keys))
+        return entered
+
+    @staticmethod
+    def _drop(x: torch.Tensor, dropped: Dropped | None, keys: torch.Tensor | None) -> torch.Tensor:
+        from fedentopt.simulation.kernels import wide
+
+        return x if dropped is None or keys is None else wide.dropout(x, keys, dropped.layer, dropped.chance)
 
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
-        scale: torch.Tensor | None, shift: torch.Tensor | None,
+        scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """See `StackedNet`."""
-        from fedentopt.simulation.kernels import wide
-
         n, samples = x.shape[:2]
         rows, gradient = rows[:n], gradient[:n]
-        features, kept, turned = self._forward(rows, x, keep=True)
-        linear, linear_bias = (self._slots[name] for name in (self.blocks.weight, self.blocks.bias))
-        logits = self.kernels.linear_forward(features, linear.view(rows), linear_bias.view(rows))
+        maps, kept = self._maps(rows, x, keep=True)
+        *entered, logits = self._linears(rows, self._features(maps, samples), keys)
         upstream, _ = self.kernels.softmax_xent_grad(logits, labels, scale, shift)
-        self.kernels.linear_weight_grad(features, upstream, linear.view(gradient), linear_bias.view(gradient))
-        back = self.kernels.linear_input_grad(upstream, linear.view(rows))
-        left = kept[-1].left
-        dy = torch.zeros_like(left)  # samples that only pad the batch have no gradient
-        dy[:, :, :samples].copy_(back.unflatten(2, (left.shape[3], left.shape[1])).permute(0, 3, 1, 2))
+        back = self._linears_back(rows, gradient, entered, upstream, drops=keys is not None)
+        dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
+        dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
+        self._convolutions_back(gradient, kept, dy)
+
+    def _linears_back(
+        self, rows: torch.Tensor, gradient: torch.Tensor, entered: list[torch.Tensor], upstream: torch.Tensor, *,
+        drops: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """Write the gradients of the linear layers; the gradient of the features."""
+        from fedentopt.simulation.kernels import wide
+
+        for i in range(len(self.blocks.linears) - 1, -1, -1):
+            block = self.blocks.linears[i]
+            weight, into, into_bias = (
+                self._slots[block.weight].view(rows), self._slots[block.weight].view(gradient),
+                self._slots[block.bias].view(gradient),
+            )  # fmt: skip
+            self.kernels.linear_weight_grad(entered[i], upstream, into, into_bias)
+            upstream = self.kernels.linear_input_grad(upstream, weight, entered[i])
+            before = self.blocks.linears[i - 1].dropped if i else self.blocks.dropped
+            if before is not None and drops:
+                upstream = upstream * wide.scale_kept(before.chance)
+        return upstream
+
+    def _convolutions_back(self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor) -> None:
+        """Write the gradients of the convolutions, given that of the last maps."""
+        from fedentopt.simulation.kernels import wide
+
+        precision = self.products.precision
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
-            dx, dx_t, sums = wide.unpool(dy, layer.left, layer.code, layer.height, passes=i > 0)
+            dx, dx_t, sums = wide.unpool(dy, layer.left, layer.code, layer.grown, passes=i > 0)
             self._slots[block.bias].view(gradient).copy_(sums)
             into = self._weight(gradient, block)
-            if i == 0:
-                into = into.flatten(2)[:, :, None]
-            wide.weight_grad(layer.entered, dx_t, into, layer.height, precision=self.products.precision)
+            wide.weight_grad(layer.entered, dx_t, into, layer.size, layer.padding, precision=precision)
             if i:
-                weight_t = turned[i]
                 assert dx is not None
-                assert weight_t is not None
+                assert layer.weight is not None
                 dy = wide.convolution(
-                    dx, weight_t, None, layer.height, models=n, taps_first=True, precision=self.products.precision
-                )
+                    dx, layer.weight, None, layer.grown, block.side - 1 - block.padding, models=len(dx),
+                    taps_first=True, precision=precision,
+                )  # fmt: skip
 
-    def features(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """What enters the linear layer, (n, B, F); x as for `logits`."""
+    def _forward(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What enters the first linear layer, a few models at a time."""
         room = max(1, SAMPLES_IN_FLIGHT // x.shape[1])
         parts = zip(rows.split(room), [x] * len(rows) if len(x) == 1 else x.split(room), strict=False)
-        return torch.cat([self._forward(r, part, keep=False)[0] for r, part in parts])
+        return torch.cat([self._features(self._maps(r, part, keep=False)[0], x.shape[1]) for r, part in parts])
+
+    def features(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What enters the last linear layer, (n, B, F); x as for `logits`."""
+        return self._linears(rows, self._forward(rows, x), None)[-2]
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `StackedNet`."""
-        weight, bias = (self._slots[name].view(rows) for name in (self.blocks.weight, self.blocks.bias))
-        return self.kernels.linear_forward(self.features(rows, x), weight, bias)
+        return self._linears(rows, self._forward(rows, x), None)[-1]
