@@ -20,8 +20,9 @@ from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import PlainKernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.loop import LoopTrainer
-from fedentopt.simulation.packed_rows import RowFormat, pack
+from fedentopt.simulation.packed_rows import RowFormat
 from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.randomness import GOLDEN, mix64
 from fedentopt.simulation.streams import Slot, StreamsTrainer
 from fedentopt.simulation.work import Row, Work, build_work
 
@@ -237,12 +238,14 @@ def test_prediction_between_rounds_leaves_training_alone(pair):
 def test_prediction_in_parts_of_bounded_size(pair, monkeypatch):
     images = pair.streams.data.test_images
     whole = pair.streams.predict(pair.starts, images)
-    seen = []
-    monkeypatch.setattr("fedentopt.simulation.streams.PREDICT_PIXELS", 7 * 64)
     logits = BoundModel.logits
-    monkeypatch.setattr(BoundModel, "logits", lambda self, x: seen.append(len(x)) or logits(self, x))
-    torch.testing.assert_close(pair.streams.predict(pair.starts, images), whole, atol=1e-5, rtol=1e-5)
-    assert seen == [7, 7, 7, 7, 2] * 3
+    for pixels, least, parts in [(7 * 64, 1, [7, 7, 7, 7, 2]), (7 * 64, 12, [12, 12, 6]), (64 * 64, 12, [30])]:
+        seen: list[int] = []
+        monkeypatch.setattr("fedentopt.simulation.streams.PREDICT_PIXELS", pixels)
+        monkeypatch.setattr("fedentopt.simulation.streams.PREDICT_BATCH", least)
+        monkeypatch.setattr(BoundModel, "logits", lambda self, x, seen=seen: seen.append(len(x)) or logits(self, x))
+        torch.testing.assert_close(pair.streams.predict(pair.starts, images), whole, atol=1e-5, rtol=1e-5)
+        assert seen == parts * 3
     assert whole.shape == (3, 30, CLASSES)
 
 
@@ -265,24 +268,33 @@ def test_packed_rows_hold_every_number_of_the_work_at_aligned_places():
         for k in range(4)
     ]  # fmt: skip
     work = build_work(rows, 5, CLASSES, CPU, torch.zeros(2, 1))
-    form, packed = pack(work)
+    form = RowFormat(work.index.shape[0] + 3, 5, CLASSES)
+    packed = form.pack(work)
     fields = form.views(packed)
     assert (fields.pop("step") == 0).all()
-    for name, field in fields.items():
+    for i, source in enumerate(work.source):
+        with np.errstate(over="ignore"):
+            counter = np.uint64(rows[source].dropout_key) + np.arange(form.steps, dtype=np.uint64) * np.uint64(GOLDEN)
+        assert fields["dropout_keys"][i].tolist() == mix64(counter).astype(np.int64).tolist()
+    assert torch.equal(fields["index"][: len(work.index)], work.index)
+    for name in fields.keys() - {"dropout_keys", "index"}:
         value = getattr(work, name)
-        assert field.dtype == value.dtype
-        assert torch.equal(field, value), name
-    longer = RowFormat(form.steps + 6, form.batch, form.classes)
-    room = torch.zeros(1, longer.width, dtype=torch.int32)
-    room[:, : form.width] = packed[1]
-    for name, field in longer.views(room).items():
-        assert field.data_ptr() % 16 == room.data_ptr() % 16
-        if name not in ("step", "index"):
-            assert torch.equal(field, getattr(work, name)[1:2]), name
-    assert torch.equal(longer.views(room)["index"][: form.steps, 0], work.index[:, 1])
-    assert longer.holds(form)
-    assert not form.holds(longer)
-    assert not longer.holds(replace(form, batch=4))
+        assert fields[name].dtype == value.dtype
+        assert torch.equal(fields[name], value), name
+    for field in fields.values():
+        assert field.data_ptr() % 16 == packed.data_ptr() % 16
+
+
+def test_a_format_holds_work_of_its_batch_size_and_classes_with_no_more_steps():
+    work = build_work([client(0, 20, 2, 8)], 8, CLASSES, CPU)
+    for steps, batch, classes, fits in [
+        (6, 8, 3, True),
+        (9, 8, 3, True),
+        (5, 8, 3, False),
+        (6, 9, 3, False),
+        (6, 8, 4, False),
+    ]:
+        assert RowFormat(steps, batch, classes).holds(work) is fits
 
 
 class Counting(nn.Module):

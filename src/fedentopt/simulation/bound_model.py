@@ -42,13 +42,11 @@ class BoundModel:
         """The whole numbers of the model, which live beside the row while it trains."""
         return [values for values, _ in self._integers]
 
-    @torch.no_grad()
     def load(self, row: torch.Tensor) -> None:
         """Take over a model, whole numbers included."""
         self.row.copy_(row)
         self.read_integers()
 
-    @torch.no_grad()
     def store(self, out: torch.Tensor) -> None:
         """Write the model, whole numbers included, into `out` (width,)."""
         for values, places in self._integers:
@@ -63,7 +61,12 @@ class BoundModel:
     def set_dropout_key(self, client_key: torch.Tensor, step: torch.Tensor) -> None:
         """The key of this step's dropout masks, from the client's key and the step number, on the device."""
         if self._key is not None:
-            self._key.set(mix64_torch(client_key + step * signed(GOLDEN)).reshape(()))
+            self._key.set(step_keys(client_key, step).reshape(()))
+
+    def pick_dropout_key(self, keys: torch.Tensor, step: torch.Tensor) -> None:
+        """The same from the keys of all steps (T,): a look-up, where the hash is a dozen kernels of one number each."""
+        if self._key is not None:
+            self._key.set(keys.index_select(0, step).reshape(()))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Plain logits in evaluation mode."""
@@ -71,6 +74,11 @@ class BoundModel:
         with torch.no_grad():
             result: torch.Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
         return result.float()
+
+
+def step_keys(client_key: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """The keys of a client's dropout masks in the given steps."""
+    return mix64_torch(client_key + step * signed(GOLDEN))
 
 
 def _gather_integers(

@@ -4,6 +4,8 @@ For models with BatchNorm and for large ones, whose single step already fills mu
 after another; slots run side by side. A step is captured once per slot and replayed. BatchNorm must not see padding,
 so a model with buffers runs its partial batches outside the graph at their real size; without buffers padding is
 masked in the loss and one graph serves all batches. On the CPU the same code runs in turn, without streams.
+Steps of small clients are shorter than the host takes to prepare a client piece by piece: so a round is packed once
+(`packed_rows`), a slot takes over a client in one copy, and the host goes from slot to slot by several steps at a time.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from fedentopt.simulation.bound_model import BoundModel
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.packed_rows import RowFormat, pack
+from fedentopt.simulation.packed_rows import RowFormat
 from fedentopt.simulation.work import Room, Work
 
 VISIT = 8  # steps queued on one slot before the next has its turn: few enough that no stream runs dry meanwhile
 STEP_ROOM = 64  # slots make room for multiples of so many steps, so that few rounds ask for more
-PREDICT_PIXELS = 256 * 224 * 224  # of all images in one forward pass
+PREDICT_BATCH = 256  # images in one forward pass, or as many more as have so many pixels together
+PREDICT_PIXELS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Client:
     """
 
     sizes: list[int]
-    begin: Sequence[torch.Tensor]
+    begin: tuple[torch.Tensor, ...]
     corrections: torch.Tensor | None
     correction_row: torch.Tensor | None
     result: torch.Tensor
@@ -58,6 +61,7 @@ class Slot:
         device = trainer.data.images.device
         self.trainer = trainer
         self.bound = BoundModel(model, trainer.layout, device)
+        self.bound.module.train()
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
         width = trainer.layout.parameter_width
@@ -70,19 +74,20 @@ class Slot:
         self.fields: dict[str, torch.Tensor] = {}
         self._targets: list[torch.Tensor] = []
 
-    def prepare(self, room: RowFormat, form: RowFormat) -> None:
-        """Before a round whose rows have format `form`: keep room for rows of format `room`."""
-        self.bound.module.train()
-        if self.form != room:
-            if self.stream is not None:
-                self.stream.synchronize()  # nothing may still replay what is given back here
-            self.graph = None
-            self.form, self.packed = room, torch.zeros(room.width, dtype=torch.int32, device=self.packed.device)
-            self.fields = room.views(self.packed[None])
+    def prepare(self, form: RowFormat) -> None:
+        """Before a round whose rows have this format. Another than before costs a new capture of the step."""
+        if not self.bound.module.training:  # it has predicted since; telling every layer takes long
+            self.bound.module.train()
+        if self.form == form:
+            return
+        if self.stream is not None:
+            self.stream.synchronize()  # nothing may still replay what is given back here
+        self.graph = None
+        self.form, self.packed = form, torch.zeros(form.width, dtype=torch.int32, device=self.packed.device)
+        self.fields = form.views(self.packed[None])
         floats = (self.bound.row, self.start[0], self.velocity[0])
-        self._targets = [self.packed[: form.width], *(tensor.view(torch.int32) for tensor in floats)]
+        self._targets = [self.packed, *(tensor.view(torch.int32) for tensor in floats)]
 
-    @torch.no_grad()
     def load(self, client: Client) -> None:
         """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
         torch._foreach_copy_(self._targets, client.begin)
@@ -106,7 +111,7 @@ class Slot:
         x, labels = t.kernels.gather_augment(
             t.data.images, t.data.labels, row["index"], row["augment_key"], row["step"], t.transform, 1
         )
-        self.bound.set_dropout_key(row["dropout_key"], row["step"])
+        self.bound.pick_dropout_key(row["dropout_keys"][0], row["step"])
         self.bound.gradient.zero_()
         with torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
             logits = self.bound.module(x[0, :size].contiguous(memory_format=torch.channels_last))
@@ -205,20 +210,21 @@ class StreamsTrainer:
             self._slots.append(Slot(self, self._model))
         return self._slots[:count]
 
-    def _fit(self, form: RowFormat) -> RowFormat:
-        """The format slots keep room for: the same from round to round, since a captured step holds on to it."""
-        if self._form is None or not self._form.holds(form):
-            steps = max(self._steps, -(-form.steps // STEP_ROOM) * STEP_ROOM)
-            self._form = RowFormat(steps, form.batch, form.classes)
+    def _fit(self, work: Work) -> RowFormat:
+        """A format for the rows of `work`: the same from round to round if it can be, as captured steps have it."""
+        if self._form is None or not self._form.holds(work):
+            steps, _, batch = work.index.shape
+            room = max(self._steps, -(-steps // STEP_ROOM) * STEP_ROOM)
+            self._form = RowFormat(room, batch, work.logit_scale.shape[1])
         return self._form
 
     def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width)."""
         slots = self._take(work.rows)
-        form, packed = pack(work)
-        room = self._fit(form)
+        form = self._fit(work)
         for slot in slots:
-            slot.prepare(room, form)
+            slot.prepare(form)
+        packed = form.pack(work)
         out = torch.empty(work.rows, self.layout.width, device=starts.device)
         # Longest first onto the least loaded slot, so that slots end together.
         queues: list[list[Client]] = [[] for _ in slots]
@@ -256,7 +262,7 @@ class StreamsTrainer:
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for one batch of uint8 images."""
         bound = self._take(1)[0].bound
-        at_once = max(1, PREDICT_PIXELS // (images.shape[2] * images.shape[3]))
+        at_once = max(PREDICT_BATCH, PREDICT_PIXELS // (images.shape[2] * images.shape[3]))
         results = []
         for row in models:
             bound.load(row)
