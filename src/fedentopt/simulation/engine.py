@@ -21,18 +21,16 @@ from fedentopt.models import build
 from fedentopt.selection.fedentropy import judge
 from fedentopt.simulation.aggregation import Blend, blend_models
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.concat import ConcatStage
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.evaluation import Evaluator, Scores
 from fedentopt.simulation.interrupts import interrupts
-from fedentopt.simulation.kernels import PlainKernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.randomness import key
 from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.run_state import RunState
-from fedentopt.simulation.stacked import StackedTrainer
+from fedentopt.simulation.second_stage import SecondStages
 from fedentopt.simulation.torch_settings import torch_settings
 from fedentopt.simulation.trainer import (
     Room,
@@ -145,7 +143,8 @@ class Stack:
         self.trainer: Trainer = make_trainer(
             chosen, model, self.layout, self.data, self.transform, precision=config.precision, workers=options.workers
         )
-        self.evaluator = Evaluator(self.trainer, self.data)
+        self.second = SecondStages(model, self.layout, self.data, self.transform, self.trainer)
+        self.evaluator = Evaluator(self.trainer, self.second, self.data)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.runs = []
         for task in tasks:
@@ -208,24 +207,21 @@ class Stack:
     def _tick(self, runs: list[RunState]) -> _Pending:
         """Queue one round of every run."""
         plans = [run.next_plan() for run in runs]
-        for run, plan in zip(runs, plans, strict=True):
-            if run.in_second_stage:
-                self._train_second_stage(run, plan)
-        first_rows = np.cumsum([0, *(len(run.models) for run in runs)]).tolist()
-        starts = torch.cat([run.models for run in runs])
-        chosen, new = self._train_first_stage(runs, plans, first_rows, starts)
-        # A model that is not finite is never kept; the run is marked when the flag arrives.
-        finite = torch.isfinite(new).all(1)
-        new = torch.where(finite[:, None], new, starts)
-        flags = []
-        for run, first in zip(runs, first_rows, strict=False):
-            mine = slice(first, first + len(run.models))
-            run.models = new[mine]
-            sound = finite[mine].all()
-            flags.append(sound if run.stage is None else sound & torch.isfinite(run.stage.head).all())
+        second = [i for i, run in enumerate(runs) if run.in_second_stage]
+        first = [i for i, run in enumerate(runs) if not run.in_second_stage]
+        chosen = [plan.selected for plan in plans]
+        flags: dict[int, torch.Tensor] = {}
+        if second:
+            finite = self.second.train([runs[i] for i in second], [plans[i] for i in second])
+            flags.update(zip(second, finite, strict=True))
+        if first:
+            kept, finite = self._train_first_stage([runs[i] for i in first], [plans[i] for i in first])
+            flags.update(zip(first, finite, strict=True))
+            for i, clients in zip(first, kept, strict=True):
+                chosen[i] = clients
         evaluated = [run for run, plan in zip(runs, plans, strict=True) if run.evaluates(plan.round)]
         scores = self.evaluator.evaluate(evaluated) if evaluated else None
-        host = to_host(torch.stack(flags))
+        host = to_host(torch.stack([flags[i] for i in range(len(runs))]))
         ready = None
         if self.device.type == "cuda":
             ready = torch.cuda.Event()
@@ -233,13 +229,30 @@ class Stack:
         return _Pending(runs, plans, chosen, evaluated, scores, host, ready)
 
     def _train_first_stage(
+        self, runs: list[RunState], plans: list[RoundPlan]
+    ) -> tuple[list[tuple[int, ...]], list[torch.Tensor]]:
+        """One ordinary round of each run: the clients kept of each, and whether its new models are finite."""
+        first_rows = np.cumsum([0, *(len(run.models) for run in runs)]).tolist()
+        starts = torch.cat([run.models for run in runs])
+        chosen, new = self._train_clients(runs, plans, first_rows, starts)
+        # A model that is not finite is never kept; the run is marked when the flag arrives.
+        finite = torch.isfinite(new).all(1)
+        new = torch.where(finite[:, None], new, starts)
+        flags = []
+        for run, first in zip(runs, first_rows, strict=False):
+            mine = slice(first, first + len(run.models))
+            run.models = new[mine]
+            flags.append(finite[mine].all())
+        return chosen, flags
+
+    def _train_clients(
         self, runs: list[RunState], plans: list[RoundPlan], first_rows: list[int], starts: torch.Tensor
     ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
         """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
         rows: list[Row] = []
         owned, corrections = [], []
         for run, plan, first in zip(runs, plans, first_rows, strict=False):
-            tasks = [] if run.stage is not None else run.rows(plan, first)
+            tasks = run.rows(plan, first)
             owned.append(np.arange(len(rows), len(rows) + len(tasks)))
             rows.extend(tasks)
             if run.variates is not None and tasks:
@@ -266,20 +279,6 @@ class Stack:
                     to_device(pace, self.device),
                 )  # fmt: skip
         return chosen, blend_models(starts, trained, blends, self.layout)
-
-    def _train_second_stage(self, run: RunState, plan: RoundPlan) -> None:
-        """A round of FedConcat's new layer."""
-        if run.stage is None:
-            stacked = self.trainer if isinstance(self.trainer, StackedTrainer) else None
-            run.stage = ConcatStage(
-                run.model, self.layout, run.models, self.data, self.transform, run.config.seed,
-                stacked.kernels if stacked else PlainKernels(), stacked.net if stacked else None,
-            )  # fmt: skip
-            if run.head is not None:
-                run.stage.head = run.head.to(self.device)
-        if plan.work:
-            rows = run.rows(plan, 0)
-            run.stage.train(build_work(rows, run.config.batch_size, self.data.num_classes, self.device))
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         return rows[to_device(which, self.device)]

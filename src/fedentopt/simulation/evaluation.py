@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.second_stage import SecondStages
 from fedentopt.simulation.trainer import Trainer
 from fedentopt.simulation.transfer import to_device, to_host
 
@@ -31,10 +32,11 @@ class Scores:
 
 
 class Evaluator:
-    """Evaluates runs on the test split. A run with several models is judged by the mean of their logits."""
+    """Evaluates runs on the test split. A run with several models is judged by the mean of their logits, in its second
+    stage by its new layer."""
 
-    def __init__(self, trainer: Trainer, data: DeviceData) -> None:
-        self.trainer, self.data = trainer, data
+    def __init__(self, trainer: Trainer, second: SecondStages, data: DeviceData) -> None:
+        self.trainer, self.second, self.data = trainer, second, data
         self.class_sizes = torch.bincount(data.test_labels, minlength=data.num_classes).double().cpu()
 
     def evaluate(self, runs: list[RunState]) -> Scores:
@@ -44,9 +46,12 @@ class Evaluator:
         correct = torch.zeros(len(runs), classes, dtype=torch.int64, device=device)
         loss = torch.zeros(len(runs), dtype=torch.float64, device=device)
         plain = [i for i, run in enumerate(runs) if run.stage is None]
-        for i, run in enumerate(runs):
-            if run.stage is not None:
-                self._count(correct[i : i + 1], loss[i : i + 1], run.stage.test_logits()[None], self.data.test_labels)
+        second = [(i, run.stage) for i, run in enumerate(runs) if run.stage is not None]
+        for chosen in self.second.test_groups([stage for _, stage in second]):
+            logits = self.second.test_logits([second[k][1] for k in chosen])
+            c, l = torch.zeros_like(correct[: len(chosen)]), torch.zeros_like(loss[: len(chosen)])
+            self._count(c, l, logits, self.data.test_labels)
+            self._put([second[k][0] for k in chosen], (correct, c), (loss, l))
         # On the CPU each run is evaluated by itself, so that its bits do not depend on its neighbours.
         for group in [plain] if device.type == "cuda" and plain else [[i] for i in plain]:
             self._evaluate(runs, group, correct, loss)
@@ -62,9 +67,14 @@ class Evaluator:
             if max(sizes) > 1:
                 logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
             self._count(c, l, logits, self.data.test_labels[part])
-        index = to_device(torch.tensor(group), correct.device)
-        correct.index_copy_(0, index, c)
-        loss.index_copy_(0, index, l)
+        self._put(group, (correct, c), (loss, l))
+
+    @staticmethod
+    def _put(rows: list[int], *figures: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Copy the second of each pair into these rows of the first."""
+        index = to_device(torch.tensor(rows), figures[0][0].device)
+        for into, values in figures:
+            into.index_copy_(0, index, values)
 
     @staticmethod
     def _count(correct: torch.Tensor, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
