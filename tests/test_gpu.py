@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import toy
+from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from test_second_stage import in_second_stage, spoilt_checkpoint
 from test_trainers import METHODS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -33,6 +35,56 @@ def test_fedconcat():
     # Sixty rounds let rounding grow; a small learning rate keeps the comparison sharp.
     config = toy.config(**(HARD | {"model": "lenet5", "clients": 10} | METHODS[-1] | {"lr": 1e-3}))
     compare([config], data, 1e-4)
+
+
+def concat_runs(model):
+    """Second stages with other numbers of clusters, other cohorts, other starts, and rounds without anybody."""
+    changes = [
+        {}, {"seed": 1, "cohort": "6"}, {"seed": 2, "clusters": 3}, {"seed": 3, "cohort": "1"}, {"seed": 4},
+        {"seed": 5, "clusters": 3, "concat_share": 0.1, "evaluate_every": 3},
+    ]  # fmt: skip
+    common = HARD | {"model": model} | METHODS[-1] | {"lr": 1e-3, "concat_share": 0.2}
+    return [toy.config(**(common | change)) for change in changes]
+
+
+@pytest.mark.parametrize(("model", "size"), [("lenet5", 32), ("toy:wide", 8), ("toy:branching", 8), ("toy:normed", 8)])
+def test_second_stages_of_many_runs(model, size):
+    compare(concat_runs(model), toy.images(samples=120, size=size), 2e-4)
+
+
+@pytest.mark.parametrize(("model", "size"), [("lenet5", 32), ("toy:wide", 8)])
+def test_a_diverged_second_stage_leaves_the_others_alone(model, size):
+    data = toy.images(samples=120, size=size)
+    bad, *good = concat_runs(model)[:3]
+    memory = toy.Memory()
+    memory.saved = spoilt_checkpoint(bad, data)
+    # Started where the bad run stands, so that they train beside it.
+    beside = []
+    for config in good:
+        straight = toy.Memory()
+        simulate([Task(config, straight)], data, EngineOptions(device="cpu", checkpoint_every=1))
+        beside.append(toy.Memory())
+        beside[-1].saved = next(save for save in straight.saves if "concat.head" in save[0].tensors)
+        beside[-1].expected = straight.outcome
+    tasks = [Task(c, m) for c, m in zip([bad, *good], [memory, *beside], strict=True)]
+    outcomes = simulate(tasks, data, EngineOptions(device="cuda"))
+    assert outcomes[0].diverged_round == memory.saved[0].round + 1
+    assert outcomes[0].records[-1].accuracy == pytest.approx(100 / 3)
+    for outcome, other in zip(outcomes[1:], beside, strict=True):
+        assert outcome.diverged_round is None
+        assert toy.difference(outcome, other.expected) < 2e-4
+
+
+def test_a_second_stage_never_waits_for_the_device():
+    stack = in_second_stage(concat_runs("lenet5"), toy.images(samples=120, size=32), "cuda")
+    for _ in range(2):  # kernels are compiled and test features computed
+        stack._tick(stack.runs)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        stack._tick(stack.runs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("model", ["toy:linear", "toy:branching"])
