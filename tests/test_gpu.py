@@ -93,14 +93,18 @@ def test_other_stacked_models(model):
     compare(configs, toy.images(samples=90), 1e-4, trainer="stacked")
 
 
-def test_wide_convolutions():
-    configs = [toy.config(**(HARD | {"model": "toy:wide"} | m)) for m in METHODS[:-1]]
-    compare(configs, toy.images(samples=90), 5e-4)
+@pytest.mark.parametrize("model", ["toy:wide", "toy:dropping"])
+def test_wide_convolutions(model):
+    configs = [toy.config(**(HARD | {"model": model} | m)) for m in METHODS[:-1]]
+    compare(configs, toy.images(samples=90), 5e-4, trainer="stacked")
+
+
+def test_wide_encoders():
     concat = toy.config(**(HARD | {"model": "toy:wide"} | METHODS[-1] | {"lr": 1e-3}))
     compare([concat], toy.images(samples=90), 1e-4)
 
 
-@pytest.mark.parametrize("model", ["toy:normed", "toy:branching"])
+@pytest.mark.parametrize("model", ["toy:normed", "toy:branching", "toy:dropping"])
 def test_streams(model):
     configs = [toy.config(**(HARD | {"model": model} | m)) for m in METHODS[:-1]]
     compare(configs, toy.images(samples=90), 5e-4, trainer="streams")
@@ -119,3 +123,11 @@ def test_a_diverged_run_leaves_the_others_alone():
     assert outcomes[1].diverged_round is not None
     assert toy.difference(outcomes[0], toy.run([good], data, device="cuda")[0]) < 1e-4
     assert outcomes[1].records[-1].accuracy == pytest.approx(100 / 3)
+
+
+def test_streams_with_more_clients_than_slots_and_a_longer_second_round():
+    # Few large clients and many small ones: rounds differ in length, and buffers grow after graphs were captured.
+    data = toy.images(samples=1500)
+    settings = HARD | {"model": "toy:dropping", "clients": 24, "cohort": "14", "partition": "dir:0.05", "batch_size": 4}
+    configs = [toy.config(**(settings | m)) for m in ({"algorithm": "fedavg"}, {"algorithm": "scaffold"})]
+    compare(configs, data, 5e-4, trainer="streams")
