@@ -336,3 +336,19 @@ def test_whole_numbers_travel_through_rows_in_every_type_and_shape(channels_last
             name: value.dtype for name, value in model.state_dict().items()
         }
     assert int(model.seen) == 0  # the model it was made from is left alone
+
+
+def test_algorithms_are_tuned_for_whole_batches_only(monkeypatch):
+    pair = Pair("toy:normed")  # BatchNorm: a last batch has a size of its own
+    seen: dict[int, set[bool]] = {}
+    step = Slot._step
+
+    def noting(slot: Slot, size: int) -> None:
+        seen.setdefault(size, set()).add(torch.backends.cudnn.benchmark)
+        step(slot, size)
+
+    monkeypatch.setattr(Slot, "_step", noting)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    pair.check([client(k, size, 2, 8) for k, size in enumerate((20, 16, 5))], 8)
+    assert seen == {8: {True}, 4: {False}, 5: {False}}
+    assert torch.backends.cudnn.benchmark

@@ -98,7 +98,11 @@ class Slot:
     def run(self, size: int) -> None:
         """One step on the first `size` samples of a batch."""
         assert self.form is not None
-        if self.stream is None or size < self.form.batch:
+        if size < self.form.batch:
+            with _untuned():
+                self._step(size)
+            return
+        if self.stream is None:
             self._step(size)
             return
         if self.graph is None:
@@ -145,6 +149,17 @@ class Slot:
         """What is queued from here on goes to this slot's stream. Cheaper by far than a context for every visit."""
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)
+
+
+@contextlib.contextmanager
+def _untuned() -> Iterator[None]:
+    """Inside, cuDNN chooses algorithms by rule: to time them all for every size of a last batch takes seconds a size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _visits(slot: Slot, clients: Sequence[Client]) -> Iterator[bool]:
