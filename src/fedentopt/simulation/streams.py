@@ -153,7 +153,7 @@ class Slot:
 
 @contextlib.contextmanager
 def _untuned() -> Iterator[None]:
-    """Inside, cuDNN chooses algorithms by rule: to time them all for every size of a last batch takes seconds a size."""
+    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new size of a last batch."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:

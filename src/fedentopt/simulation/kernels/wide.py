@@ -268,22 +268,24 @@ def cut(size: int, most: int) -> int:
     return min(most, size & -size)
 
 
-def convolution_tiles(ci: int, co: int, batch: int, width: int, size: int) -> WideTiles:
-    """For the forward pass and the input gradient, the fastest on an H200; `size` is the bytes of an entry."""
-    step = cut(ci, 128 // size)
+def convolution_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, precision: str) -> WideTiles:
+    """For the forward pass and the input gradient of maps of this kind, the fastest on an H200."""
+    step = cut(ci, 128 // kind.itemsize)
     if width <= 2 and batch >= 64:  # most taps of such a map fall outside, and a tile of one pixel leaves them all out
         return WideTiles(64, cut(co, 64), step, 4, 4)
     columns = cut(co, 128)
     large = batch % 128 == 0 or width % max(1, 128 // batch) == 0 or (batch < 64 and width % (64 // batch) != 0)
-    if large and size == 4 and co % 256 == 0:
+    if large and kind == torch.float32 and precision == "tf32" and co % 256 == 0:
         return WideTiles(128, 256, step, 8, 3)
-    return WideTiles(128 if large else 64, columns, step, 8 if ci <= 64 < columns else 4, 3)
+    many = columns > 64 and (ci <= 64 or precision != "tf32")
+    return WideTiles(128 if large else 64, columns, step, 8 if many else 4, 3)
 
 
-def weight_tiles(ci: int, co: int, batch: int, width: int, size: int) -> WideTiles:
-    """For the weight gradient, likewise."""
-    rows, columns = cut(co, 128), cut(ci, 256 if width > 2 else 128)
-    return WideTiles(rows, columns, min(batch, BATCH_TILE, 128 // size), 8 if min(rows, columns) >= 128 else 4, 3)
+def weight_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, precision: str) -> WideTiles:
+    """For the weight gradient, likewise. Products in three parts have no registers left for the widest tile."""
+    rows, columns = cut(co, 128), cut(ci, 256 if width > 2 and precision == "tf32" else 128)
+    step = min(batch, BATCH_TILE, 128 // kind.itemsize)
+    return WideTiles(rows, columns, step, 8 if min(rows, columns) >= 128 else 4, 3)
 
 
 def convolution(
@@ -299,7 +301,7 @@ def convolution(
     taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[1])
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
-    tiles = tiles or convolution_tiles(ci, co, batch, width, x.element_size())
+    tiles = tiles or convolution_tiles(ci, co, batch, width, x.dtype, precision)
     # How a program's rows lie in the map; see the kernel.
     together = max(1, tiles.rows // batch)
     if batch % min(tiles.rows, batch) or tiles.rows % min(tiles.rows, batch) or width % together:
@@ -326,7 +328,7 @@ def weight_grad(
     pixels, co = dyt.shape[1:3]
     side = math.isqrt(dw.shape[2])
     height, width = (length + 2 * padding - side + 1 for length in size)
-    tiles = tiles or weight_tiles(ci, co, batch, width, xt.element_size())
+    tiles = tiles or weight_tiles(ci, co, batch, width, xt.dtype, precision)
     programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
     parts = parts or max(1, min(pixels // 4, FILL // (n * programs)))
     direct = parts == 1 and dw.shape[3] == ci
