@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from fedentopt.models import build
 from fedentopt.simulation.kernels import ops
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.wide_model import WideNet, wide_blocks
+from fedentopt.simulation.wide_blocks import wide_blocks
+from fedentopt.simulation.wide_model import WideNet
 
 PRECISIONS: dict[str, dict[str, bool]] = {"fp32-exact": {"exact": True}, "tf32": {}, "bf16": {"bf16": True}}
 REPEATS = 9

@@ -76,7 +76,8 @@ MANY_CHANNELS = """
 from torch import nn
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.wide_model import WideNet, wide_blocks
+from fedentopt.simulation.wide_blocks import wide_blocks
+from fedentopt.simulation.wide_model import WideNet
 
 same = nn.Sequential(
     nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
@@ -94,7 +95,7 @@ for model, size, batch in ((same, 8, 64), (less, 11, 10)):
         net = WideNet(wide_blocks(model, size), layout, TritonKernels(bf16=bf16))
         net.step(rows, rows.clone(), x, labels, None, None, zeros(n, dtype=torch.int64))
         net.logits(rows, x[:1])
-print(" ".join(sorted(name for name in compiled if name.startswith("wide."))))
+print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 
 
@@ -105,8 +106,8 @@ KERNELS = {
         "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.softmax_xent_kernel", "update.sgd_kernel",
     ],
     MANY_CHANNELS: [
-        "wide.convolution_kernel", "wide.dropout_kernel", "wide.pool_kernel", "wide.turn_kernel", "wide.unpool_kernel",
-        "wide.weight_grad_kernel", "wide.windows_kernel",
+        "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_maps.dropout_kernel", "wide_maps.pool_kernel",
+        "wide_maps.turn_kernel", "wide_maps.unpool_kernel", "wide_maps.windows_kernel",
     ],
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.kernels import ops
 from fedentopt.simulation.stacked_model import lower
 from fedentopt.simulation.trainer import choose_trainer, wants_channels_last
-from fedentopt.simulation.wide_model import Dropped, wide_blocks
+from fedentopt.simulation.wide_blocks import Dropped, wide_blocks
 
 CPU = torch.device("cpu")
 

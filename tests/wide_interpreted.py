@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 import toy
 from fedentopt.models.keyed_dropout import dropout_key, key_dropout
-from fedentopt.simulation.kernels import ops, wide
+from fedentopt.simulation.kernels import ops, wide, wide_maps
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.wide_model import WideNet, wide_blocks
+from fedentopt.simulation.wide_blocks import wide_blocks
+from fedentopt.simulation.wide_model import WideNet
 
 torch.set_num_threads(1)
 CLOSE = 2e-6
@@ -196,7 +197,7 @@ def test_bf16_maps(numbers: None) -> None:
 
     x, w, bias = whole(2, 4, 64, 64), whole(2, 64, 9, 64), whole(2, 64, largest=20)
     images = x.view(2, 2, 2, 64, 64).permute(0, 3, 4, 1, 2)
-    short, turned = wide.turn(w, torch.bfloat16, copy=True, turned=True)
+    short, turned = wide_maps.turn(w, torch.bfloat16, copy=True, turned=True)
     assert turned is not None
     y = wide.convolution(x.bfloat16(), short, bias, (2, 2), 1, models=2, precision="tf32")
     back = wide.convolution(x.bfloat16(), turned, None, (2, 2), 1, models=2, taps_first=True, precision="tf32")
@@ -212,12 +213,12 @@ def test_bf16_maps(numbers: None) -> None:
         assert torch.equal(y[i].float().view(2, 2, 64, 64), out.detach().relu().permute(2, 3, 0, 1).bfloat16().float())
         assert torch.equal(back[i].float().view(2, 2, 64, 64), image.grad.permute(2, 3, 0, 1).bfloat16().float())
         assert torch.equal(dw[i], kernel.grad.permute(0, 2, 3, 1).flatten(1, 2))
-    pooled, pooled_t, code = wide.pool(x.bfloat16().relu(), (2, 2), pooled=True, keep=True)
+    pooled, pooled_t, code = wide_maps.pool(x.bfloat16().relu(), (2, 2), pooled=True, keep=True)
     wanted = F.max_pool2d(images.flatten(0, 1).relu(), 2).view(2, 64, 64)
     assert torch.equal(pooled[:, 0].float(), wanted)
     assert pooled_t is not None
     assert torch.equal(pooled_t[:, 0].float(), wanted.transpose(1, 2))
-    dx, dx_t, sums = wide.unpool(pooled, pooled, code, (2, 2), passes=True)
+    dx, dx_t, sums = wide_maps.unpool(pooled, pooled, code, (2, 2), passes=True)
     assert dx is not None
     assert torch.equal(dx.float().sum(1), wanted)
     assert torch.equal(dx_t.transpose(2, 3), dx)
@@ -228,7 +229,7 @@ def test_the_first_of_equal_pixels_wins_and_what_is_not_positive_is_dead() -> No
     x = torch.zeros(1, 4, 64, 64)
     x[0, 1:3, 0] = 2.0
     x[0, 3, 1] = math.nan
-    y, turned, code = wide.pool(x, (2, 2), pooled=True, keep=True)
+    y, turned, code = wide_maps.pool(x, (2, 2), pooled=True, keep=True)
     assert turned is not None
     assert code is not None
     assert (y[0, 0, 0] == 2.0).all()

@@ -22,7 +22,8 @@ from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.stacked_model import LoweredNet, StackedNet, VmapNet, lower
-from fedentopt.simulation.wide_model import WideNet, wide_blocks
+from fedentopt.simulation.wide_blocks import wide_blocks
+from fedentopt.simulation.wide_model import WideNet
 from fedentopt.simulation.work import Room, Work
 
 LINE = 32  # floats

@@ -18,7 +18,7 @@ from fedentopt.simulation.loop import LoopTrainer
 from fedentopt.simulation.stacked import StackedTrainer
 from fedentopt.simulation.stacked_model import can_stack, lower
 from fedentopt.simulation.streams import StreamsTrainer
-from fedentopt.simulation.wide_model import wide_blocks
+from fedentopt.simulation.wide_blocks import wide_blocks
 from fedentopt.simulation.work import Room, Work
 
 __all__ = ["Room", "Trainer", "choose_trainer", "make_trainer", "resolve_device", "wants_channels_last"]

@@ -1,8 +1,7 @@
 """Forward and backward of n models with wide convolutions (VGG-11, most plain CNNs) on the kernels of `kernels.wide`.
 
-A Sequential of convolutions (stride 1), each followed by ReLU and perhaps a 2x2 max-pool, then linear layers with ReLU
-between them; dropout may follow the last map and every ReLU between linear layers. Weights lie in the flat rows
-channels-last, as the products want them; gradients are written straight into the gradient rows.
+Weights lie in the flat rows channels-last, as the products want them; gradients are written straight into the gradient
+rows. Which models are taken: `wide_blocks`.
 
 The backward pass needs no dropout masks: an element that was dropped has left as zero, as one that ReLU switched off,
 and neither passes a gradient on.
@@ -13,157 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from fedentopt.models.keyed_dropout import KeyedDropout
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.lowering import flatten, is_pool2
+from fedentopt.simulation.wide_blocks import Dropped, WideBlocks, WideConv
 
-WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
-CHANNELS = 16  # all other layers have multiples of this
-LARGEST_KERNEL = 7
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
-
-
-@dataclass(frozen=True)
-class WideConv:
-    """Convolution and ReLU, with the max-pool that follows if one does, by the names of weight and bias."""
-
-    weight: str
-    bias: str
-    inputs: int
-    outputs: int
-    side: int
-    padding: int
-    pooled: bool
-
-    @property
-    def window(self) -> int:
-        """Entries of the window of every pixel, filled up, if the layer is taken as one of a single tap, else 0."""
-        entries = self.side**2 * self.inputs
-        return 0 if self.inputs % CHANNELS == 0 else max(CHANNELS, 1 << (entries - 1).bit_length())
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A dropout layer: its probability and its number among the model's dropout layers."""
-
-    chance: float
-    layer: int
-
-
-@dataclass(frozen=True)
-class WideLinear:
-    """Linear layer; every one but the last is followed by ReLU and perhaps by dropout."""
-
-    weight: str
-    bias: str
-    dropped: Dropped | None
-
-
-@dataclass(frozen=True)
-class WideBlocks:
-    """A whole model: its convolutions, dropout of their features, its linear layers."""
-
-    convolutions: tuple[WideConv, ...]
-    dropped: Dropped | None
-    linears: tuple[WideLinear, ...]
-
-    @property
-    def draws(self) -> bool:
-        return self.dropped is not None or any(linear.dropped for linear in self.linears)
-
-
-def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
-    """The model as wide convolutions and linear layers, or None if a layer does not fit."""
-    rest = flatten(model)
-    if rest is None:
-        return None
-    convolutions: list[WideConv] = []
-    size = image_size
-    while rest:
-        name, conv = rest[0]
-        if not isinstance(conv, nn.Conv2d):
-            break
-        padding = _padding(conv)
-        entries = conv.kernel_size[0] ** 2 * conv.in_channels
-        fits = conv.in_channels % CHANNELS == 0 if convolutions else conv.in_channels <= 4 and entries <= WINDOW
-        if padding is None or not fits or conv.out_channels % CHANNELS:
-            return None
-        after = [layer for _, layer in rest[1:3]]
-        if after and is_pool2(after[0]):
-            after.reverse()  # ReLU and max-pool commute
-        if not after or not isinstance(after[0], nn.ReLU):
-            return None
-        pooled = len(after) == 2 and is_pool2(after[1])
-        side = conv.kernel_size[0]
-        size = (size + 2 * padding - side + 1) // (2 if pooled else 1)
-        if size < 1:
-            return None
-        block = WideConv(f"{name}.weight", f"{name}.bias", conv.in_channels, conv.out_channels, side, padding, pooled)
-        convolutions.append(block)
-        rest = rest[3:] if pooled else rest[2:]
-    dropped, rest = _dropped(rest)
-    flat = rest[0][1] if rest else None
-    if not convolutions or not isinstance(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
-        return None
-    rest = rest[1:]
-    if dropped is None:  # dropout may as well stand behind the flattening
-        dropped, rest = _dropped(rest)
-    linears = _linears(rest)
-    return None if linears is None else WideBlocks(tuple(convolutions), dropped, linears)
-
-
-Layers = list[tuple[str, nn.Module]]
-
-
-def _dropped(rest: Layers) -> tuple[Dropped | None, Layers]:
-    """The dropout layer that comes first, if one does, and what is left."""
-    if rest and type(rest[0][1]) is KeyedDropout and rest[0][1].axes is None:
-        layer = rest[0][1]
-        return (Dropped(layer.p, layer.layer) if layer.p else None), rest[1:]
-    return None, rest
-
-
-def _linears(rest: Layers) -> tuple[WideLinear, ...] | None:
-    found: list[WideLinear] = []
-    while rest:
-        name, linear = rest[0]
-        if not isinstance(linear, nn.Linear) or linear.bias is None:
-            return None
-        rest = rest[1:]
-        dropped = None
-        if rest:
-            if not isinstance(rest[0][1], nn.ReLU):
-                return None
-            dropped, rest = _dropped(rest[1:])
-            if not rest:
-                return None
-        found.append(WideLinear(f"{name}.weight", f"{name}.bias", dropped))
-    return tuple(found) if found else None
-
-
-def _padding(conv: nn.Conv2d) -> int | None:
-    """The padding of a plain square convolution with a bias; None if it is anything else."""
-    side = conv.kernel_size[0]
-    plain = (
-        conv.kernel_size == (side, side)
-        and side <= LARGEST_KERNEL
-        and conv.stride == (1, 1)
-        and conv.padding_mode == "zeros"
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-        and conv.bias is not None
-    )
-    padding = conv.padding
-    if padding == "same":
-        padding = (side // 2,) * 2 if side % 2 else (-1, -1)  # an even kernel pads one side more than the other
-    elif padding == "valid":
-        padding = (0, 0)
-    if not plain or isinstance(padding, str) or padding[0] != padding[1] or not 0 <= padding[0] < side:
-        return None
-    return int(padding[0])
 
 
 @dataclass
@@ -199,12 +53,12 @@ class WideNet:
 
     def _maps(self, rows: torch.Tensor, x: torch.Tensor, keep: bool) -> tuple[torch.Tensor, list[_Kept]]:
         """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs."""
-        from fedentopt.simulation.kernels import wide
+        from fedentopt.simulation.kernels import wide, wide_maps
 
         n = len(rows)
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
-        maps, maps_t = wide.windows(x, first.window, first.side, first.padding, self._dtype, keep)
+        maps, maps_t = wide_maps.windows(x, first.window, first.side, first.padding, self._dtype, keep)
         trim = 2 * first.padding - first.side + 1
         size = (int(x.shape[-2]) + trim, int(x.shape[-1]) + trim)
         for i, block in enumerate(self.blocks.convolutions):
@@ -215,12 +69,12 @@ class WideNet:
                 filled[..., : weight.shape[3]].copy_(weight)
                 weight = filled
             else:
-                weight, turned = wide.turn(weight, self._dtype, copy=self.products.bf16, turned=keep and i > 0)
+                weight, turned = wide_maps.turn(weight, self._dtype, copy=self.products.bf16, turned=keep and i > 0)
             bias = self._slots[block.bias].view(rows)
             y = wide.convolution(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
-            out, out_t, code = wide.pool(y, grown, pooled=block.pooled, keep=keep)
+            out, out_t, code = wide_maps.pool(y, grown, pooled=block.pooled, keep=keep)
             if keep:
                 assert maps_t is not None
                 kept.append(_Kept(maps_t, out, code, size, grown, padding, turned))
@@ -244,9 +98,9 @@ class WideNet:
 
     @staticmethod
     def _drop(x: torch.Tensor, dropped: Dropped | None, keys: torch.Tensor | None) -> torch.Tensor:
-        from fedentopt.simulation.kernels import wide
+        from fedentopt.simulation.kernels import wide_maps
 
-        return x if dropped is None or keys is None else wide.dropout(x, keys, dropped.layer, dropped.chance)
+        return x if dropped is None or keys is None else wide_maps.dropout(x, keys, dropped.layer, dropped.chance)
 
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
@@ -268,7 +122,7 @@ class WideNet:
         drops: bool,
     ) -> torch.Tensor:  # fmt: skip
         """Write the gradients of the linear layers; the gradient of the features."""
-        from fedentopt.simulation.kernels import wide
+        from fedentopt.simulation.kernels import wide_maps
 
         for i in range(len(self.blocks.linears) - 1, -1, -1):
             block = self.blocks.linears[i]
@@ -280,17 +134,17 @@ class WideNet:
             upstream = self.kernels.linear_input_grad(upstream, weight, entered[i])
             before = self.blocks.linears[i - 1].dropped if i else self.blocks.dropped
             if before is not None and drops:
-                upstream = upstream * wide.scale_kept(before.chance)
+                upstream = upstream * wide_maps.scale_kept(before.chance)
         return upstream
 
     def _convolutions_back(self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor) -> None:
         """Write the gradients of the convolutions, given that of the last maps."""
-        from fedentopt.simulation.kernels import wide
+        from fedentopt.simulation.kernels import wide, wide_maps
 
         precision = self.products.precision
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
-            dx, dx_t, sums = wide.unpool(dy, layer.left, layer.code, layer.grown, passes=i > 0)
+            dx, dx_t, sums = wide_maps.unpool(dy, layer.left, layer.code, layer.grown, passes=i > 0)
             self._slots[block.bias].view(gradient).copy_(sums)
             into = self._weight(gradient, block)
             wide.weight_grad(layer.entered, dx_t, into, layer.size, layer.padding, precision=precision)
