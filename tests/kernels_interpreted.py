@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,27 +27,11 @@ from fedentopt.simulation.kernels import (
 )
 from fedentopt.simulation.kernels.plain import PlainKernels
 
+pytest_plugins = ["interpreting"]
 torch.set_num_threads(1)
 CLOSE = 2e-6
 plain = PlainKernels()
 triton = ops("cpu")
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN (or 77), so an element that a kernel forgets to write cannot pass."""
-    empty = torch.empty
-
-    def poisoned(*size: object, **options: object) -> Tensor:
-        out: Tensor = empty(*size, **options)  # type: ignore[call-overload]
-        return out.fill_(math.nan if out.is_floating_point() else 77)
-
-    def poisoned_like(x: Tensor) -> Tensor:
-        return poisoned(x.shape, dtype=x.dtype)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(torch, "empty_like", poisoned_like)
-    torch.manual_seed(0)
 
 
 def rows(n: int, *shape: int, value: float | None = None) -> Tensor:
@@ -312,23 +295,10 @@ def test_optimiser(width: int) -> None:
             assert_close(new_w[row], old - at["lr"] * (moved + late))
 
 
-def test_bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The interpreter keeps bf16 as bits and multiplies the bits; give its product the numbers. It also cuts digits off
-    # where a GPU rounds, so the operands here have none to lose.
-    from triton.runtime import interpreter
-
-    product = interpreter.InterpreterBuilder.create_dot
-
-    def of_numbers(self: object, a: Any, b: Any, *rest: object) -> object:
-        assert a.data.dtype == b.data.dtype == np.uint16
-        parts = [(x.data.astype(np.uint32) << 16).view(np.float32) for x in (a, b)]
-        float32 = interpreter.tl.float32
-        return product(self, *(interpreter.TensorHandle(part, float32) for part in parts), *rest)
-
+def test_bf16_products(bf16_numbers: None) -> None:
     def short(x: Tensor) -> Tensor:
         return x.to(torch.bfloat16).to(torch.float32)
 
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", of_numbers)
     rounded = ops("cpu", bf16=True)
     x, weight, bias = short(torch.randn(1, 2, 3, 12, 12)), short(rows(1, 4, 3, 3, 3)), rows(1, 4)
     y, top = rounded.conv_relu_pool_forward(x, weight, bias)

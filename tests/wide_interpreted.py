@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,40 +21,9 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.wide_blocks import wide_blocks
 from fedentopt.simulation.wide_model import WideNet
 
+pytest_plugins = ["interpreting"]
 torch.set_num_threads(1)
 CLOSE = 2e-6
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN (or 77), so an element that a kernel forgets to write cannot pass."""
-    empty = torch.empty
-
-    def poisoned(*size: object, **options: object) -> Tensor:
-        out: Tensor = empty(*size, **options)  # type: ignore[call-overload]
-        return out.fill_(math.nan if out.is_floating_point() else 77)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter keeps bf16 as bits and multiplies the bits; give its product the numbers."""
-    from triton.runtime import interpreter
-
-    product = interpreter.InterpreterBuilder.create_dot
-
-    def of_numbers(self: object, a: Any, b: Any, *rest: object) -> object:
-        parts = [
-            interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), interpreter.tl.float32)
-            if x.data.dtype == np.uint16
-            else x
-            for x in (a, b)
-        ]
-        return product(self, *parts, *rest)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", of_numbers)
 
 
 def vgg_like(size: int, last: int) -> nn.Sequential:
@@ -190,8 +157,8 @@ def test_a_weight_gradient_in_parts(parts: int) -> None:
     assert error(dw[0], weight.grad.permute(0, 2, 3, 1).flatten(1, 2)) < CLOSE
 
 
-def test_bf16_maps(numbers: None) -> None:
-    # Whole numbers that bf16 holds, so that the result must be exact: the interpreter cuts digits where a GPU rounds.
+def test_bf16_maps(bf16_numbers: None) -> None:
+    # Whole numbers that bf16 holds, so that the result must be exact.
     def whole(*shape: int, largest: int = 1) -> Tensor:
         return torch.randint(-largest, largest + 1, shape).float()
 
