@@ -14,37 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from timed_runs import Timer, random_images
 
-from fedentopt.datasets import Dataset
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, RoundEvent, Task, simulate
-from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunStart
-
-
-class Forgetful:
-    """A recorder that keeps only what ran and where."""
-
-    def start(self, start: RunStart) -> None:
-        self.trainer, self.hardware = start.trainer, start.device
-
-    def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
-        return None
-
-    def record(self, record: RoundRecord) -> None: ...
-
-    def save(self, checkpoint: Checkpoint) -> None: ...
-
-    def finish(self, outcome: Outcome) -> None: ...
-
-
-def random_images() -> Dataset:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)
-    y = rng.permutation(np.arange(60_000) % 10)
-    names = tuple(str(c) for c in range(10))
-    return Dataset("random", x[:50_000], y[:50_000], x[50_000:], y[50_000:], names, (0.5,) * 3, (0.29,) * 3)
+from fedentopt.simulation.engine import EngineOptions, Task, simulate
 
 
 def main() -> None:
@@ -56,28 +30,23 @@ def main() -> None:
     options = parser.parse_args()
     data = random_images()
     found: list[dict[str, Any]] = []
-    recorder = Forgetful()
     for partition in options.partitions:
         for again in (False, True):
             config = RunConfig(
                 dataset="random", model="lenet5", partition=partition, selector="fedentopt", rounds=options.rounds,
                 evaluate_every=5,
             )  # fmt: skip
-            ends: dict[int, float] = {}
-
-            def progress(event: RoundEvent, ends: dict[int, float] = ends) -> None:
-                ends[event.round] = time.perf_counter()
-
-            begun = time.perf_counter()
+            timer = Timer()
             engine = EngineOptions(device=options.device, checkpoint_every=options.rounds)
-            simulate([Task(config, recorder)], data, engine, progress)
-            total = time.perf_counter() - begun
-            result = {"partition": partition, "again": again, "rounds": options.rounds, "seconds": round(total, 2)}
-            result["first_round"] = round(ends[1] - begun, 2)
-            found.append(result)
+            simulate([Task(config, timer)], data, engine)
+            total, first = time.perf_counter() - timer.begun, timer.ends[0] - timer.begun
+            found.append({
+                "partition": partition, "again": again, "rounds": options.rounds, "seconds": round(total, 2),
+                "first_round": round(first, 2),
+            })  # fmt: skip
             when = "again" if again else "first time"
-            print(f"{partition}, {when}: {total:.2f} s, the first round {ends[1] - begun:.2f} s", flush=True)
-    report = {"device": recorder.hardware, "torch": torch.__version__, "trainer": recorder.trainer, "runs": found}
+            print(f"{partition}, {when}: {total:.2f} s, the first round {first:.2f} s", flush=True)
+    report = {"device": timer.hardware, "torch": torch.__version__, "trainer": timer.trainer, "runs": found}
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 

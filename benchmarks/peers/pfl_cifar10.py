@@ -18,14 +18,17 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.datasets import Dataset, load
+from fedentopt.datasets import load
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions, RoundEvent, Task, simulate
-from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunStart
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "pfl_cifar10:simple_cnn" and what follows are found
+
+from timed_runs import Timer, random_images  # noqa: E402
 
 USERS, COHORT, IMAGES, BATCH = 1000, 50, 50, 10
 
@@ -42,43 +45,6 @@ def simple_cnn(num_classes: int) -> nn.Module:
     return model
 
 
-class Timer:
-    """A recorder that keeps nothing but the clock, the accuracies and what ran."""
-
-    def __init__(self) -> None:
-        self.begun = self.started = time.perf_counter()
-        self.ends: list[float] = []
-        self.accuracies: list[float] = []
-        self.trainer = self.hardware = ""
-
-    def start(self, start: RunStart) -> None:
-        self.trainer, self.hardware = start.trainer, start.device
-        self.started = time.perf_counter()
-
-    def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
-        return None
-
-    def record(self, record: RoundRecord) -> None:
-        self.ends.append(time.perf_counter())
-        if record.accuracy is not None:
-            self.accuracies.append(record.accuracy)
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        pass
-
-    def finish(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-
-def random_images() -> Dataset:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (USERS * IMAGES + 10_000, 3, 32, 32), dtype=np.uint8)
-    y = np.arange(len(x)) % 10
-    many = USERS * IMAGES
-    names = tuple(str(c) for c in range(10))
-    return Dataset("random", x[:many], y[:many], x[many:], y[many:], names, (0.5,) * 3, (0.29,) * 3)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
@@ -90,7 +56,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
 
-    sys.path.insert(0, str(Path(__file__).resolve().parent))  # where "pfl_cifar10:simple_cnn" is found
     data = random_images() if options.dataset is None else load(options.dataset, options.data_dir)
     if len(data.y_train) != USERS * IMAGES:
         parser.error(f"--dataset {options.dataset} has {len(data.y_train)} training images; needed: {USERS * IMAGES}")
