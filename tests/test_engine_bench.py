@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedentopt.experiments.engine_bench import Case, bench_engine, sample_flop
+from fedentopt.experiments.engine_bench import Case, as_json, bench_engine, sample_flop
 
 
 def test_operations_of_known_networks():
@@ -19,3 +19,7 @@ def test_a_case_is_measured():
     assert speed.samples_per_second > 0
     assert speed.floor_share > 0
     assert "loop trainer" in speed.runs
+    report = as_json([speed], "cpu")
+    assert report["speeds"][0]["samples_per_second"] == speed.samples_per_second
+    assert len(report["sources"]) == 64
+    assert {"fedentopt", "commit", "torch", "cpu", "device"} <= report.keys()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedentopt.experiments.environment import environment, source_digest
 from fedentopt.models import build
 from fedentopt.simulation.aggregation import exact_products
 from fedentopt.simulation.augment import ImageTransform
@@ -148,7 +149,8 @@ def _best(job: Callable[[], Any], device: torch.device, repeats: int) -> float:
 
 
 def as_json(speeds: list[Speed], device: str) -> dict[str, Any]:
-    """The measurement for machines."""
+    """The measurement for machines, with the code, the libraries and the hardware it was made with."""
     place = resolve_device(device)
     hardware = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    return {"device": hardware, "torch": torch.__version__, "speeds": [asdict(s) for s in speeds]}
+    made_with = {**environment(), "sources": source_digest()}
+    return {"device": hardware, **made_with, "speeds": [asdict(s) for s in speeds]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import subprocess
@@ -10,6 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import fedentopt
+
+
+def source_digest() -> str:
+    """SHA-256 over all Python and data files of the package, by which anyone can tell the same code again."""
+    root = Path(fedentopt.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".csv")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 @functools.cache  # the same for every run of a sweep, and asking git takes a moment

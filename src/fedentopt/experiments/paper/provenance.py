@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import fedentopt
 from fedentopt.errors import InputError
 from fedentopt.experiments.atomic import write_text
-from fedentopt.experiments.environment import environment
+from fedentopt.experiments.environment import environment, source_digest
 from fedentopt.experiments.results import RUN, SUMMARY
 from fedentopt.simulation.config import RunConfig
 
@@ -34,15 +32,6 @@ def command_line(words: Sequence[str]) -> str:
             shown.append(word)
         follows = word in PATH_OPTIONS
     return shlex.join(shown)
-
-
-def source_digest() -> str:
-    """SHA-256 over all Python and data files of the package, by which anyone can tell the same code again."""
-    root = Path(fedentopt.__file__).resolve().parent
-    digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".csv")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started: float, seconds: float) -> None:
