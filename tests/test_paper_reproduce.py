@@ -323,6 +323,9 @@ def test_the_list_shows_committed_results_where_there_are_no_runs(
     assert (listed["state"], listed["ours"], listed["std"], listed["seeds"]) == ("done", 47.0, 0.0, [0, 1, 2, 3, 4])
     (elsewhere,) = cells_of(command("reproduce", *row, "--list", "--json", "--out", "nowhere"))
     assert elsewhere["seeds"] == []
+    export(tmp_path / "mine", paper_cells(), Results(None, {(key, 3): runs[key, 3]}))
+    (mine,) = cells_of(command("reproduce", *row, "--list", "--json", "--known", "mine"))
+    assert (mine["state"], mine["seeds"]) == ("partly", [3])
     shown = command("reproduce", *row, "--list")
     assert "table1, lenet5, cifar10, accuracy, 10 % of clients" in shown.out
     assert "1 cells: 1 done" in shown.out

@@ -20,10 +20,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import toy
 from fedentopt.errors import InputError
 from fedentopt.experiments import environment
 from fedentopt.experiments.results import RunFolder, command_of, find_runs, read_run
 from fedentopt.experiments.round_files import read_rounds
+from fedentopt.simulation.engine import EngineOptions, Task, simulate
 from fedentopt.simulation.recording import Checkpoint, Outcome
 from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
 
@@ -319,13 +321,27 @@ def test_a_run_that_is_not_finite_can_be_written_and_read(tmp_path: Path) -> Non
         replace(r, loss=float("inf"), class_accuracy=r.class_accuracy and (*r.class_accuracy[:2], float("nan")))
         for r in outcome.records
     ]
-    folder.finish(Outcome(tuple(bad), {"w": torch.tensor([float("nan")])}, 5, len(CLASSES), CONFIG.clients))
+    folder.finish(Outcome(tuple(bad), {"w": torch.tensor([float("nan")])}, 5, len(CLASSES), CONFIG.clients, 7))
     run = read_run(folder.path)
     assert run.summary["diverged_round"] == 5
     assert run.summary["final_accuracy"] == pytest.approx(100 / 3)
     assert [run.curve[number] for number in (5, 6, 7)] == [100 / 3] * 3
     assert run.records[1].loss == float("inf")
     assert np.isnan(run.records[1].class_accuracy).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(("model", "fewer"), [("toy:linear", True), ("toy:wide", False)])
+def test_the_accuracy_of_fedconcat_is_that_of_its_own_last_ten_rounds(tmp_path: Path, model: str, fewer: bool) -> None:
+    # Two stages within one budget: fewer rounds than were asked for, or more.
+    config = toy.config(algorithm="fedconcat", model=model, clusters=2, rounds=40, concat_max_rounds=20)
+    simulate([Task(config, RunFolder(tmp_path, config))], toy.images(), EngineOptions(device="cpu"))
+    (run,) = find_runs(tmp_path)
+    last = [r.accuracy for r in run.records[-10:]]
+    assert None not in last
+    assert (len(run.records) < 40) == fewer
+    assert run.summary["rounds"] == len(run.records)
+    assert run.summary["accuracy"] == pytest.approx(np.mean(last))
+    assert run.summary["final_accuracy"] == run.records[-1].accuracy
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def drive(
             recorder.save(
                 Checkpoint(number, {"value": both[0], "again": both, "twin": both}, {"draws": number})
             )
-    outcome = Outcome(tuple(records), {"layer.weight": value}, None, len(CLASSES), config.clients)
+    outcome = Outcome(tuple(records), {"layer.weight": value}, None, len(CLASSES), config.clients, config.rounds)
     recorder.finish(outcome)
     return outcome
 

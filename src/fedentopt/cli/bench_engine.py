@@ -31,8 +31,7 @@ def engine(
     speeds = []
     for speed in bench_engine(device, cases=chosen, repeats=repeats):
         speeds.append(speed)
-        if not json:
-            note(f"{speed.model} x {speed.clients} ({speed.precision}): {speed.samples_per_second:,.0f} samples/s")
+        note(f"{speed.model} x {speed.clients} ({speed.precision}): {speed.samples_per_second:,.0f} samples/s")
     if json:
         print_json(as_json(speeds, device))
         return

@@ -99,7 +99,7 @@ def reproduce(
         participation=_numbers("participation", participation),
     )
     chosen = ask_for(chosen, wanted, rounds)
-    if list_cells and results is None and out_dir is None and cells is None:
+    if list_cells and results is None and known is None and out_dir is None and cells is None:
         results = _committed()
     folder = out_dir or OUT
     request = Reproduction(plan, chosen, find_results(results or known, None if results else folder), data_dir)

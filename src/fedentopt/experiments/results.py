@@ -139,11 +139,9 @@ class RunFolder:
         run_id = self.config.run_id
         save_tensors(self.path / MODEL, outcome.model, {"run_id": run_id, "model": self.config.model})
         write_text(self.path / ROUNDS, rounds_csv(outcome.records))
-        last = max((r.round for r in outcome.records), default=0)
         summary = summarise(
             outcome.records,
-            # FedConcat has more rounds than were asked for; a diverged run may have recorded fewer.
-            rounds=max(last, self.config.rounds),
+            rounds=outcome.rounds,
             num_classes=outcome.num_classes,
             clients=outcome.clients,
             diverged_round=outcome.diverged_round,

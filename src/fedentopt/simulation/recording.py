@@ -63,13 +63,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run. `diverged_round` is the first round whose global model was not finite."""
+    """A finished run of `rounds` rounds. `diverged_round` is the first whose global model was not finite.
+
+    FedConcat divides its budget among two stages: it has more rounds than were asked for, or, with few clients a
+    round, fewer.
+    """
 
     records: tuple[RoundRecord, ...]
     model: dict[str, torch.Tensor]
     diverged_round: int | None
     num_classes: int
     clients: int
+    rounds: int
 
 
 class RunRecorder(Protocol):

@@ -205,4 +205,6 @@ class RunState:
             model = {f"encoder.{i}.{k}": v for i, m in enumerate(self.models) for k, v in self.layout.unpack(m).items()}
         else:
             model = self.layout.unpack(self.models[0])
-        return Outcome(tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients)
+        return Outcome(
+            tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds
+        )
