@@ -172,9 +172,9 @@ def test_rounds_to_a_target_say_how_many_seeds_get_there() -> None:
     assert "| FedEntOpt | 40 | 50 | 90 | 5 |" in text
     sooner = next(found.ours for found in findings(entries) if "sooner" in found.claim)
     assert sooner == (
-        "To 40 %, against FedAvg: LeNet-5, CIFAR-10, Dir(0.1): 40 rounds against 100. "
-        "In 1 settings every seed of FedEntOpt gets to 45 %, not every one of FedAvg. "
-        "In 1 settings every seed of FedEntOpt gets to 50 %, not every one of FedAvg."
+        "To 40 % it needs 0.40 of FedAvg's rounds (1 setting). "
+        "In 1 setting all its seeds get to 45 %, but not all of FedAvg's. "
+        "In 1 setting all its seeds get to 50 %, but not all of FedAvg's."
     )
 
 

@@ -24,6 +24,7 @@ from fedentopt.experiments.paper.statistics import mean, sample_std
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
 )  # fmt: skip
+LEGEND = 0.6  # inches below the panels
 STYLES: Mapping[str, tuple[str, str, str]] = {
     "fedavg": (BLACK, "-", "o"),
     "fedprox": (SKY, "-", "s"),
@@ -94,7 +95,7 @@ def write_figures(folder: Path, comparisons: Sequence[Comparison], results: Resu
 
 def _entropy(entries: Sequence[Comparison], results: Results) -> Any:
     """Figure 1: entropy of the cohort's labels in every round."""
-    figure, axes = _panels(1, 1, width=3.5, height=2.6)
+    figure, axes = _panels(1, 1, width=3.5, height=2.2)
     for entry in entries:
         _line(axes[0][0], entry.cell, _curve(entry, results, column=2), markers=False)
     shape = shapes().get(entries[0].cell.dataset)
@@ -196,7 +197,7 @@ def _column(cell: Cell) -> tuple[str, str]:
 def _panels(rows: int, columns: int, *, width: float = 2.1, height: float = 1.9) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows + LEGEND), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -12,7 +12,6 @@ from fedentopt.experiments.paper.comparison import Comparison
 from fedentopt.experiments.paper.measures import TARGETS
 from fedentopt.experiments.paper.sizes import shapes
 from fedentopt.experiments.paper.statistics import mean
-from fedentopt.experiments.paper.wording import heading
 
 NOT_YET = "Not run yet."
 FAR = 5.0
@@ -124,20 +123,23 @@ def _sooner(entries: Entries) -> str:
     """Only settings in which FedAvg and FedEntOpt both reach the target can be compared in rounds."""
     parts = []
     for target in TARGETS:
-        pairs, only_ours = [], 0
+        shares, only_ours = [], 0
         for row in _rows(_by(entries, "fedavg", "fedentopt")):
             reached = {entry.cell.method: _rounds_to(entry, target) for entry in row}
             ours, theirs = reached.get("fedentopt"), reached.get("fedavg")
             if ours is not None and theirs is not None:
-                pairs.append(f"{heading(row[0].cell)}: {ours:.0f} rounds against {theirs:.0f}")
+                shares.append(ours / theirs)
             only_ours += ours is not None and theirs is None and "fedavg" in reached
-        if pairs:
-            parts.append(f"To {target} %, against FedAvg: {'; '.join(pairs)}.")
+        if shares:
+            span = f"{min(shares):.2f}" if len(shares) == 1 else f"{min(shares):.2f} to {max(shares):.2f}"
+            parts.append(f"To {target} % it needs {span} of FedAvg's rounds ({_settings(len(shares))}).")
         if only_ours:
-            parts.append(
-                f"In {only_ours} settings every seed of FedEntOpt gets to {target} %, not every one of FedAvg."
-            )
+            parts.append(f"In {_settings(only_ours)} all its seeds get to {target} %, but not all of FedAvg's.")
     return " ".join(parts) or "No setting where both reach a target."
+
+
+def _settings(number: int) -> str:
+    return "1 setting" if number == 1 else f"{number} settings"
 
 
 def _rounds_to(entry: Comparison, target: int) -> float | None:
