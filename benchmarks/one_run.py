@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from timed_runs import Timer, random_images
+from timed_runs import Timer, made_with, random_images
 
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions, Task, simulate
@@ -46,7 +45,7 @@ def main() -> None:
             })  # fmt: skip
             when = "again" if again else "first time"
             print(f"{partition}, {when}: {total:.2f} s, the first round {first:.2f} s", flush=True)
-    report = {"device": timer.hardware, "torch": torch.__version__, "trainer": timer.trainer, "runs": found}
+    report = {"device": timer.hardware, **made_with(), "trainer": timer.trainer, "runs": found}
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedentopt.datasets import Dataset
+from fedentopt.experiments.environment import environment, source_digest
 from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunStart
 
 
@@ -17,6 +22,13 @@ def random_images() -> Dataset:
     y = rng.permutation(np.arange(60_000) % 10)
     names = tuple(str(c) for c in range(10))
     return Dataset("random", x[:50_000], y[:50_000], x[50_000:], y[50_000:], names, (0.5,) * 3, (0.29,) * 3)
+
+
+def made_with() -> dict[str, Any]:
+    """The command (of full paths, the names), the code, the libraries and the machine, to stand beside what was measured with them."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
+    command = shlex.join(["python", *words])
+    return {"command": command, **environment(), "sources": source_digest()}
 
 
 class Timer:

@@ -18,7 +18,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from fedentopt.datasets import load
@@ -28,7 +27,7 @@ from fedentopt.simulation.engine import EngineOptions, RoundEvent, Task, simulat
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "pfl_cifar10:simple_cnn" and what follows are found
 
-from timed_runs import Timer, random_images  # noqa: E402
+from timed_runs import Timer, made_with, random_images  # noqa: E402
 
 USERS, COHORT, IMAGES, BATCH = 1000, 50, 50, 10
 
@@ -87,7 +86,7 @@ def main() -> None:
         "precision": options.precision,
         "device": timer.hardware,
         "trainer": timer.trainer,
-        "torch": torch.__version__,
+        **made_with(),
     }
     print(json.dumps(report, indent=1))
     if options.out is not None:
