@@ -25,7 +25,7 @@ def random_images() -> Dataset:
 
 
 def made_with() -> dict[str, Any]:
-    """The command (of full paths, the names), the code, the libraries and the machine, to stand beside what was measured with them."""
+    """The command (of full paths the names), the code, the libraries and the machine something was measured with."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
     command = shlex.join(["python", *words])
     return {"command": command, **environment(), "sources": source_digest()}
