@@ -71,7 +71,8 @@ class Bookkeeper:
             for record in records:
                 folder.record(record)
             model = result.arrays.to_torch_state_dict()
-            folder.finish(Outcome(tuple(records), model, diverged, self.data.num_classes, len(self._counts())))
+            clients, rounds = len(self._counts()), self.config.rounds
+            folder.finish(Outcome(tuple(records), model, diverged, self.data.num_classes, clients, rounds))
         return folder.path
 
     def _clients(self) -> list[int | str]:
