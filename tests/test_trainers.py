@@ -65,6 +65,16 @@ def test_lenet_stacked_by_hand_written_backward_agrees():
         assert toy.difference(a, b) < 1e-5, config.method
 
 
+def test_trainers_agree_on_a_constant_channel():
+    data = toy.images(samples=60, size=32)
+    data.x_train[:, 2], data.x_test[:, 2] = 128, 131
+    data = replace(data, mean=(0.4, 0.4, 128 / 255), std=(0.25, 0.25, 0.0))
+    config = toy.config(model="lenet5", rounds=2, grayscale=0.3, lr=0.05)
+    loop, *others = (toy.run([config], data, trainer=trainer)[0] for trainer in ("loop", "stacked", "streams"))
+    assert loop.diverged_round is None
+    assert all(toy.difference(loop, other) < 1e-5 for other in others)
+
+
 def test_batchnorm_and_dropout_agree_between_loop_and_streams():
     data = toy.images(samples=70)
     configs = [toy.config(model="toy:normed", stragglers=0.5, **m) for m in METHODS[:9]]
@@ -108,7 +118,7 @@ def test_a_last_batch_of_one_sample_leaves_the_others_their_statistics():
 
 
 def test_a_model_with_batchnorm_cannot_be_stacked():
-    with pytest.raises(ValueError, match="BatchNorm or dropout cannot be stacked"):
+    with pytest.raises(ValueError, match="BatchNorm, other buffers, dropout or frozen parameters cannot be stacked"):
         toy.run([toy.config(model="toy:normed")], toy.images(), trainer="stacked")
 
 

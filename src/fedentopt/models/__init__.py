@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from fedentopt.models.building import NAMES, build, head_name
+from fedentopt.models.building import NAMES, build
+from fedentopt.models.head import head_name
 from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
 
 __all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "head_name"]

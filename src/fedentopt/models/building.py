@@ -7,6 +7,7 @@ from torch import nn
 
 from fedentopt.errors import InputError
 from fedentopt.models.factory import check_own_model, own_model
+from fedentopt.models.head import find_head
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.models.lenet5 import lenet5
 from fedentopt.models.weights import load_weights
@@ -33,7 +34,7 @@ def build(name: str, num_classes: int, *, seed: int, image_size: int = 32, weigh
         if ":" in name:
             check_own_model(model, name, num_classes, image_size)
         if weights is not None:
-            load_weights(model, weights, head_name(model))
+            load_weights(model, weights, find_head(model))
     return model.train()
 
 
@@ -52,11 +53,3 @@ def _make(name: str, num_classes: int, image_size: int) -> nn.Module:
     if ":" in name:
         return own_model(name, num_classes).to("cpu")
     raise InputError(f"model: {name!r} is unknown; accepted: {', '.join(NAMES)} or package.module:factory")
-
-
-def head_name(model: nn.Module) -> str:
-    """Qualified name of the model's last `nn.Linear`, in order of registration; a model without one is refused."""
-    names: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    if not names:
-        raise InputError(f"model: {type(model).__name__} has no nn.Linear layer, so no last layer can be told apart")
-    return names[-1]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedentopt.errors import InputError
+from fedentopt.models.head import marking_head
 from fedentopt.own_code import make_own, told
 
 
@@ -21,16 +22,22 @@ def own_model(spec: str, num_classes: int) -> nn.Module:
 
 
 def check_own_model(model: nn.Module, spec: str, num_classes: int, image_size: int) -> None:
-    """Try a zero image: refused are a failing forward, another width than `num_classes`, unkeyed randomness."""
+    """Try a zero image, which also tells where the last linear layer is.
+
+    Refused are a failing forward, another width than `num_classes`, nothing to train, unkeyed randomness.
+    """
     images = torch.zeros(2, 3, image_size, image_size)
     model.eval()
-    output = _forward(model, images, spec)
+    with marking_head(model):
+        output = _forward(model, images, spec)
     if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, num_classes):
         got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(
             f"model: {spec} gives {got} for images of shape {tuple(images.shape)}; accepted: one row of "
             f"{num_classes} logits an image, (2, {num_classes})"
         )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f"model: {spec} has no parameter that requires a gradient; accepted: at least one")
     model.train()
     before = torch.default_generator.get_state()
     _forward(copy.deepcopy(model), images, spec)  # a copy: batch statistics must stay untouched

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedentopt.errors import InputError
 
 
-def load_weights(model: nn.Module, path: str, head: str) -> None:
+def load_weights(model: nn.Module, path: str, head: str | None) -> None:
     """Copy the tensors of `path` into `model`, name by name.
 
     The last layer (`head`) stays as initialised when the file has none or one of another shape: other
@@ -18,7 +18,7 @@ def load_weights(model: nn.Module, path: str, head: str) -> None:
     """
     found = _read(Path(path).expanduser())
     state = model.state_dict()
-    mine = {name for name in state if name.startswith(f"{head}.")}
+    mine = set() if head is None else {name for name in state if name.startswith(f"{head}.")}
     same_head = all(name in found and found[name].shape == state[name].shape for name in mine)
     skipped = set() if same_head else mine | {name for name in found if name.startswith(f"{head}.")}
     for name in sorted(set(found) - set(state) - skipped):

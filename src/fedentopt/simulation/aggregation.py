@@ -27,7 +27,7 @@ class Blend:
 def blend_models(
     starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], layout: FlatLayout
 ) -> torch.Tensor:
-    """New global models (G, width); rows without a blend stay as they are.
+    """New global models (G, width); rows without a blend stay as they are, and so does what never changes.
 
     On CUDA all rows are one exact fp32 product; on the CPU each row is computed by itself, so that its bits do not
     depend on the other runs.
@@ -35,7 +35,7 @@ def blend_models(
     new = starts.clone()
     if not blends:
         return new
-    width = layout.parameter_width
+    width, end = layout.parameter_width, layout.moving_width
     if starts.is_cuda:
         factors = np.zeros((2, len(blends), len(trained)), dtype=np.float32)
         for i, b in enumerate(blends):
@@ -45,14 +45,15 @@ def blend_models(
         own = to_device(torch.tensor([b.own for b in blends], dtype=torch.float32), starts.device)
         index = to_device(torch.tensor([b.row for b in blends]), starts.device)
         # Zero times NaN is NaN: a client that diverged must spoil its own run's model and no other.
+        trained = trained[:, :end]
         sound = torch.isfinite(trained).all(1)
         clean = torch.where(sound[:, None], trained, 0.0)
         with exact_products():
             mixed = table[0] @ clean[:, :width] + own[:, None] * starts[index, :width]
             spoilt = ((table[1] != 0).float() @ (~sound).float()) > 0
             new[index, :width] = torch.where(spoilt[:, None], torch.nan, mixed)
-            if layout.width > width:
-                new[index, width:] = table[1] @ clean[:, width:]
+            if end > width:
+                new[index, width:end] = table[1] @ clean[:, width:]
         return new
     for b in blends:
         rows_t = torch.from_numpy(b.trained)
@@ -60,8 +61,8 @@ def blend_models(
         new[b.row, :width] = mine[:, :width].t() @ torch.from_numpy(b.factors).float()
         if b.own:
             new[b.row, :width] += b.own * starts[b.row, :width]
-        if layout.width > width:
-            new[b.row, width:] = mine[:, width:].t() @ torch.from_numpy(b.shares).float()
+        if end > width:
+            new[b.row, width:end] = mine[:, width:end].t() @ torch.from_numpy(b.shares).float()
     return new
 
 

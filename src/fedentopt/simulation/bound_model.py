@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -76,6 +78,11 @@ class BoundModel:
         return result.float()
 
 
+def mixes_samples(model: nn.Module) -> bool:
+    """Whether a sample's gradient depends on the others of its batch: BatchNorm's does, with or without statistics."""
+    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+
+
 def step_keys(client_key: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """The keys of a client's dropout masks in the given steps."""
     return mix64_torch(client_key + step * signed(GOLDEN))
@@ -112,7 +119,8 @@ def _normalise_lone_values(model: nn.Module) -> None:
     """Let BatchNorm take a batch that gives it one value a channel: a last batch of one sample, its map shrunk to 1x1.
 
     Such a batch has no variance, and torch refuses it. The layer normalises it by its running statistics, as in
-    evaluation, and leaves those as they are; batches with more values are none of its business.
+    evaluation, and leaves those as they are; one without such statistics finds every value at the mean. Batches with
+    more values are none of its business.
     """
 
     def before(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -126,6 +134,22 @@ def _normalise_lone_values(model: nn.Module) -> None:
             layer.train()
 
     for layer in model.modules():
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+        if not isinstance(layer, _BatchNorm):
+            continue
+        if layer.running_mean is None:
+            layer.forward = partial(_at_the_mean, layer, layer.forward)  # type: ignore[method-assign]
+        else:
             layer.register_forward_pre_hook(before)
             layer.register_forward_hook(after)
+
+
+def _at_the_mean(
+    layer: _BatchNorm, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    if x.numel() != x.shape[1]:
+        return forward(x)
+    centred = x - x.detach()
+    if layer.weight is None:
+        return centred
+    shape = (1, -1, *(1,) * (x.dim() - 2))
+    return centred * layer.weight.view(shape) + layer.bias.view(shape)

@@ -236,7 +236,7 @@ class Stack:
         starts = torch.cat([run.models for run in runs])
         chosen, new = self._train_clients(runs, plans, first_rows, starts)
         # A model that is not finite is never kept; the run is marked when the flag arrives.
-        finite = torch.isfinite(new).all(1)
+        finite = torch.isfinite(new[:, : self.layout.moving_width]).all(1)
         new = torch.where(finite[:, None], new, starts)
         flags = []
         for run, first in zip(runs, first_rows, strict=False):

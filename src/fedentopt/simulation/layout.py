@@ -1,7 +1,9 @@
 """A model as one flat row of floats, so that many models are one matrix.
 
 Aggregation of all runs is then one matrix product, the optimiser one pass over a rectangle, and a checkpoint one
-tensor. A row holds the parameters first, then the buffers (BatchNorm statistics); integer buffers travel as floats.
+tensor. A row holds the parameters first, then the buffers (BatchNorm statistics), then what never changes: parameters
+that need no gradient, and buffers that hold infinity, such as masks. Integer buffers travel as floats. A tensor that
+the model has under several names lies in the row once.
 Every tensor starts at a multiple of four floats (16 bytes), which the GPU kernels load in one go.
 """
 
@@ -37,31 +39,37 @@ class Slot:
 
 
 class FlatLayout:
-    """Where each tensor of `model` sits in a row.
+    """Where each tensor of `model` sits in a row: trained parameters end at `parameter_width`, buffers that training
+    changes at `moving_width`.
 
     With `channels_last`, convolution weights lie in the row in that memory order, so that their views feed
     channels-last convolutions without a copy.
     """
 
     def __init__(self, model: nn.Module, *, channels_last: bool = False) -> None:
-        parameters = dict(model.named_parameters())
         state = model.state_dict()
+        parameters = {name: p for name, p in model.named_parameters() if name in state}
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        self._twins = {name: first for name, first in _twins(model).items() if name in state and first in state}
+        others = [name for name in state if name not in trained and name not in self._twins]
+        fixed = [name for name in others if name in parameters or not torch.isfinite(state[name]).all()]
+        moving = [name for name in others if name not in fixed]
+        self._frozen = frozenset(name for name in fixed if name in parameters)
         self.slots: list[Slot] = []
+        ends = []
         offset = 0
-        for name in [*parameters, *(name for name in state if name not in parameters)]:
-            if name not in state:  # a parameter shared under two names appears once in the state dict
-                continue
-            tensor = state[name]
-            last = channels_last and tensor.dim() == 4
-            self.slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, last))
-            offset += -(-tensor.numel() // ALIGN) * ALIGN
-            if name in parameters:
-                self.parameter_width = offset
-        self.width = offset
-        self.parameters = [slot for slot in self.slots if slot.name in parameters]
-        self.buffers = [slot for slot in self.slots if slot.name not in parameters]
+        for names in (trained, moving, fixed):
+            for name in names:
+                tensor = state[name]
+                last = channels_last and tensor.dim() == 4
+                self.slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, last))
+                offset += -(-tensor.numel() // ALIGN) * ALIGN
+            ends.append(offset)
+        self.parameter_width, self.moving_width, self.width = ends
+        count = len(trained)
+        self.parameters, self.buffers = self.slots[:count], self.slots[count : count + len(moving)]
         self.num_parameters = sum(slot.size for slot in self.parameters)
-        self.model_bytes = sum(t.numel() * t.element_size() for t in state.values())
+        self.model_bytes = sum(slot.size * slot.dtype.itemsize for slot in self.slots)
 
     def pack(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
         """State dict -> one float32 row (width,), padding zero."""
@@ -73,7 +81,8 @@ class FlatLayout:
     def unpack(self, row: torch.Tensor) -> dict[str, torch.Tensor]:
         """One row -> state dict on the CPU, contiguous, in the tensors' own types."""
         rows = row.detach().to("cpu")[None]
-        return {s.name: _restore(s.view(rows)[0], s.dtype) for s in self.slots}
+        state = {s.name: _restore(s.view(rows)[0], s.dtype) for s in self.slots}
+        return state | {name: state[first].clone() for name, first in self._twins.items()}
 
     def parameter_views(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """All parameters of all rows by name, each (N, *shape)."""
@@ -85,7 +94,7 @@ class FlatLayout:
         Float buffers are bound too, so BatchNorm writes its statistics straight into the row. Integer buffers
         keep their own memory; `sync_integers` moves them.
         """
-        modules = dict(model.named_modules())
+        modules = dict(model.named_modules(remove_duplicate=False))
         for slot in self.slots:
             owner, _, leaf = slot.name.rpartition(".")
             view = slot.view(row[None])[0]
@@ -94,8 +103,14 @@ class FlatLayout:
                 if gradient is not None:
                     parameter.grad = slot.view(gradient[None])[0]
                 modules[owner]._parameters[leaf] = parameter
+            elif slot.name in self._frozen:
+                modules[owner]._parameters[leaf] = nn.Parameter(view, requires_grad=False)
             elif slot.dtype.is_floating_point:
                 modules[owner]._buffers[leaf] = view
+        for name, first in self._twins.items():
+            (owner, _, leaf), (source, _, there) = name.rpartition("."), first.rpartition(".")
+            table = "_parameters" if there in modules[source]._parameters else "_buffers"
+            getattr(modules[owner], table)[leaf] = getattr(modules[source], table)[there]
 
     def to_canonical(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows (N, width or parameter width) on the CPU with every tensor in its plain order: what a checkpoint keeps,
@@ -118,6 +133,17 @@ class FlatLayout:
     def integer_slots(self) -> list[Slot]:
         """Buffers whose values are whole numbers, such as BatchNorm's count of batches."""
         return [slot for slot in self.buffers if not slot.dtype.is_floating_point]
+
+
+def _twins(model: nn.Module) -> dict[str, str]:
+    """Further names of tensors that have several (shared layers, tied weights), each with the first one."""
+    first: dict[int, str] = {}
+    twins = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if first.setdefault(id(tensor), name) != name:
+                twins[name] = first[id(tensor)]
+    return twins
 
 
 def _restore(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from fedentopt.simulation.bound_model import mixes_samples
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.lowering import flatten, is_pool2
+from fedentopt.simulation.lowering import flatten, is_plain, is_pool2
 from fedentopt.simulation.side_stream import SideStream
 
 
@@ -66,22 +67,24 @@ def lower(model: nn.Module, fuses: Callable[[int, int, int, int], bool]) -> list
         return None
     blocks: list[ConvBlock | LinearBlock] = []
     rest = list(layers)
-    while rest and isinstance(rest[0][1], nn.Conv2d):
+    while rest and is_plain(rest[0][1], nn.Conv2d):
         name, conv = rest[0][0], rest[0][1]
         pair = [layer for _, layer in rest[1:3]]
-        pooled = len(pair) == 2 and any(isinstance(p, nn.ReLU) for p in pair) and any(is_pool2(p) for p in pair)
+        pooled = len(pair) == 2 and any(is_plain(p, nn.ReLU) for p in pair) and any(is_pool2(p) for p in pair)
         if not (pooled and _plain(conv) and fuses(conv.in_channels, conv.out_channels, int(conv.kernel_size[0]), 0)):
             return None
         blocks.append(ConvBlock(f"{name}.weight", f"{name}.bias"))
         rest = rest[3:]
-    if not rest or not isinstance(rest[0][1], nn.Flatten) or rest[0][1].start_dim != 1 or rest[0][1].end_dim != -1:
+    flat = rest[0][1] if rest else None
+    if flat is None or not is_plain(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
         return None
     rest = rest[1:]
-    while rest and isinstance(rest[0][1], nn.Linear) and rest[0][1].bias is not None:
-        relu = len(rest) > 1 and isinstance(rest[1][1], nn.ReLU)
+    while rest and is_plain(rest[0][1], nn.Linear) and rest[0][1].bias is not None:
+        relu = len(rest) > 1 and is_plain(rest[1][1], nn.ReLU)
         blocks.append(LinearBlock(f"{rest[0][0]}.weight", f"{rest[0][0]}.bias", relu))
         rest = rest[2:] if relu else rest[1:]
-    if rest or not isinstance(blocks[-1] if blocks else None, LinearBlock):
+    last = blocks[-1] if blocks else None
+    if rest or not isinstance(last, LinearBlock) or last.relu:  # logits come straight from a linear layer
         return None
     return blocks
 
@@ -89,7 +92,7 @@ def lower(model: nn.Module, fuses: Callable[[int, int, int, int], bool]) -> list
 def _plain(conv: nn.Module) -> bool:
     """Square kernel, stride 1, no padding, no groups, with a bias."""
     return (
-        isinstance(conv, nn.Conv2d)
+        is_plain(conv, nn.Conv2d)
         and conv.kernel_size[0] == conv.kernel_size[1]
         and conv.stride == (1, 1)
         and conv.padding == (0, 0)
@@ -203,7 +206,8 @@ class VmapNet:
         real = labels >= 0
         picked = z.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         losses = -(picked * real).sum(1) / real.sum(1).clamp(min=1)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        # A parameter that the forward pass leaves out has gradient zero.
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         for view, grad in zip(self.layout.parameter_views(gradient[:n]).values(), grads, strict=True):
             view.copy_(grad)
 
@@ -218,7 +222,9 @@ class VmapNet:
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Whether a model's step is a function of parameters and input alone: no buffers, no dropout."""
+    """Whether a step is a function of trained parameters and input, sample by sample: no buffers, nothing frozen, no
+    BatchNorm (which would see the padding of a batch, even without statistics of its own), no dropout."""
     from fedentopt.models import dropout_key
 
-    return not any(True for _ in model.buffers()) and dropout_key(model) is None
+    mixes = mixes_samples(model) or any(True for _ in model.buffers())
+    return not mixes and all(p.requires_grad for p in model.parameters()) and dropout_key(model) is None

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.bound_model import BoundModel
+from fedentopt.simulation.bound_model import BoundModel, mixes_samples
 from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
@@ -209,7 +209,7 @@ class StreamsTrainer:
     ) -> None:  # fmt: skip
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.bf16 = precision == "bf16"
-        self.sees_padding = bool(layout.buffers)
+        self.sees_padding = bool(layout.buffers) or mixes_samples(model)
         self._model = model
         self._room = slots
         self._slots: list[Slot] = []

@@ -77,7 +77,10 @@ def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
     wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
     if name == "stacked" and not wide and not can_stack(model):
-        raise InputError("trainer: a model with BatchNorm or dropout cannot be stacked; accepted: auto, streams, loop")
+        raise InputError(
+            "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
+            "accepted: auto, streams, loop"
+        )
     if name == "loop" and device.type != "cpu":
         raise InputError("trainer: loop runs on the CPU only; accepted with CUDA: auto, stacked, streams")
     if name != "auto":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedentopt.models.keyed_dropout import KeyedDropout
-from fedentopt.simulation.lowering import flatten, is_pool2
+from fedentopt.simulation.lowering import flatten, is_plain, is_pool2
 
 WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
 CHANNELS = 16  # all other layers have multiples of this
@@ -78,7 +78,7 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
     size = image_size
     while rest:
         name, conv = rest[0]
-        if not isinstance(conv, nn.Conv2d):
+        if not is_plain(conv, nn.Conv2d):
             break
         padding = _padding(conv)
         entries = conv.kernel_size[0] ** 2 * conv.in_channels
@@ -88,7 +88,7 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
         after = [layer for _, layer in rest[1:3]]
         if after and is_pool2(after[0]):
             after.reverse()  # ReLU and max-pool commute
-        if not after or not isinstance(after[0], nn.ReLU):
+        if not after or not is_plain(after[0], nn.ReLU):
             return None
         pooled = len(after) == 2 and is_pool2(after[1])
         side = conv.kernel_size[0]
@@ -100,7 +100,7 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
         rest = rest[3:] if pooled else rest[2:]
     dropped, rest = _dropped(rest)
     flat = rest[0][1] if rest else None
-    if not convolutions or not isinstance(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
+    if not convolutions or flat is None or not is_plain(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
         return None
     rest = rest[1:]
     if dropped is None:  # dropout may as well stand behind the flattening
@@ -111,8 +111,8 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
 
 def _dropped(rest: Layers) -> tuple[Dropped | None, Layers]:
     """The dropout layer that comes first, if one does, and what is left."""
-    if rest and type(rest[0][1]) is KeyedDropout and rest[0][1].axes is None:
-        layer = rest[0][1]
+    layer = rest[0][1] if rest else None
+    if layer is not None and is_plain(layer, KeyedDropout) and layer.axes is None:
         return (Dropped(layer.p, layer.layer) if layer.p else None), rest[1:]
     return None, rest
 
@@ -121,12 +121,12 @@ def _linears(rest: Layers) -> tuple[WideLinear, ...] | None:
     found: list[WideLinear] = []
     while rest:
         name, linear = rest[0]
-        if not isinstance(linear, nn.Linear) or linear.bias is None:
+        if not is_plain(linear, nn.Linear) or linear.bias is None:
             return None
         rest = rest[1:]
         dropped = None
         if rest:
-            if not isinstance(rest[0][1], nn.ReLU):
+            if not is_plain(rest[0][1], nn.ReLU):
                 return None
             dropped, rest = _dropped(rest[1:])
             if not rest:

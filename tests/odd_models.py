@@ -1,0 +1,158 @@
+"""Models as users write them: shared and frozen parameters, layers with a forward of their own, hooks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+PIXELS = 3 * 8 * 8
+
+
+def _two_layers(num_classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
+def frozen(num_classes: int) -> nn.Module:
+    model = _two_layers(num_classes)
+    model[1].requires_grad_(False)
+    return model
+
+
+def nothing_to_train(num_classes: int) -> nn.Module:
+    return _two_layers(num_classes).requires_grad_(False)
+
+
+class _Tied(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.enter, self.a, self.b = nn.Linear(PIXELS, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.b.weight = self.a.weight
+        self.leave = nn.Linear(16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.b(self.a(self.enter(x.flatten(1)).relu()).relu()).relu())
+
+
+def tied(num_classes: int) -> nn.Module:
+    return _Tied(num_classes)
+
+
+def shared(num_classes: int) -> nn.Module:
+    twice = nn.Linear(16, 16)
+    layers = [nn.Flatten(), nn.Linear(PIXELS, 16), nn.ReLU(), twice, nn.ReLU(), twice, nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(16, num_classes))
+
+
+class _Scaled(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * 0.5 - 1) * 2
+
+
+def sequential_with_a_forward(num_classes: int) -> nn.Module:
+    return _Scaled(*_two_layers(num_classes))
+
+
+class _Cosine(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 8 * F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1)) + self.bias
+
+
+def linear_with_a_forward(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 16), nn.ReLU(), _Cosine(16, num_classes))
+
+
+class _Centred(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias)
+
+
+def convolution_with_a_forward(num_classes: int) -> nn.Module:
+    return nn.Sequential(_Centred(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, num_classes))
+
+
+def weight_norm(num_classes: int) -> nn.Module:
+    model = _two_layers(num_classes)
+    model[3] = parametrizations.weight_norm(model[3])
+    return model
+
+
+def hooked(num_classes: int) -> nn.Module:
+    model = _two_layers(num_classes)
+    model[1].register_forward_hook(lambda layer, entered, left: left * 2)
+    return model
+
+
+def ends_in_relu(num_classes: int) -> nn.Module:
+    return nn.Sequential(*_two_layers(num_classes), nn.ReLU())
+
+
+def untracked(num_classes: int) -> nn.Module:
+    """BatchNorm without statistics: it has no buffers, and still sees the whole batch."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(PIXELS, 16), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, num_classes)
+    )
+
+
+class _Stepwise(nn.Module):
+    """Calls the layers of its Sequential one by one."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(4 * 9 + 4 * 36, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        active = self.body[1](self.body[0](x))
+        return self.head(torch.cat([active.flatten(1), self.body[2](active).flatten(1)], 1))
+
+
+def stepwise(num_classes: int) -> nn.Module:
+    return _Stepwise(num_classes)
+
+
+class _Masked(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(PIXELS, num_classes)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1)) * torch.softmax(self.mask, 0)[0]
+
+
+def masked(num_classes: int) -> nn.Module:
+    return _Masked(num_classes)
+
+
+class _HeadFirst(nn.Module):
+    """Its last layer is registered before its body."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(16, num_classes), nn.Linear(PIXELS, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.flatten(1)).relu())
+
+
+def head_first(num_classes: int) -> nn.Module:
+    return _HeadFirst(num_classes)
+
+
+class _Unused(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.linear, self.unused = nn.Linear(PIXELS, num_classes), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1))
+
+
+def unused(num_classes: int) -> nn.Module:
+    return _Unused(num_classes)
+
+
+def without_linear(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, num_classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
