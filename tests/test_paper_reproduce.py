@@ -131,7 +131,7 @@ def test_a_miniature_from_cells_to_tables(command: Callable[..., Said], mini: Pa
     assert {"kept/mini.csv", "kept/mini-entropy_curves.csv", "kept/tables/mini-change.tex"} <= files
     assert all((tmp_path / name).stat().st_size for name in files)
     log = json.loads((kept / "provenance.json").read_text())["commands"]
-    assert [entry["runs"] for entry in log] == [2, 1, 7]
+    assert [entry["runs"] for entry in log] == [1, 7]  # a trial is behind no result
     assert "--export kept" in log[-1]["command"]
     assert str(tmp_path) not in json.dumps(log)
 
@@ -329,6 +329,84 @@ def test_the_list_shows_committed_results_where_there_are_no_runs(
     shown = command("reproduce", *row, "--list")
     assert "table1, lenet5, cifar10, accuracy, 10 % of clients" in shown.out
     assert "1 cells: 1 done" in shown.out
+
+
+def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    out, first, second = tmp_path / "out", tmp_path / "first", tmp_path / "second"
+    quick = ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures")
+    said = command("reproduce", "mini", "--cells", mini, "--out", out, "--seeds", "1-3", "--export", first, *quick)
+    assert said.code == 0, said.err
+
+    def seeds(folder: Path) -> list[tuple[str, str, str]]:
+        with (folder / "mini.csv").open(newline="") as file:
+            return [(row["partition"], row["method"], row["seed"]) for row in csv.DictReader(file)]
+
+    ran = [("classes:2", method, str(seed)) for method in ("fedavg", "fedentopt") for seed in (1, 2, 3)]
+    assert seeds(first) == ran
+    # Seeds that the cells do not ask for travel too, from an exported folder and from run folders.
+    assert command("reproduce", "--cells", mini, "--results", first, "--export", second).code == 0
+    assert (second / "mini.csv").read_bytes() == (first / "mini.csv").read_bytes()
+    third = tmp_path / "third"
+    assert command("reproduce", "--cells", mini, "--out", out, "--no-run", "--export", third, *quick).code == 0
+    assert seeds(third) == ran
+
+    # Another file's cells of the same table, and rows made with other settings, stay.
+    other = tmp_path / "other.toml"
+    other.write_text(mini.read_text().replace("classes:2", "iid"))
+    words = ("--cells", other, "--out", out, "--method", "fedavg", "--seeds", "0", *quick)
+    assert command("reproduce", "mini", *words, "--export", first).code == 0
+    assert seeds(first) == [("iid", "fedavg", "0"), *ran]
+    assert command("reproduce", "--cells", mini, "--results", second, "--export", first).code == 0
+    assert sorted(seeds(first)) == sorted([("iid", "fedavg", "0"), *ran])
+    once = (first / "mini.csv").read_bytes()
+    assert command("reproduce", "--cells", mini, "--results", second, "--export", first).code == 0
+    assert (first / "mini.csv").read_bytes() == once
+
+
+def test_what_cannot_be_exported_into_is_refused_before_training(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--device", "cpu", "--no-page", "--out", tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    said = command(*words, "--export", tmp_path / "file")
+    assert (said.code, "export: " in said.err, "is not a folder" in said.err) == (2, True, True)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "mini.csv").write_text("table,seed\n")
+    said = command(*words, "--export", damaged)
+    assert (said.code, "mini.csv: column" in said.err.replace("\n", "")) == (2, True)
+    assert not (tmp_path / "out").exists()
+    said = command("reproduce", "--known", tmp_path / "nowhere", "--list")
+    assert (said.code, "known: " in said.err) == (2, True)
+    said = command("reproduce", "--out", tmp_path / "file", "--list")
+    assert (said.code, "out: " in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_results_that_are_no_numbers_are_refused(command: Callable[..., Said], tmp_path: Path, number: str) -> None:
+    from fedentopt.experiments.paper.blocks import paper_cells
+    from fedentopt.experiments.paper.exported import export
+    from fedentopt.experiments.paper.measures import Measured, Results, settings_key
+
+    key = settings_key(paper_cells()[0].config)
+    runs = {(key, 0): Measured(settings=key, seed=0, rounds=500, accuracy=47.125)}
+    export(tmp_path, paper_cells(), Results(None, runs))
+    path = tmp_path / "table1.csv"
+    path.write_text(path.read_text().replace("47.125", number))
+    said = command("reproduce", "table1", "--results", tmp_path, "--list", "--json")
+    assert (said.code, said.out) == (2, "")
+    assert f"table1.csv, line 2: accuracy '{number}' is not a finite number" in said.err.replace("\n", "")
+
+
+def test_a_command_that_finished_nothing_leaves_no_trace_in_the_log(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "paper").mkdir(parents=True)
+    said = command("reproduce", "mini", "--cells", mini, "--device", "cuda:99", "--export", "kept", "--no-page")
+    assert said.code == 2
+    assert not list(tmp_path.glob("**/provenance.json"))
+    assert "these are the results in results/paper" in command("reproduce", "table5", "--list").err
 
 
 def test_samples_of_a_run_by_hand() -> None:

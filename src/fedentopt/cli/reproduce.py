@@ -78,7 +78,14 @@ def reproduce(
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
     from fedentopt.experiments.paper.cells import select
-    from fedentopt.experiments.paper.reproduction import How, Reproduction, ask_for, find_results, plan_cells
+    from fedentopt.experiments.paper.reproduction import (
+        How,
+        Reproduction,
+        ask_for,
+        check_export,
+        find_results,
+        plan_cells,
+    )
     from fedentopt.experiments.seeds import parse_seeds
 
     if rounds is not None and rounds < 1:
@@ -102,13 +109,15 @@ def reproduce(
     if list_cells and results is None and known is None and out_dir is None and cells is None:
         results = _committed()
     folder = out_dir or OUT
-    request = Reproduction(plan, chosen, find_results(results or known, None if results else folder), data_dir)
+    request = Reproduction(plan, chosen, find_results(results, known, folder), data_dir)
     if list_cells:
         _list(request, as_json)
         return
     if dry_run:
         _dry_run(request, device, samples_per_second, as_json)
         return
+    if export is not None:
+        check_export(export)
     if results is None and not no_run:
         how = How(device, trainer, workers, max_stack, checkpoint_every, ray, ray_workers)
         _run(request, folder, how, export)
@@ -134,7 +143,7 @@ def reproduce(
 
 def _committed() -> Path | None:
     """For `--list` without a folder: the committed results, where this machine has no runs of its own yet."""
-    if OUT.is_dir() or not COMMITTED.is_dir():
+    if any(OUT.glob("*/run.json")) or not COMMITTED.is_dir():
         return None
     note(f"no runs in {OUT} yet: these are the results in {COMMITTED} (--out DIR looks elsewhere)")
     return COMMITTED
@@ -202,7 +211,8 @@ def _run(request: Reproduction, folder: Path, how: How, export: Path | None) -> 
     finally:
         signal.signal(signal.SIGTERM, before)
         if folder.is_dir():
-            note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
+            if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
+                note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
             stack_done()
 
 

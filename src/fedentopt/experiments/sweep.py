@@ -29,12 +29,14 @@ def run_sweep(
     targets: Iterable[float] = (),
     progress: Callable[[RoundEvent], None] | None = None,
     recorder: Callable[[RunFolder], RunRecorder] | None = None,
+    afresh: str = "--no-resume",
 ) -> list[RunResult]:
     """Bring every config to its finished run below `out_dir`; results come in the order of the configs.
 
     A finished run is read, not repeated (unless `resume` is off), an unfinished one continued. Configs given
     twice run once. Data sets are all loaded before anything trains, so that a missing one is known at once; what a
     person should know about them is said.
+    `afresh` is what a person does to have runs repeated.
     `recorder` may wrap a run's folder, to record elsewhere as well. A `KeyboardInterrupt` passes through after
     every run of the stack in work has saved a checkpoint.
     """
@@ -50,10 +52,10 @@ def run_sweep(
     folders = [RunFolder(out_dir, config, resume=resume, targets=targets) for config in unique]
     pending = [folder for folder in folders if not (resume and folder.is_finished())]
     if len(pending) < len(folders):
-        say(f"{len(folders) - len(pending)} of {len(folders)} runs are finished already (--no-resume repeats them)")
+        say(f"{len(folders) - len(pending)} of {len(folders)} runs are finished already ({afresh} repeats them)")
     begun = sum(folder.can_resume() for folder in pending)
     if begun:
-        say(f"{begun} of {len(folders)} runs go on from their checkpoints (--no-resume starts them afresh)")
+        say(f"{begun} of {len(folders)} runs go on from their checkpoints ({afresh} starts them afresh)")
 
     stacks = _stacks(pending, stack_key)
     data = _load({_data_key(folder.config) for folder in pending}, data_dir)

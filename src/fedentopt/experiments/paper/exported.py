@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,10 @@ POINTS = 20
 Key = tuple[str, int]
 
 
-def read_exported(folder: Path) -> Results:
+def read_exported(folder: Path, option: str = "results") -> Results:
     """Everything an exported folder holds; a file that cannot be used is an `InputError` naming file and line."""
     if not folder.is_dir():
-        raise InputError(f"results: {folder} is not a folder; accepted: one that `reproduce --export` wrote")
+        raise InputError(f"{option}: {folder} is not a folder; accepted: one that `reproduce --export` wrote")
     measured: dict[Key, Measured] = {}
     baselines: dict[Key, Measured] = {}
     points: dict[Key, dict[int, tuple[int, float | None, float | None]]] = {}
@@ -62,12 +63,11 @@ def read_exported(folder: Path) -> Results:
 
 
 def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
-    """Write what is known of `cells` into `folder`; rows of other seeds that are there already stay.
+    """Write all that is known of `cells` into `folder`; rows of other seeds and cells that are there already stay.
 
     Gives the files written. Files of tables without any result are not made.
     """
-    known = read_exported(folder) if folder.is_dir() else Results()
-    seeds = _seeds_in(folder)
+    known = read_exported(folder, "export") if folder.is_dir() else Results()
     make_folder(folder)
     written = []
     for table in dict.fromkeys(cell.table for cell in cells):
@@ -75,21 +75,32 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
         for cell in (cell for cell in cells if cell.table == table and not cell.shortened):
             if cell.config is None:
                 continue
-            key = settings_key(cell.config)
-            for seed in sorted({*cell.seeds, *seeds.get(key, ())}):
+            for seed in sorted({*cell.seeds, *known.seeds(cell.config), *results.seeds(cell.config)}):
                 source = results if results.value(cell, seed) is not None else known
                 row = _row(cell, seed, source)
                 if row is not None:
                     rows.append(row)
                     curves += _curve_rows(cell, cell.config, seed, source)
-        for name, columns, content in (
-            (f"{table}.csv", COLUMNS, rows),
-            (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves))),
+        for name, columns, content, same in (
+            (f"{table}.csv", COLUMNS, rows, (*CELL, "metric", "seed", "settings")),
+            (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves)), ("settings", "seed")),
         ):
-            if content:
-                write_text(folder / name, _csv(columns, content))
+            lines = _with_others(folder / name, columns, content, same)
+            if lines:
+                write_text(folder / name, _csv(columns, lines))
                 written.append(folder / name)
     return written
+
+
+def _with_others(
+    path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]], same: Sequence[str]
+) -> list[list[str]]:
+    """Rows as text, and behind them the file's own that say something else: whose columns `same` are no new row's."""
+    lines = [["" if value is None else str(value) for value in row] for row in rows]
+    places = [columns.index(name) for name in same]
+    new = {tuple(line[place] for place in places) for line in lines}
+    there = [[row.text(name) for name in columns] for row in _rows(path, columns)] if path.exists() else []
+    return lines + [line for line in there if tuple(line[place] for place in places) not in new]
 
 
 def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
@@ -127,15 +138,6 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
     ]
 
 
-def _seeds_in(folder: Path) -> dict[str, set[int]]:
-    seeds: dict[str, set[int]] = {}
-    for path in folder.glob("*.csv"):
-        if not path.stem.endswith("_curves"):
-            for row in _rows(path, COLUMNS):
-                seeds.setdefault(row.need("settings", str), set()).add(row.need("seed", int))
-    return seeds
-
-
 def _read_measured(row: _Row) -> Measured:
     whole = {"rounds", "never_selected", "rounds_to_40", "rounds_to_45", "rounds_to_50", "diverged_round"}
     fields: dict[str, Any] = {name: row.read(name, int if name in whole else float) for name in MEASURED}
@@ -154,9 +156,16 @@ class _Row:
         if not text:
             return None
         try:
-            return convert(text)
+            value = convert(text)
         except ValueError:
             raise InputError(f"{self._where}: {column} {text!r} is not a number") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{self._where}: {column} {text!r} is not a finite number")
+        return value
+
+    def text(self, column: str) -> str:
+        """The cell as it is written."""
+        return self._cells[column] or ""
 
     def need(self, column: str, convert: type) -> Any:
         """The cell's value, which must be there."""
@@ -179,9 +188,9 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterable[_Row]:
         yield _Row(f"{path}, line {number}", cells)
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    writer.writerows(rows)
     return text.getvalue()

@@ -7,6 +7,7 @@ one made from the run folders they came from.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import json
 from collections.abc import Mapping
@@ -105,6 +106,19 @@ class Results:
             )
             for number in rounds
         ]
+
+    def seeds(self, config: RunConfig) -> set[int]:
+        """The seeds in which a run of these settings is finished, asked for or not."""
+        key = settings_key(config)
+        found = {seed for settings, seed in self._exported if settings == key}
+        if self._out_dir is not None:
+            # A run's folder is named by its settings in words, so only those of the right name are opened.
+            pattern = config.run_id.rpartition("_s")[0]
+            for path in self._out_dir.glob(f"{glob.escape(pattern)}_s*/{SUMMARY}"):
+                number = path.parent.name.removeprefix(f"{pattern}_s").partition("_")[0]
+                if number.isdigit() and self._folder(config, int(number)) is not None:
+                    found.add(int(number))
+        return found
 
     def on(self, out_dir: Path) -> Results:
         """The same exported results, and the run folders below `out_dir`."""

@@ -35,8 +35,13 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started: float, seconds: float) -> None:
-    """Add a command to the log in `out_dir`: what it ran, with which code, on which device, for how long."""
+    """Add a command to the log in `out_dir`: what it ran, with which code, on which device, for how long.
+
+    One that finished nothing is not logged.
+    """
     finished = [run for run in runs if (out_dir / run.run_id / SUMMARY).exists()]
+    if not finished:
+        return
     devices = {json.loads((out_dir / run.run_id / RUN).read_text("utf-8")).get("device") for run in finished}
     entry = {
         "command": command,

@@ -167,9 +167,7 @@ class Reproduction:
 
     def export(self, folder: Path, source: Path) -> list[Path]:
         """All results as rows per cell and seed, tables made from nothing but them, and the log of `source`."""
-        more = {seed for cell in self.cells for seed in cell.seeds}
-        wanted = [cell.with_seeds(sorted({*cell.seeds, *more})) for cell in self.plan]
-        written = export(folder, wanted, self.results)
+        written = export(folder, self.plan, self.results)
         alone = dataclasses.replace(self, results=read_exported(folder))
         known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
         written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
@@ -189,11 +187,20 @@ def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | No
     return list(cells) if rounds is None else [cell.cut(rounds) for cell in cells]
 
 
-def find_results(exported: Path | None, out_dir: Path | None) -> Results:
-    """Results from an exported folder, from run folders, or from both."""
-    if exported is None:
-        return Results(out_dir)
-    return read_exported(exported) if out_dir is None else read_exported(exported).on(out_dir)
+def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Results:
+    """Exported results alone (`results`), or run folders, with exported results (`known`) or without."""
+    if results is not None:
+        return read_exported(results)
+    if out_dir.exists() and not out_dir.is_dir():
+        raise InputError(f"out: {out_dir} is not a folder; accepted: a folder of runs, or one to be made")
+    return Results(out_dir) if known is None else read_exported(known, "known").on(out_dir)
+
+
+def check_export(folder: Path) -> None:
+    """Refuse a folder to export into before anything is trained for it: no folder, or damaged files."""
+    if folder.exists():
+        read_exported(folder, "export")
+        provenance.read(folder)
 
 
 def _need_simulator() -> None:

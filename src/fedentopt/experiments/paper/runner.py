@@ -54,7 +54,9 @@ def run_stacks(
     _allow_files(max((len(stack) for stack in stacks), default=0))
     for number, stack in enumerate(stacks):
         begin(number)
-        run_sweep(stack, out_dir, options, data_dir=data_dir, targets=TARGETS, progress=progress)
+        run_sweep(
+            stack, out_dir, options, data_dir=data_dir, targets=TARGETS, progress=progress, afresh="another --out"
+        )
         done(number)
 
 
