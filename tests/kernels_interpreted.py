@@ -211,7 +211,7 @@ def test_gather_and_augment(colours: int, strengths: dict[str, float]) -> None:
     plan[2, 0, 4:] = -1
     plan[2, 1] = -1
     keys = torch.randint(-(2**63), 2**63 - 1, (3,))
-    transform = ImageTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), **strengths)
+    transform = ImageTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.0 if strengths else 0.25), **strengths)
     arguments = (images, labels, plan, keys, torch.tensor([2]), transform, 2)
     x, y = triton.gather_augment(*arguments)
     wanted_x, wanted_y = plain.gather_augment(*arguments)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as V
 
+from fedentopt.errors import InputError
 from fedentopt.simulation.augment import BRIGHTNESS, CONTRAST, DRAWS, FLIP, GREYED, SATURATION, ImageTransform
 from fedentopt.simulation.randomness import key, signed
 
@@ -50,6 +51,32 @@ def test_switched_off_it_only_standardises():
     plain = ImageTransform(MEAN, STD)
     torch.testing.assert_close(plain.augment(images, sample_keys(4)), plain.standardise(images))
     torch.testing.assert_close(restore(plain.standardise(images)), images.float() / 255, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("zero", [0.0, 1e-17])
+def test_a_channel_without_deviation_is_divided_by_one(zero):
+    images = pictures(4)
+    images[:, 2] = 128
+    out = ImageTransform((0.4, 0.5, 128 / 255), (0.2, 0.25, zero)).standardise(images)
+    torch.testing.assert_close(out[:, :2], ImageTransform(MEAN, STD).standardise(images)[:, :2])
+    assert float(out[:, 2].abs().max()) < 1e-6
+    images[0, 2, 0, 0] = 255  # in a test image
+    out = ImageTransform((0.4, 0.5, 128 / 255), (0.2, 0.25, zero)).standardise(images)
+    assert float(out[0, 2, 0, 0]) == pytest.approx(127 / 255)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "words"),
+    [
+        (MEAN, (0.2, -0.1, 0.3), r"std: \(0.2, -0.1, 0.3\) .*accepted: three finite numbers, 0 or more"),
+        (MEAN, (0.2, float("nan"), 0.3), "std: .*nan"),
+        (MEAN, (0.2,), "std: .*three"),
+        ((0.4, float("inf"), 0.6), STD, "mean: .*inf.*accepted: three finite numbers$"),
+    ],
+)
+def test_statistics_that_are_none_are_refused(mean, std, words):
+    with pytest.raises(InputError, match=words):
+        ImageTransform(mean, std)
 
 
 def test_grey_images_become_rgb():

@@ -158,7 +158,9 @@ def test_augmentation_equals_the_plain_one(size, channels):
     draws[:, 4] = np.repeat([0.1, 0.9], 6)  # greyed, and not
     models = [net(nn.Flatten(), nn.Linear(3 * height * width, 2)), net(*block(3, 2, 1), nn.Flatten(),
               nn.Linear(2 * (height // 2) * (width // 2), 2))]  # fmt: skip
-    for transform in (PLAIN, STRONG, ImageTransform(*STATISTICS, jitter=1.5), ImageTransform(*STATISTICS, flip=0.5)):
+    constant = ImageTransform(STATISTICS[0], (STATISTICS[1][0], 0.0, STATISTICS[1][2]), grayscale=0.5)
+    mirroring = ImageTransform(*STATISTICS, flip=0.5)
+    for transform in (PLAIN, STRONG, ImageTransform(*STATISTICS, jitter=1.5), mirroring, constant):
         expected = transform.apply(data.images, torch.from_numpy(draws.T.copy()))
         for model in models:
             plan = make_plan(lowered(model, size), FlatLayout(model, channels_last=True), channels, size, 1)

@@ -66,6 +66,17 @@ def test_floats_from_0_to_1_become_bytes(save: Any) -> None:
     assert half.x_train[1, 0, 0, 0] == 255
 
 
+@pytest.mark.parametrize("value", [0, 128, 255])
+def test_a_constant_channel_has_the_deviation_one(save: Any, value: int) -> None:
+    x = RNG.integers(0, 256, (6, 10, 10, 3), dtype=np.uint8)
+    x[..., 2] = value
+    data = loaded(save(x))
+    assert data.mean[2] == pytest.approx(value / 255)
+    assert data.std[2] == 1.0
+    np.testing.assert_allclose(data.std[:2], (x / 255).std((0, 1, 2))[:2])
+    assert loaded(save(np.full((6, 10, 10), value, np.uint8))).std == (1.0,) * 3
+
+
 def test_labels_of_any_value_are_mapped_and_named(save: Any) -> None:
     data = loaded(save(GREY, np.array([-7, 40, 3, 3, 40, -7], np.int16)[:, None]))
     assert data.class_names == ("-7", "3", "40")

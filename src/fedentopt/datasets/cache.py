@@ -53,11 +53,13 @@ class Colours:
         self.counts = [old + more for old, more in zip(self.counts, new, strict=True)] if self.counts else new
 
     def mean_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Three values each; those of a grey set are repeated."""
+        """Three values each; those of a grey set are repeated. A channel with one value only has the deviation 1:
+        images are divided by it, and such a channel stays 0."""
         values = np.arange(256) / 255
         means = [float(values @ count / count.sum()) for count in self.counts]
         spreads = [
-            float(np.sqrt(((values - mean) ** 2) @ count / count.sum()))
+            # Asked of the counts: the rounded mean of a constant can leave a deviation just above 0.
+            float(np.sqrt(((values - mean) ** 2) @ count / count.sum())) if np.count_nonzero(count) > 1 else 1.0
             for mean, count in zip(means, self.counts, strict=True)
         ]
         repeat = 3 // len(means)

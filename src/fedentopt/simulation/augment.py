@@ -2,33 +2,53 @@
 
 Per sample and in this order: brightness, contrast, saturation (factors uniform in [max(0, 1-j), 1+j], as
 torchvision's ColorJitter without its random order), grey with probability `grayscale`, horizontal flip with
-probability `flip`, then (x - mean) / std per channel. A sample's draws hang on its key alone.
-This is the plain version; `kernels.gather` does the same in one pass on CUDA.
+probability `flip`, then (x - mean) / std per channel; a constant channel, whose std is 0, is divided by 1. A sample's
+draws hang on its key alone. This is the plain version; `kernels.gather` does the same in one pass on CUDA.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
 
+from fedentopt.errors import InputError
 from fedentopt.simulation.randomness import uniform_torch
 
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision's rgb_to_grayscale
 FLIP, BRIGHTNESS, CONTRAST, SATURATION, GREYED = range(5)  # draw numbers of a sample's key
 DRAWS = 5
+# A deviation below this is what rounding leaves of 0: one pixel that differs by one step of 1/255 among 10**15
+# gives more.
+CONSTANT = 1e-10
 
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Augmentation strengths (zero is off) and the data set's per-channel statistics."""
+    """Augmentation strengths (zero is off) and the data set's per-channel statistics.
+
+    Refused: means and deviations that are not three finite numbers each, and negative deviations.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     jitter: float = 0.0
     flip: float = 0.0
     grayscale: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            low = 0.0 if name == "std" else -math.inf
+            if len(values) != 3 or not all(math.isfinite(value) and value >= low for value in values):
+                also = ", 0 or more" if name == "std" else ""
+                raise InputError(f"{name}: {tuple(values)} of a data set; accepted: three finite numbers{also}")
+
+    @property
+    def scale(self) -> tuple[float, ...]:
+        """What a channel's distance from its mean is multiplied by: 1 / std, or 1 for a channel without deviation."""
+        return tuple(1.0 / s if s > CONSTANT else 1.0 for s in self.std)
 
     def standardise(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 (M, 1 or 3, H, W) -> float32 (M, 3, H, W), without augmentation."""
@@ -61,7 +81,7 @@ class ImageTransform:
 
     def _standardise(self, x: torch.Tensor) -> torch.Tensor:
         mean = _per_channel(tuple(self.mean), x.device)
-        return (x - mean) * _per_channel(tuple(1.0 / s for s in self.std), x.device)
+        return (x - mean) * _per_channel(self.scale, x.device)
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def settings(transform: ImageTransform) -> np.ndarray:
     """The transform's numbers as the kernels read them."""
     low = max(0.0, 1.0 - transform.jitter)
     span = 1.0 + transform.jitter - low if transform.jitter > 0 else 0.0
-    scale = [1.0 / s for s in transform.std]
+    scale = transform.scale
     offset = [-m * s for m, s in zip(transform.mean, scale, strict=True)]
     return np.array([low, span, transform.grayscale, transform.flip, *scale, *offset], dtype=np.float32)
 

@@ -157,10 +157,10 @@ def gather_augment(
     x = torch.empty((n, batch, 3, height, width), dtype=torch.float32, device=images.device)
     y = torch.empty((n, batch), dtype=torch.int64, device=images.device)
     low = max(0.0, 1.0 - transform.jitter)
-    scale = [1.0 / s for s in transform.std]
     gather_kernel[(batch, n)](
         images, labels, plan, keys, step, x, y, plan.shape[1], batch, low, 1.0 + transform.jitter - low,
-        transform.grayscale, transform.flip, *transform.mean, *scale, COLOURS=colours, HEIGHT=height, WIDTH=width,
+        transform.grayscale, transform.flip, *transform.mean, *transform.scale,
+        COLOURS=colours, HEIGHT=height, WIDTH=width,
         JITTER=transform.jitter > 0, GREYING=transform.grayscale > 0, FLIPPING=transform.flip > 0,
         BLOCK=min(block, power_of_two(height * width)), num_warps=warps,
     )  # fmt: skip
