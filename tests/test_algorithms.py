@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import toy
-from fedentopt.algorithms import FedLC, FedNova, FedRS, cluster_clients, concat_budget, effective_steps
+from fedentopt.algorithms import FedLC, FedNova, FedRS, Scaffold, cluster_clients, concat_budget, effective_steps
 from fedentopt.algorithms.fedentropy import ValuedDraw
 from fedentopt.errors import InputError
 from fedentopt.models import build
@@ -174,6 +174,38 @@ def test_clusters_follow_label_histograms():
     assert clusters[0] == clusters[1] != clusters[2] == clusters[3]
     with pytest.raises(InputError, match="6 clusters for 5 clients"):
         cluster_clients(counts, 6, seed=0)
+
+
+@pytest.mark.parametrize("variant", ["niid", "gradient"])
+def test_scaffold_outlives_a_learning_rate_that_moves_nobody(variant):
+    scaffold, steps = Scaffold(variant), np.array([1, 30])
+    ordinary = 1 / (np.array([1, 30]) * 0.01)
+    np.testing.assert_allclose(Scaffold("niid").pace(steps, 0.9, 0.01), ordinary, rtol=1e-6)
+    for lr in (1e-38, 1e-45, 5e-324, 0.0):
+        pace = scaffold.pace(steps, 0.9, lr)
+        assert pace.dtype == np.float32
+        assert np.isfinite(pace).all()
+    assert not pace.any()
+    config = toy.config(algorithm="scaffold", scaffold_variant=variant, rounds=60, lr_decay=0.1, evaluate_every=60)
+    outcome = toy.run([config], toy.images())[0]
+    assert outcome.diverged_round is None
+    assert all(bool(torch.isfinite(t).all()) for t in outcome.model.values())
+
+
+def test_fedentropy_still_draws_after_a_thousand_halvings():
+    draw, rng = ValuedDraw(4, 2), np.random.default_rng(0)
+    for _ in range(1100):
+        draw.learn(kept=(), dropped=(0, 1, 2))
+    assert all(len(set(draw.draw(rng))) == 2 for _ in range(50))
+    draw.learn(kept=(), dropped=())
+    for _ in range(1100):
+        draw.learn(kept=(), dropped=(3,))
+    counts = np.bincount([k for _ in range(2000) for k in draw.draw(rng)], minlength=4)
+    assert counts.min() > 900, "equal values, equal chances"
+    draw.values[:] = 0.0  # as a checkpoint may hold them
+    assert len(draw.draw(rng)) == 2
+    draw.learn(kept=(2,), dropped=(0,))
+    assert draw.values[2] == 1.0
 
 
 def test_fedentropy_values_steer_the_draw():

@@ -14,6 +14,7 @@ import numpy as np
 from fedentopt.algorithms.algorithm import Algorithm
 
 BY_VALUE = 0.8
+LEAST = float(np.finfo(np.float64).tiny)  # a value; halved on, it would be 0 in the end, and a draw among zeros is none
 
 
 class FedEntropy(Algorithm):
@@ -35,7 +36,8 @@ class ValuedDraw:
         chosen: list[int] = []
         while len(chosen) < self.cohort_size:
             if rng.random() < BY_VALUE:
-                pick = int(rng.choice(len(left), p=self.values[left] / self.values[left].sum()))
+                values = np.maximum(self.values[left], LEAST)
+                pick = int(rng.choice(len(left), p=values / values.sum()))
             else:
                 pick = int(rng.integers(len(left)))
             chosen.append(int(left[pick]))
@@ -43,6 +45,6 @@ class ValuedDraw:
         return tuple(chosen)
 
     def learn(self, kept: tuple[int, ...], dropped: tuple[int, ...]) -> None:
-        """Reward the kept, halve the dropped."""
+        """Reward the kept, halve the dropped, down to the smallest number that has all its digits."""
         self.values[list(kept)] += 1.0
-        self.values[list(dropped)] *= 0.5
+        self.values[list(dropped)] = np.maximum(self.values[list(dropped)] * 0.5, LEAST)

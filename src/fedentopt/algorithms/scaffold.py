@@ -28,9 +28,14 @@ class Scaffold(Algorithm):
         self.correction = {"niid": "after", "gradient": "gradient"}[variant]
 
     def pace(self, steps: np.ndarray, momentum: float, lr: float) -> np.ndarray:
-        """What turns the way a client went into its mean gradient: 1 / (steps * lr), or 1 / (a_k * lr), float32."""
+        """What turns the way a client went into its mean gradient: 1 / (steps * lr), or 1 / (a_k * lr), float32.
+
+        0 where that is beyond float32: at such a learning rate no client moves, and 0 / 0 would follow.
+        """
         reach = effective_steps(steps, momentum) if self.correction == "gradient" else np.asarray(steps, np.float64)
-        return (1.0 / (reach * lr)).astype(np.float32)
+        with np.errstate(divide="ignore", over="ignore"):
+            pace = (1.0 / (reach * lr)).astype(np.float32)
+        return np.where(np.isfinite(pace), pace, np.float32(0))
 
 
 class ControlVariates:
