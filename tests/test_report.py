@@ -162,12 +162,16 @@ def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
     write_run(tmp_path, RunConfig(**settings, seed=1), classes=CLASSES, stop_after=5)
     write_run(tmp_path, RunConfig(**settings, algorithm="fednova"), classes=CLASSES, diverged_round=3)
     write_run(tmp_path, RunConfig(**settings, selector="fedentopt", buffer="5"), classes=CLASSES, stop_after=7)
+    write_run(tmp_path, RunConfig(**settings, algorithm="fedconcat"), classes=CLASSES, stop_after=14)
+    write_run(tmp_path, RunConfig(**settings, algorithm="mine:concat"), classes=CLASSES, stop_after=6)
     started = tmp_path / "just_started"
     started.mkdir()
     (started / "run.json").write_text(json.dumps({"config": {}}))
     page = write_report(tmp_path)
     rows = table_rows(page)
     assert "fedavg1 unfinished, round 5 of 12" in rows
+    assert "fedconcat1 unfinished, round 14" in rows  # of how many is known at the end only
+    assert "mine-concat1 unfinished, round 6" in rows
     assert "fednovadiverged: seed 0, round 3" in rows
     assert "just_started" in page.read_text()
     # The mean counts the finished run alone; without one, what there is so far.

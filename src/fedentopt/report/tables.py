@@ -162,7 +162,7 @@ def _method_cell(method: Method, values: Figures) -> str:
     notes = []
     if values.unfinished:
         done = min(len(run.rounds) for run in method.runs if run.summary is None)
-        notes.append(f"{values.unfinished} unfinished, round {done} of {method.config.get('rounds', '?')}")
+        notes.append(f"{values.unfinished} unfinished, round {done}{_planned(method)}")
     if values.diverged:
         notes.append("diverged: " + ", ".join(f"seed {seed}, round {number}" for seed, number in values.diverged[:3]))
         notes[-1] += f" and {len(values.diverged) - 3} more" if len(values.diverged) > 3 else ""
@@ -171,6 +171,13 @@ def _method_cell(method: Method, values: Figures) -> str:
         f'<th scope="row" data-value="{escape(method.label)}"><span class="swatch" aria-hidden="true"></span>'
         f"{escape(method.label)}{note}</th>"
     )
+
+
+def _planned(method: Method) -> str:
+    """Of how many rounds, where this is known before the end: FedConcat, or an algorithm of the user's own that is
+    built on it, divides its budget among two stages and has more or fewer rounds than were asked for."""
+    algorithm, rounds = str(method.config.get("algorithm", "")), method.config.get("rounds")
+    return "" if rounds is None or algorithm == "fedconcat" or ":" in algorithm else f" of {rounds}"
 
 
 def _spread_cell(value: Spread, best: bool, digits: int = 2) -> str:
