@@ -65,6 +65,16 @@ def test_budgets_whose_inverse_rounds_down_are_kept(epsilon: float) -> None:
     assert np.isfinite(secure_laplace([1.0, 2.0], epsilon)).all()
 
 
+@pytest.mark.parametrize("epsilon", [1e-300, 1e-18])
+def test_noise_beyond_all_counts_is_refused_by_the_budget(epsilon: float) -> None:
+    words = rf"epsilon: {epsilon!r} gives noise of scale .*accepted: a larger one, such as 1e-12"
+    with pytest.raises(InputError, match=words):
+        laplace_noise(np.zeros((50, 4)), epsilon, np.random.default_rng(0))
+    with pytest.raises(InputError, match=words):
+        secure_laplace(np.zeros(50), epsilon)
+    EntropySelector(10).register(laplace_noise(np.zeros((50, 4)), 1e-12, np.random.default_rng(0)), noisy=True)
+
+
 def test_counts_must_be_finite() -> None:
     for counts in (["a"], [[1], [2, 3]], None, {}):
         with pytest.raises(InputError, match="counts: noise can only be added to finite numbers"):

@@ -20,23 +20,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedentopt.errors import InputError
+from fedentopt.labels import LARGEST_COUNT
+
+LEAST_EPSILON = 1e-12  # of the budgets that surely do: counts grow beyond 2**53 once in 10**3900 draws
 
 
 def laplace_noise(counts: ArrayLike, epsilon: float, rng: np.random.Generator) -> np.ndarray:
     """Counts plus Laplace noise of scale 1/epsilon, float64, drawn from `rng`: for simulation only.
 
     NumPy's sampler works on ordinary floating-point numbers, whose low bits can give the true count away
-    (Mironov 2012). A real client uses `secure_laplace`.
+    (Mironov 2012). A real client uses `secure_laplace`. Refused: an epsilon so small that a count leaves the numbers
+    that can be counts.
     """
     values = _finite(counts)
-    return values + rng.laplace(0.0, 1.0 / check_epsilon(epsilon), size=values.shape)
+    return _countable(values, values + rng.laplace(0.0, 1.0 / check_epsilon(epsilon), size=values.shape), epsilon)
 
 
 def secure_laplace(counts: ArrayLike, epsilon: float) -> np.ndarray:
     """Counts plus Laplace noise of scale 1/epsilon from OpenDP's sampler, float64: for a real client.
 
     Needs the extra `fedentopt[flower]`. The randomness is the operating system's and cannot be seeded. The
-    mechanism's own privacy map is asked whether it keeps `epsilon` for one sample added or removed.
+    mechanism's own privacy map is asked whether it keeps `epsilon` for one sample added or removed. Refused: as
+    `laplace_noise`.
     """
     epsilon = check_epsilon(epsilon)
     values = _finite(counts)
@@ -52,7 +57,7 @@ def secure_laplace(counts: ArrayLike, epsilon: float) -> np.ndarray:
         scale = math.nextafter(scale, math.inf)
         mechanism = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
     noisy = mechanism(values.ravel().tolist())
-    return np.asarray(noisy, dtype=np.float64).reshape(values.shape)
+    return _countable(values, np.asarray(noisy, dtype=np.float64).reshape(values.shape), epsilon)
 
 
 def check_epsilon(epsilon: float) -> float:
@@ -63,6 +68,16 @@ def check_epsilon(epsilon: float) -> float:
     if not (math.isfinite(value) and value > 0 and math.isfinite(1.0 / value)):
         raise InputError(f"epsilon: {epsilon!r} is out of range; accepted: a finite number above 0")
     return value
+
+
+def _countable(counts: np.ndarray, noisy: np.ndarray, epsilon: float) -> np.ndarray:
+    """The noisy counts; refused, by the budget's name, where noise alone made one larger than a count may be."""
+    if ((np.abs(counts) <= LARGEST_COUNT) & ~(np.abs(noisy) <= LARGEST_COUNT)).any():
+        raise InputError(
+            f"epsilon: {epsilon!r} gives noise of scale {1.0 / epsilon:g}, beyond what a count can be (2**53); "
+            f"accepted: a larger one, such as {LEAST_EPSILON:g}"
+        )
+    return noisy
 
 
 def _finite(counts: ArrayLike) -> np.ndarray:
