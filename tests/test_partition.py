@@ -109,6 +109,36 @@ def test_more_classes_than_labels_show() -> None:
     assert partition([0, 0, 1, 1], "iid", 2, 0, num_classes=3).counts.shape == (2, 3)
 
 
+def test_a_class_without_samples_fails_no_draw() -> None:
+    alone = partition([0, 1] * 20, "dir:0.1", 1, 0, num_classes=4)
+    assert alone.counts.tolist() == [[20, 20, 0, 0]]
+    assert alone.indices[0].tolist() == list(range(40))
+    # Whoever is served here is full: the empty class in the middle finds nobody, nor does the one at the end.
+    pair = partition([0, 2], "dir:1", 2, 0, num_classes=4, min_samples=1)
+    assert sorted(pair.counts.tolist()) == [[0, 0, 1, 0], [1, 0, 0, 0]]
+
+
+def test_a_class_without_samples_takes_part_in_draws_that_succeed_with_it() -> None:
+    """Splits that were made keep their bits: drawn here as they always were, the empty class among the others."""
+    labels, clients, beta = np.repeat([0, 2], 50), 5, 0.02
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 0x5041])
+        while True:
+            sizes = np.zeros((4, clients), dtype=np.int64)
+            for c, n in enumerate((50, 0, 50, 0)):
+                p = rng.dirichlet(np.full(clients, beta))
+                p[sizes.sum(0) >= 20] = 0.0
+                if not p.sum() > 0:
+                    break
+                cuts = np.floor(np.cumsum(p / p.sum())[:-1] * n).astype(np.int64)
+                sizes[c] = np.diff(cuts, prepend=0, append=n)
+            else:
+                if sizes.sum(0).min() >= 1:
+                    break
+        found = partition(labels, f"dir:{beta}", clients, seed, num_classes=4, min_samples=1)
+        np.testing.assert_array_equal(found.counts.T, sizes)
+
+
 def test_parse() -> None:
     assert parse("dir:0.1") == PartitionSpec("dir", 0.1)
     assert parse("classes:2") == PartitionSpec("classes", 2)

@@ -7,7 +7,8 @@ Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos: An Experimental St
   as it has owners, handed out by increasing client number.
 * ``dir:BETA`` (Dirichlet): for each class in order draw p ~ Dir_K(BETA), set p_i = 0 for every client that
   already holds N/K samples or more, renormalise, and cut the shuffled samples at floor(cumsum(p) * n_c).
-  If a client ends with fewer samples than the minimum, everything is drawn anew.
+  If a client ends with fewer samples than the minimum, everything is drawn anew. Where this never ends well and
+  there are classes without samples, these are left out.
 * ``iid``: all samples shuffled and cut into K nearly equal parts.
 """
 
@@ -170,13 +171,31 @@ def _dirichlet(y: np.ndarray, beta: float, clients: int, seed: int, num_classes:
             f"min_samples: {min_samples} samples for each of {clients} clients, but there are {y.size}; "
             f"accepted: at most {y.size // clients}"
         )
-    rng = np.random.default_rng([seed, _DRAW])
     per_class = np.bincount(y, minlength=num_classes)
+    there = np.flatnonzero(per_class)
+    # An empty class can find all clients full, and a try fails though there is nothing to give. It takes part first
+    # all the same: a split that can be drawn with it stays the one that it is for these settings.
+    for classes in (np.arange(num_classes), there) if there.size < num_classes else (there,):
+        found = _draw_dirichlet(per_class[classes], beta, clients, seed, min_samples)
+        if found is not None:
+            sizes = np.zeros((num_classes, clients), dtype=np.int64)
+            sizes[classes] = found
+            return sizes
+    raise InputError(
+        f"partition: dir:{beta:g} among {clients} clients never gave every client {min_samples} samples in "
+        f"{MOST_TRIES} tries; accepted: a larger BETA, fewer clients or a smaller min_samples"
+    )
+
+
+def _draw_dirichlet(per_class: np.ndarray, beta: float, clients: int, seed: int, min_samples: int) -> np.ndarray | None:
+    """Samples of each class for each client, (classes, clients); None if no try gave every client its minimum."""
+    rng = np.random.default_rng([seed, _DRAW])
+    full = int(per_class.sum()) / clients
     for _ in range(MOST_TRIES):
-        sizes = np.zeros((num_classes, clients), dtype=np.int64)
+        sizes = np.zeros((len(per_class), clients), dtype=np.int64)
         for c, n in enumerate(per_class):
             p = rng.dirichlet(np.full(clients, beta))
-            p[sizes.sum(axis=0) >= y.size / clients] = 0.0
+            p[sizes.sum(axis=0) >= full] = 0.0
             total = p.sum()
             # With a tiny BETA all the mass can sit, to the last bit, on clients that are full: draw anew.
             if not total > 0:
@@ -186,10 +205,7 @@ def _dirichlet(y: np.ndarray, beta: float, clients: int, seed: int, num_classes:
         else:
             if sizes.sum(axis=0).min() >= min_samples:
                 return sizes
-    raise InputError(
-        f"partition: dir:{beta:g} among {clients} clients never gave every client {min_samples} samples in "
-        f"{MOST_TRIES} tries; accepted: a larger BETA, fewer clients or a smaller min_samples"
-    )
+    return None
 
 
 def _at_least(name: str, value: int, low: int) -> None:
