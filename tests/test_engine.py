@@ -213,6 +213,16 @@ def test_stragglers_are_marked_once_and_draw_their_epochs_each_time():
         assert seen == ({1, 2, 3, 4, 5} if client in run.planner.stragglers else {5})
 
 
+def test_clients_without_samples_are_refused_by_the_setting_unless_noise_hides_them():
+    config = toy.config(clients=12, partition="dir:0.05", min_samples=0)
+    with pytest.raises(
+        InputError, match=r"min_samples: 0 left \d+ of 12 clients without a sample .*accepted: at least 1"
+    ):
+        toy.run([config], toy.images())
+    outcome = toy.run([replace(config, epsilon=0.5, cohort="12")], toy.images())[0]
+    assert all(len(r.clients) == 12 > len(r.trained) > 0 for r in outcome.records)
+
+
 def test_methods_of_a_seed_share_partition_and_start():
     data = toy.images(samples=90)
     memories = [toy.Memory(), toy.Memory(), toy.Memory()]

@@ -74,6 +74,12 @@ class RunPlanner:
         )
         self.counts = self.parts.counts
         self.reported = self._reported()
+        empty = np.flatnonzero(self.counts.sum(axis=1) == 0)
+        if empty.size and self.reported is None:  # under noise a server cannot tell, and they just do not train
+            raise InputError(
+                f"min_samples: {config.least_samples} left {empty.size} of {config.clients} clients without a sample "
+                f"under {config.partition} (the first is client {empty[0]}); accepted: at least 1"
+            )
         self._labels = labels
         self._selector = _selector(config)
         self._selector.register(
