@@ -123,6 +123,25 @@ def test_a_layer_that_is_not_finite_spoils_its_own_run_only(together):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
+def test_a_layer_that_is_not_finite_is_not_kept(together):
+    """Trained at a learning rate far too large beside one that is not: the last finite layer is the run's last one."""
+    data = toy.images(samples=90)
+    good = toy.config(**(CONCAT | {"model": "test_second_stage:small"}))
+    bad = replace(good, seed=1, lr=1e30, lr_decay=1.0)
+    together()
+    stack = in_second_stage([good, bad], data)
+    before = stack.second._begin(stack.runs[1]).head.clone()
+    pending = stack._tick(stack.runs)
+    assert pending.finite.tolist() == [True, False]
+    torch.testing.assert_close(stack.runs[1].stage.head, before, atol=0, rtol=0)
+    stack._flush(pending)
+    stack._tick(stack.runs)
+    assert stack.runs[1].diverged_round == stack.runs[1].first_stage + 1
+    model = stack.runs[1].outcome().model
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in model.values())
+    assert torch.equal(torch.cat([model["head.weight"].flatten(), model["head.bias"]]), before)
+
+
 def spoilt_checkpoint(config, data):
     """Where a run stands in its second stage, its new layer filled with NaN."""
     memory = toy.Memory()

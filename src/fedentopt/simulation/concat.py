@@ -122,7 +122,7 @@ class TestFeatures:
 class ConcatStage:
     """One run in its second stage: its encoders, its new layer, the features of the test split once there are any.
 
-    `sound` says, on the device, whether the new layer is finite.
+    `sound` says, on the device, whether the last round's new layer was finite; one that was not is not kept.
     """
 
     def __init__(self, encoders: torch.Tensor, inputs: int, classes: int, head: torch.Tensor) -> None:

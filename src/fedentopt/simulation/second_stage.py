@@ -65,9 +65,10 @@ class SecondStages:
         return ModuleEncoders(self._model, self._layout, self._device)
 
     def train(self, runs: Sequence[RunState], plans: Sequence[RoundPlan]) -> list[torch.Tensor]:
-        """One round of every run (its first one begins its stage); says of each whether its new layer is finite.
+        """One round of every run (its first one begins its stage); says of each whether its new layer was finite.
 
-        A few batches on every client, then the plain mean of a run's new layers. Without a client it stays as it is.
+        A few batches on every client, then the plain mean of a run's new layers. Without a client, or where that mean
+        is not finite, the layer stays as it is.
         """
         stages = [run.stage or self._begin(run) for run in runs]
         rows = [run.rows(plan, 0) for run, plan in zip(runs, plans, strict=True)]
@@ -150,6 +151,8 @@ class SecondStages:
         total = torch.where(real[:, None], w, 0.0).unflatten(0, (runs, line)).sum(1)
         heads = total / real.view(runs, line).sum(1, keepdim=True)
         sound = torch.isfinite(heads).all(1)
+        # As in the first stage: a layer that is not finite is never kept, and the flag tells of it.
+        heads = torch.where(sound[:, None], heads, start)
         for stage, head, flag in zip(stages, heads, sound, strict=True):
             stage.head, stage.sound = head, flag
 
