@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
@@ -301,6 +302,23 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
         (OWN.replace('["accuracy", "h_norm"]', '"accuracy_change"'), "'fedavg' has no baseline to change from"),
         (OWN.replace('model = "lenet5"', "model = 5"), "block 1: model: 5 is not a name"),
         (OWN.replace('model = "lenet5"', "model = []"), "block 1: model: the list is empty"),
+        (OWN + 'paper = "x"\n', "block 1: paper: 'x' cannot be used; accepted: a finite number"),
+        (OWN + "paper = [50.0, 51.0]\n", "block 1: paper: \\[50.0, 51.0\\] cannot be used; accepted: a finite number"),
+        (OWN + "paper = nan\n", "block 1: paper: nan cannot be used; accepted: a finite number"),
+        (OWN + "paper = -inf\n", "block 1: paper: -inf cannot be used; accepted: a finite number"),
+        (OWN + "paper = true\n", "block 1: paper: True cannot be used; accepted: a finite number"),
+        (OWN + f"paper = 1{'0' * 400}\n", "block 1: paper: 10+ cannot be used; accepted: a finite number"),
+        (OWN + f"paper = 1{'0' * 5000}\n", "not valid TOML"),
+        (OWN + 'extra = "no"\n', "block 1: extra: 'no' cannot be used; accepted: true or false"),
+        (OWN.replace("seeds = [3, 5]", "seeds = 100000000"), "seeds: 100000000 are too many; accepted: at most 1000"),
+        (OWN.replace("seeds = [3, 5]", f"seeds = {list(range(1001))}"), "seeds: a list of 1001 are too many"),
+        (OWN.replace("seeds = [3, 5]", f"seeds = [1{'0' * 400}]"), "seeds: .* cannot be used"),
+        *(
+            (OWN.replace('"mine"', f"'{name}'"), f"table: '{re.escape(name)}' cannot be used; accepted: letters")
+            for name in ("", "x_curves", "../esc", "a/b", "a b", "-a", "_a", "a.b", "ä", "all", "rounds-to-target")
+        ),
+        (OWN.replace('"mine"', r'"mine\n"'), "block 1: table: 'mine.*' cannot be used"),
+        (OWN.replace('"mine"', "5"), "block 1: table: 5 cannot be used"),
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_block(tmp_path: Path, text: str, message: str) -> None:
@@ -309,6 +327,15 @@ def test_a_bad_file_is_refused_by_name_and_block(tmp_path: Path, text: str, mess
     with pytest.raises(InputError, match=message) as refusal:
         cells_from_file(path)
     assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize("line", ["paper = 50", "paper = -0.5", "seeds = 1000"])
+def test_numbers_within_bounds_are_taken(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "cells.toml"
+    path.write_text(OWN + line + "\n")
+    cell = cells_from_file(path)[0]
+    assert cell.paper in (None, 50, -0.5)
+    assert len(cell.seeds) in (2, 1000)
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.experiments.paper import provenance
-from fedentopt.experiments.paper.blocks import paper_cells
+from fedentopt.experiments.paper.blocks import cells_from_file, paper_cells
 from fedentopt.experiments.paper.cells import Cell
 from fedentopt.experiments.paper.comparison import Comparison, compare
 from fedentopt.experiments.paper.exported import export, read_exported
@@ -27,6 +27,8 @@ from fedentopt.experiments.paper.reproduction import Reproduction
 from fedentopt.experiments.paper.results_page import write_results_page
 from fedentopt.experiments.paper.sizes import size
 from fedentopt.experiments.paper.tables import summary_csv, tables
+from fedentopt.experiments.results import RUN, SUMMARY
+from fedentopt.experiments.summary import summarise
 from fedentopt.simulation.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -418,3 +420,202 @@ def test_the_csv_of_a_table_has_a_row_a_cell() -> None:
         "0 1 2 3 4",
         "done",
     )
+
+
+OWN = """
+[settings]
+clients = 20
+participation = 20
+rounds = 5
+seeds = 2
+"""
+BLOCK = """
+[[cells]]
+table = "own"
+model = "lenet5"
+dataset = "digits"
+partition = "classes:2"
+"""
+
+
+def own(tmp_path: Path, *blocks: str) -> tuple[list[Comparison], Results]:
+    """The cells of a file with these blocks, every one with figures of its own: 20.00, 21.00, ... in order of runs."""
+    path = tmp_path / "own.toml"
+    path.write_text(OWN + "".join(BLOCK + block + "\n" for block in blocks))
+    cells = cells_from_file(path)
+    configs = list(dict.fromkeys(config for c in cells for config in (c.config, c.baseline) if config))
+    curve: Curve = [(number, 30.0, 2.0) for number in range(1, 6)]
+    runs = dict(
+        run(config, seed, 20.0 + number, h_norm=0.5 + number / 100, mean_entropy=1.0 + number / 100)
+        for number, config in enumerate(configs) for seed in range(2)
+    )  # fmt: skip
+    results = Results(None, runs, dict.fromkeys(runs, curve))
+    return compare(cells, results, lambda name: True), results
+
+
+def rows_of(entries: list[Comparison]) -> list[tuple[str, ...]]:
+    """First two columns of all rows of the only table."""
+    (table,) = tables(entries)
+    return [row[:2] for section in table.sections for row in section.rows]
+
+
+def test_rows_that_would_read_alike_say_what_differs(tmp_path: Path) -> None:
+    change = 'metric = "accuracy_change"\nmethod = "fedprox+fedentopt"\nmu = [0.0001, 0.01]'
+    assert [row[0] for row in rows_of(own(tmp_path, change)[0])] == [
+        "FedProx + FedEntOpt, mu 0.0001",
+        "FedProx + FedEntOpt, mu 0.01",
+    ]
+    buffers = 'metric = "accuracy"\nmethod = "fedentopt"\nbuffer = [25, 50]'
+    assert rows_of(own(tmp_path, buffers, 'metric = "accuracy"\nmethod = "kl"')[0]) == [
+        ("FedEntOpt, buffer 25 %", "20.00 ± 0.00"),
+        ("FedEntOpt, buffer 50 %", "21.00 ± 0.00"),
+        ("KL", "22.00 ± 0.00"),  # nothing else is called so
+    ]
+    # A method that does not look at mu has one run for both values, and still two cells.
+    both = 'metric = "accuracy"\nmethod = ["fedavg", "fedprox"]\nmu = [1, 2]\nlr = [0.5, 0.1]\nextra = true'
+    names = [row[0] for row in rows_of(own(tmp_path, both)[0])]
+    assert names == [f"{m}, mu {mu}, lr {lr}" for m in ("FedAvg", "FedProx") for mu in (1, 2) for lr in (0.5, 0.1)]
+
+
+def test_rows_of_two_blocks_say_what_differs_though_only_one_sweeps_it(tmp_path: Path) -> None:
+    block = 'metric = "accuracy"\nmethod = "fedprox"\nmu = '
+    names = [row[0] for row in rows_of(own(tmp_path, block + "[0.5, 1.0]", block + "0.1\nmomentum = 0.0")[0])]
+    assert names == [
+        "FedProx, mu 0.5, momentum 0.9",
+        "FedProx, mu 1.0, momentum 0.9",
+        "FedProx, mu 0.1, momentum 0.0",
+    ]
+
+
+def test_no_cell_of_a_table_by_participation_is_dropped(tmp_path: Path) -> None:
+    block = 'metric = "accuracy"\nmethod = "fedentopt"\nparticipation = [10, 20]\nbuffer = [25, 50]'
+    entries, results = own(tmp_path, block)
+    (table,) = tables(entries)
+    assert table.columns == ("method", "10 %", "20 %")
+    assert table.sections[0].rows == (
+        ("FedEntOpt, buffer 25 %", "20.00 ± 0.00", "22.00 ± 0.00"),
+        ("FedEntOpt, buffer 50 %", "21.00 ± 0.00", "23.00 ± 0.00"),
+    )
+    assert "CIFAR-100" not in table.note
+    write_figures(tmp_path, entries, results)
+    drawn = (tmp_path / "own.svg").read_text()
+    assert "FedEntOpt, buffer 25 %" in drawn
+    assert "FedEntOpt, buffer 50 %" in drawn
+    printed, _ = own(tmp_path, block + "\npaper = 30")  # which columns by participation have no room for
+    assert [row[0] for row in rows_of(printed)] == [
+        f"FedEntOpt, participation {share} %, buffer {buffer} %" for share in (10, 20) for buffer in (25, 50)
+    ]
+    assert markdown(tables(printed)[0]).count("| 30.00 |") == 4
+
+
+def test_every_metric_has_its_own_columns(tmp_path: Path) -> None:
+    block = 'metric = ["accuracy", "entropy", "model_mb"]\nmethod = ["fedavg", "fedentopt"]'
+    entries, _ = own(tmp_path, block)
+    accuracy, entropy, sizes = tables(entries)
+    assert {accuracy.name, entropy.name, sizes.name} == {"own"}
+    assert len({accuracy.title, entropy.title, sizes.title}) == 3
+    shown = [[row[:2] for row in table.sections[0].rows] for table in (accuracy, entropy)]
+    assert shown == [
+        [("FedAvg", "20.00 ± 0.00"), ("FedEntOpt", "21.00 ± 0.00")],
+        [("FedAvg", "1.000 ± 0.000"), ("FedEntOpt", "1.010 ± 0.000")],
+    ]
+    assert (accuracy.columns[1], entropy.columns[1]) == ("ours", "mean over rounds, ours")
+    assert "Ten classes" not in entropy.note  # nothing is known of this data set's
+    names = [row[0] for row in sizes.sections[0].rows]
+    assert names == ["digits, LeNet-5, method fedavg", "digits, LeNet-5, method fedentopt"]
+    written = {path.name: path for path in write_tables(tmp_path / "tables", entries)}
+    assert sorted(written) == ["own.csv", "own.md", "own.tex"]
+    text, tex = written["own.md"].read_text(), written["own.tex"].read_text()
+    assert all(markdown(table) in text and latex(table) in tex for table in (accuracy, entropy, sizes))
+    labels = re.findall(r"label\{(.*?)\}", tex)
+    assert len(set(labels)) == len(labels) == 3
+
+
+def test_diversity_alone_beside_accuracy_and_of_methods_without_a_buffer(tmp_path: Path) -> None:
+    (alone,) = tables(own(tmp_path, 'metric = "h_norm"\nmethod = "fedentopt"')[0])
+    assert alone.columns[:2] == ("method", "H_norm, ours")
+    assert alone.sections[0].rows == (("FedEntOpt", "0.500 ± 0.000", "–", "–", "0, 0", "2"),)
+    (both,) = tables(own(tmp_path, 'metric = ["accuracy", "h_norm"]\nmethod = ["fedavg", "fedentopt"]')[0])
+    shown = [(row[0], row[1], row[5]) for row in both.sections[0].rows]
+    assert shown == [("FedAvg", "20.00 ± 0.00", "0.500 ± 0.000"), ("FedEntOpt", "21.00 ± 0.00", "0.510 ± 0.000")]
+    assert [both.columns[number] for number in (0, 1, 5)] == ["method", "accuracy, ours", "H_norm, ours"]
+    apart = ('metric = "accuracy"\nmethod = "fedavg"', 'metric = "h_norm"\nmethod = "fedentopt"\nseeds = [1]')
+    (some,) = tables(own(tmp_path, *apart)[0])
+    shown = [(row[0], row[1], row[5], row[-1]) for row in some.sections[0].rows]
+    assert shown == [("FedAvg", "20.00 ± 0.00", "–", "2"), ("FedEntOpt", "–", "0.510", "1")]
+    swept = 'metric = ["accuracy", "h_norm"]\nmethod = "fedprox+fedentopt"\nbuffer = [25, 50]\nmu = [1.0, 2.0]'
+    (table,) = tables(own(tmp_path, swept)[0])
+    assert table.columns[0] == "buffer"
+    assert table.note.startswith("FedProx + FedEntOpt by buffer size")
+    assert [row[0] for row in table.sections[0].rows] == [
+        "25 %, mu 1.0", "25 %, mu 2.0", "50 %, mu 1.0", "50 %, mu 2.0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("metrics", ['"accuracy"', '"entropy"', '"h_norm"', '["accuracy", "h_norm", "entropy"]'])
+def test_every_cell_is_in_a_row_of_its_own(tmp_path: Path, metrics: str) -> None:
+    block = 'method = ["fedentopt", "fedprox+fedentopt"]\nparticipation = [10, 20]\nbuffer = [25, 50]\nlr = [0.1, 0.2]'
+    entries, _ = own(tmp_path, f"metric = {metrics}\n{block}")
+    made = tables(entries)
+    text = "\n".join(markdown(table) for table in made)
+    for entry_ in entries:
+        digits = 2 if entry_.cell.metric == "accuracy" else 3
+        assert f"| {entry_.ours:.{digits}f} ± " in text, entry_.cell
+    for table in made:
+        for section in table.sections:
+            names = [row[0] for row in section.rows]
+            assert len(set(names)) == len(names)
+
+
+def test_cells_far_from_the_printed_figure_say_what_differs(tmp_path: Path) -> None:
+    entries, results = own(tmp_path, 'metric = "accuracy"\nmethod = "fedprox"\nmu = [0.5, 1.0]\npaper = 60')
+    cells = [entry_.cell for entry_ in entries]
+    text = write_results_page(tmp_path / "page.md", Reproduction(cells, cells, results), tmp_path)[0].read_text()
+    far = [line for line in text.splitlines() if line.startswith("| own | LeNet-5, digits, C=2 |")]
+    assert [line.split(" | ")[2] for line in far] == ["FedProx, mu 0.5", "FedProx, mu 1.0"]
+
+
+def test_remarks_that_are_no_text_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    remarks = tmp_path / "remarks.md"
+    remarks.write_bytes("## Bemerkungen \xfcber".encode("latin-1"))
+    page = tmp_path / "docs" / "RESULTS.md"
+    with pytest.raises(InputError, match=f"{re.escape(str(remarks))}: is not text in UTF-8"):
+        write_results_page(page, Reproduction(CELLS, CELLS, known()), tmp_path)
+    assert not page.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: {"finished": True}, "accuracy is missing"),
+        (lambda whole: {k: v for k, v in whole.items() if k != "rounds_to"}, "rounds_to is missing"),
+        (lambda whole: {k: v for k, v in whole.items() if k != "h_norm"}, "h_norm is missing"),
+        (lambda whole: whole | {"rounds_to": [1]}, "rounds_to is \\[1\\]; accepted"),
+        (lambda whole: whole | {"rounds_to": {"40": "soon"}}, "rounds_to 40 is 'soon'; accepted"),
+        (lambda whole: whole | {"rounds": None}, "rounds is None; accepted: a whole number"),
+        (lambda whole: whole | {"accuracy": "high"}, "accuracy is 'high'; accepted: a finite number or null"),
+        (lambda whole: whole | {"accuracy": float("nan")}, "accuracy is nan; accepted: a finite number or null"),
+    ],
+)
+def test_a_run_folder_with_an_incomplete_summary_is_refused_by_file_and_key(
+    tmp_path: Path, change, message: str
+) -> None:
+    config = FEDAVG.config
+    assert config is not None
+    folder = tmp_path / config.run_id
+    folder.mkdir()
+    (folder / RUN).write_text(json.dumps({"config": config.to_dict(), "dataset": {"classes": ["a", "b"]}}))
+    (folder / "rounds.csv").write_text(
+        "round,accuracy,loss,worst_class_accuracy,class_accuracy,entropy,classes_covered,clients,trained,bytes_up,"
+        "bytes_down,seconds\n"
+    )
+    whole = summarise([], rounds=500, num_classes=2, clients=100)
+    (folder / SUMMARY).write_text(json.dumps(whole))
+    assert Results(tmp_path).get(config, 0) is not None
+    (folder / SUMMARY).write_text(json.dumps(change(whole)))
+    with pytest.raises(InputError, match=f"{re.escape(str(folder / SUMMARY))}: {message}"):
+        Results(tmp_path).get(config, 0)
+    (folder / SUMMARY).write_text(json.dumps(whole))
+    (folder / RUN).write_text(json.dumps({"config": config.to_dict()}))
+    with pytest.raises(InputError, match=r"run\.json: the classes of the dataset are missing"):
+        Results(tmp_path).get(config, 0)

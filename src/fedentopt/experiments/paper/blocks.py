@@ -7,6 +7,8 @@ its own sections wins over all of `paper.toml`, its `[[cells]]` replace the pape
 from __future__ import annotations
 
 import itertools
+import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -17,11 +19,16 @@ from fedentopt.errors import InputError
 from fedentopt.experiments.methods import parse_method
 from fedentopt.experiments.paper.cells import METRICS, Cell
 from fedentopt.experiments.paper.printed import Place, Printed, printed_figures
+from fedentopt.experiments.seeds import MOST
 from fedentopt.simulation.config import RunConfig
 
 SECTIONS = ("dataset", "model", "partition", "method", "availability")
 AXES = ("availability", "model", "dataset", "partition", "participation", "method", "buffer", "metric")
 REQUIRED = ("table", "metric", "model", "dataset")
+LARGEST = sys.float_info.max
+TAKEN = ("all", "rounds-to-target")
+"""Table names that mean something else already: every table, and the table that goes with Table 1."""
+
 USED_BY = {
     "mu": ("fedprox",),
     "scaffold_variant": ("scaffold",),
@@ -50,7 +57,7 @@ def cells_from_file(path: Path) -> list[Cell]:
         raise InputError(f"cells: {path} cannot be read ({error.strerror}); accepted: a TOML file") from None
     except UnicodeDecodeError as error:
         raise InputError(f"cells: {path} is not text in UTF-8 ({error.reason}); accepted: a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
         raise InputError(f"cells: {path} is not valid TOML: {error}") from None
     return _cells([_paper(), document], str(path), {})
 
@@ -93,6 +100,10 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
     for name in REQUIRED:
         if name not in block:
             raise InputError(f"{name} is missing")
+    _check_table(block["table"])
+    _check_paper(block.get("paper"))
+    if not isinstance(block.get("extra", False), bool):
+        raise InputError(f"extra: {block['extra']!r} cannot be used; accepted: true or false")
     fixed = {"table", "extra", "paper", "seeds"}
     settings = [name for name in block if name not in fixed and name not in AXES]
     swept = [name for name in settings if isinstance(block[name], list)]
@@ -106,6 +117,22 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
     return cells
 
 
+def _check_table(name: Any) -> None:
+    """A table's name becomes part of file names, which must stay in their folder and be told apart again."""
+    fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) and name not in TAKEN
+    if not fits or name.endswith("_curves"):
+        raise InputError(
+            f"table: {name!r} cannot be used; accepted: letters, digits, '-' and '_', a letter or digit first, "
+            f"no '_curves' at the end, not {' or '.join(TAKEN)}"
+        )
+
+
+def _check_paper(value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (number and abs(value) <= LARGEST):  # NaN fails every comparison
+        raise InputError(f"paper: {value!r} cannot be used; accepted: a finite number")
+
+
 def _cell(
     documents: Sequence[Document],
     block: Document,
@@ -116,8 +143,6 @@ def _cell(
 ) -> Cell:
     """One cell: the axes' values it was given, and the runs they lead to."""
     table, metric, method = block["table"], chosen["metric"], chosen.get("method")
-    if not isinstance(table, str) or not table:
-        raise InputError(f"table: {table!r} is no name")
     if metric not in METRICS:
         raise InputError(f"metric: {metric!r} is unknown; accepted: {', '.join(METRICS)}")
     place = Place(
@@ -137,7 +162,7 @@ def _cell(
         "metric": metric,
         "paper": figure.mean if figure else block.get("paper"),
         "paper_std": figure.std if figure else None,
-        "extra": bool(block.get("extra", False)),
+        "extra": block.get("extra", False),
         "swept": tuple((name, chosen[name]) for name in swept),
     }
     if metric == "model_mb":
@@ -217,11 +242,18 @@ def _as_list(name: str, value: Any) -> list[Any]:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    """A number of seeds (3 is 0, 1, 2) or the seeds themselves."""
+    """A number of seeds (3 is 0, 1, 2) or the seeds themselves; no more than the command line takes."""
+    number = len(value) if isinstance(value, list) else value
+    if isinstance(number, int) and number > MOST:
+        shown = f"a list of {number}" if isinstance(value, list) else value
+        raise InputError(f"seeds: {shown} are too many; accepted: at most {MOST}")
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
     good = isinstance(seeds, list) and seeds and len(set(map(str, seeds))) == len(seeds)
-    if not good or any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in seeds):
-        raise InputError(f"seeds: {value!r} cannot be used; accepted: how many, or a list of different whole numbers")
+    if not good or any(isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1e15 for seed in seeds):
+        raise InputError(
+            f"seeds: {value!r} cannot be used; accepted: how many, or a list of different whole numbers "
+            "(at most 15 digits)"
+        )
     return tuple(seeds)
 
 

@@ -18,6 +18,7 @@ from fedentopt.experiments.paper import names
 from fedentopt.experiments.paper.cells import Cell
 from fedentopt.experiments.paper.comparison import Comparison
 from fedentopt.experiments.paper.measures import Results
+from fedentopt.experiments.paper.row_names import by_participation, row_names
 from fedentopt.experiments.paper.sizes import shapes
 from fedentopt.experiments.paper.statistics import mean, sample_std
 
@@ -38,6 +39,9 @@ STYLES: Mapping[str, tuple[str, str, str]] = {
     "fedentopt": (VERMILLION, "-", "*"),
     "fedentopt-dp": (VERMILLION, "--", "p"),
 }
+REPEATED = [(colour, style) for style in (":", "--", "-.") for colour in (BLACK, SKY, GREEN, ORANGE, BLUE, PURPLE)]
+"""For further lines of a method that has its own style already."""
+
 LOOK: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -96,11 +100,12 @@ def write_figures(folder: Path, comparisons: Sequence[Comparison], results: Resu
 def _entropy(entries: Sequence[Comparison], results: Results) -> Any:
     """Figure 1: entropy of the cohort's labels in every round."""
     figure, axes = _panels(1, 1, width=3.5, height=2.2)
-    for entry in entries:
-        _line(axes[0][0], entry.cell, _curve(entry, results, column=2), markers=False)
-    shape = shapes().get(entries[0].cell.dataset)
-    if shape:
-        for classes, text in ((shape[0], f"log₂ {shape[0]}"), (shape[0] - 1, f"log₂ {shape[0] - 1}")):
+    for entry, label in zip(entries, _labels(entries), strict=True):
+        _line(axes[0][0], entry.cell, label, _curve(entry, results, column=2), markers=False)
+    known = {shapes().get(entry.cell.dataset, (None, None))[0] for entry in entries}
+    most = known.pop() if len(known) == 1 else None
+    if most is not None:
+        for classes, text in ((most, f"log₂ {most}"), (most - 1, f"log₂ {most - 1}")):
             axes[0][0].axhline(math.log2(classes), color=GREY, linewidth=0.8, linestyle=":")
             axes[0][0].annotate(text, (1.0, math.log2(classes)), xycoords=("axes fraction", "data"), va="center")
     axes[0][0].set_xlabel("Communication round")
@@ -117,10 +122,10 @@ def _participation(entries: Sequence[Comparison]) -> Any:
         for number, column in enumerate(columns):
             axis = axes[entry_row][number]
             here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
-            for label in dict.fromkeys(_label(entry.cell) for entry in here):
-                line = [entry for entry in here if _label(entry.cell) == label]
+            lines = by_participation(here)
+            for line, label in zip(lines, _labels([line[0] for line in lines]), strict=True):
                 points = [(entry.cell.participation or 0.0, entry.ours or 0.0, entry.std or 0.0) for entry in line]
-                _line(axis, line[0].cell, sorted(points))
+                _line(axis, line[0].cell, label, sorted(points))
             _title(axis, model, column)
             axis.set_xlabel("Participation (%)")
             axis.set_xticks(sorted({entry.cell.participation or 0.0 for entry in entries}))
@@ -136,9 +141,9 @@ def _accuracy(entries: Sequence[Comparison], results: Results) -> Any:
     for entry_row, model in enumerate(rows):
         for number, column in enumerate(columns):
             axis = axes[entry_row][number]
-            for entry in entries:
-                if (entry.cell.model, *_column(entry.cell)) == (model, *column):
-                    _line(axis, entry.cell, _curve(entry, results, column=1), markers=False)
+            here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
+            for entry, label in zip(here, _labels(here), strict=True):
+                _line(axis, entry.cell, label, _curve(entry, results, column=1), markers=False)
             _title(axis, model, column)
             axis.set_xlabel("Communication round")
         axes[entry_row][0].set_ylabel("Test accuracy (%)")
@@ -162,18 +167,26 @@ def _curve(entry: Comparison, results: Results, column: int) -> Spread:
     return spread
 
 
-def _line(axis: Any, cell: Cell, points: Spread, *, markers: bool = True) -> None:
+def _line(axis: Any, cell: Cell, label: str, points: Spread, *, markers: bool = True) -> None:
     if not points:
         return
     colour, style, marker = STYLES.get(cell.method or "", (BLACK, ":", "."))
+    drawn = [line for line in axis.lines if line.get_color() == colour and line.get_linestyle() == style]
+    if drawn:  # the same method with other settings
+        colour, style = REPEATED[len(axis.lines) % len(REPEATED)]
     x = [point[0] for point in points]
     front = 3 if (cell.method or "").startswith("fedentopt") else 2
     axis.plot(
         x, [point[1] for point in points], style, color=colour, marker=marker if markers else None,
-        label=_label(cell), zorder=front,
+        label=label, zorder=front,
     )  # fmt: skip
     low, high = [point[1] - point[2] for point in points], [point[1] + point[2] for point in points]
     axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
+
+
+def _labels(entries: Sequence[Comparison]) -> list[str]:
+    """What the lines of one panel are called."""
+    return row_names([entry.cell for entry in entries], _label)
 
 
 def _label(cell: Cell) -> str:

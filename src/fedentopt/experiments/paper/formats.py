@@ -16,13 +16,22 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A printed table: all cells are text by now. The first column is left-aligned, the others right."""
+    """A printed table: all cells are text by now. The first column is left-aligned, the others right.
+
+    `part` tells tables of one name apart.
+    """
 
     name: str
     title: str
     note: str
     columns: tuple[str, ...]
     sections: tuple[Section, ...]
+    part: str = ""
+
+    @property
+    def label(self) -> str:
+        """What LaTeX refers to it by."""
+        return f"tab:{self.name}:{self.part}" if self.part else f"tab:{self.name}"
 
 
 def markdown(table: Table, level: int = 1) -> str:
@@ -44,7 +53,7 @@ def latex(table: Table) -> str:
     head = [
         "% needs \\usepackage{booktabs,longtable}",
         f"\\begin{{longtable}}{{l{'r' * (width - 1)}}}",
-        f"\\caption{{{_tex(table.title)}. {_tex(table.note)}}}\\label{{tab:{table.name}}}\\\\",
+        f"\\caption{{{_tex(table.title)}. {_tex(table.note)}}}\\label{{{table.label}}}\\\\",
         "\\toprule",
         f"{' & '.join(_tex(name) for name in table.columns)} \\\\",
         "\\midrule",

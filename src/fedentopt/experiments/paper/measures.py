@@ -10,21 +10,30 @@ import dataclasses
 import glob
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedentopt.errors import InputError
 from fedentopt.experiments.paper.cells import Cell
-from fedentopt.experiments.results import SUMMARY, RunFolder, RunResult, read_run
+from fedentopt.experiments.results import RUN, SUMMARY, RunFolder, RunResult, read_run
 from fedentopt.experiments.summary import rounds_to
 from fedentopt.simulation.config import RunConfig
 
 TARGETS = (40, 45, 50)
 """Accuracies in per cent whose first round is compared."""
 
+LARGEST = sys.float_info.max
 DIGITS = {"h_norm": 6, "mean_entropy": 6, "min_entropy": 6, "seconds": 1}
+FIGURES = (
+    "accuracy", "final_accuracy", "worst_class_accuracy", "h_norm", "never_selected", "mean_entropy", "min_entropy",
+    "diverged_round", "seconds",
+)  # fmt: skip
+"""What is taken over from a run's `summary.json` as it stands there."""
+
 Curve = list[tuple[int, float | None, float | None]]
 """Round, accuracy, entropy; None where not evaluated or not kept."""
 
@@ -155,9 +164,9 @@ def figure(measured: Measured, metric: str) -> float | None:
 
 
 def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
+    _check(run)
     summary = run.summary
-    names = [field.name for field in dataclasses.fields(Measured)]
-    given: dict[str, Any] = {name: _rounded(name, summary[name]) for name in names if name in summary}
+    given: dict[str, Any] = {name: _rounded(name, summary[name]) for name in FIGURES}
     known = summary["rounds_to"]
     given |= {
         f"rounds_to_{target}": known[str(target)] if str(target) in known else rounds_to(run.curve, target)
@@ -165,6 +174,31 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     }
     # A run of FedConcat has more rounds than asked for; what was asked for is what tells a full run from a cut one.
     return Measured(**given | {"settings": settings_key(config), "seed": seed, "rounds": config.rounds})
+
+
+def _check(run: RunResult) -> None:
+    """Refuse a run's folder whose files lack what is read here, as one written by hand or by other code may."""
+    advice = "delete the run's folder to run it again"
+    path = run.path / SUMMARY
+    for name in (*FIGURES, "rounds", "rounds_to"):
+        if name not in run.summary:
+            raise InputError(f"{path}: {name} is missing; {advice}")
+    to = run.summary["rounds_to"]
+    if not isinstance(to, dict):
+        raise InputError(f"{path}: rounds_to is {to!r}; accepted: rounds by accuracy; {advice}")
+    numbers = {name: run.summary[name] for name in FIGURES} | {f"rounds_to {key}": to[key] for key in to}
+    for name, value in numbers.items():
+        if value is not None and not _is_number(value):
+            raise InputError(f"{path}: {name} is {value!r}; accepted: a finite number or null; {advice}")
+    if not isinstance(run.summary["rounds"], int):
+        raise InputError(f"{path}: rounds is {run.summary['rounds']!r}; accepted: a whole number; {advice}")
+    dataset = run.about.get("dataset")
+    if not isinstance(dataset, dict) or not isinstance(dataset.get("classes"), list) or not dataset["classes"]:
+        raise InputError(f"{run.path / RUN}: the classes of the dataset are missing; {advice}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _rounded(name: str, value: Any) -> Any:

@@ -22,10 +22,12 @@ def write_tables(folder: Path, comparisons: Sequence[Comparison]) -> list[Path]:
     """Write every table as Markdown, LaTeX and CSV into `folder`; gives the files written."""
     make_folder(folder)
     written = []
-    for table in tables(comparisons):
-        for suffix, text in (("md", markdown(table)), ("tex", latex(table))):
-            written.append(folder / f"{table.name}.{suffix}")
-            write_text(written[-1], text)
+    made = tables(comparisons)
+    for name in dict.fromkeys(table.name for table in made):
+        parts = [table for table in made if table.name == name]
+        for suffix, form in (("md", markdown), ("tex", latex)):
+            written.append(folder / f"{name}.{suffix}")
+            write_text(written[-1], "\n".join(form(part) for part in parts))
     for name in dict.fromkeys(entry.cell.table for entry in comparisons):
         written.append(folder / f"{name}.csv")
         write_text(written[-1], summary_csv(entry for entry in comparisons if entry.cell.table == name))

@@ -6,16 +6,20 @@ over as it is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedentopt.errors import InputError
 from fedentopt.experiments.atomic import make_folder, write_text
 from fedentopt.experiments.paper import names, provenance, wording
+from fedentopt.experiments.paper.cells import Cell, Identity
 from fedentopt.experiments.paper.comparison import DONE, PARTLY, Comparison
 from fedentopt.experiments.paper.figures import write_figures
 from fedentopt.experiments.paper.findings import FAR, agreement, far, findings
 from fedentopt.experiments.paper.formats import Table, markdown
+from fedentopt.experiments.paper.row_names import row_names
 from fedentopt.experiments.paper.tables import tables
 
 if TYPE_CHECKING:
@@ -38,20 +42,34 @@ How to run the cells oneself, what every setting is and what the paper leaves op
 
 
 def write_results_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
-    """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks."""
+    """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks.
+
+    Refused, before anything is written: a log or remarks that cannot be read.
+    """
+    commands, remarks = provenance.read(source), _remarks(source / REMARKS)
     entries = request.compare(request.plan)
     folder = path.parent / "results"
     make_folder(path.parent)
     drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
-    remarks = source / REMARKS
     text = page(
         entries,
-        commands=provenance.read(source),
-        remarks=remarks.read_text(encoding="utf-8") if remarks.exists() else "",
+        commands=commands,
+        remarks=remarks,
         figures={file.stem: f"{folder.name}/{file.name}" for file in drawn},
     )
     write_text(path, text)
     return [path, *drawn]
+
+
+def _remarks(path: Path) -> str:
+    if not path.exists():
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not text in UTF-8 ({error.reason}); accepted: Markdown in UTF-8") from None
 
 
 def page(
@@ -82,13 +100,27 @@ def _far(entries: Sequence[Comparison]) -> str:
         return "\n".join([*lines, f"No cell with results is more than {FAR:g} points from the printed figure.", ""])
     lines += [f"Cells more than {FAR:g} points from the printed figure, farthest first.", ""]
     lines += ["| table | setting | method | ours | paper | difference |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    methods = _told_apart(apart)
     for entry in apart:
         cell = entry.cell
-        method = names.method(cell.method or "")
-        method += f", Q={cell.buffer:g} %" if cell.table == "table6" else ""
+        method = methods[cell.identity]
         place = f"| {cell.table.removeprefix('table')} | {wording.heading(cell)} | {method} "
         lines.append(f"{place}| {wording.ours(entry)} | {wording.paper(entry)} | {wording.gap(entry)} |")
     return "\n".join([*lines, ""])
+
+
+def _told_apart(entries: Sequence[Comparison]) -> dict[Identity, str]:
+    """The method of every cell, and what tells it from others of the same table and setting."""
+
+    def plain(cell: Cell) -> str:
+        method = names.method(cell.method or "")
+        return f"{method}, Q={cell.buffer:g} %" if cell.table == "table6" and cell.buffer is not None else method
+
+    told: dict[Identity, str] = {}
+    for place in dict.fromkeys((entry.cell.table, wording.heading(entry.cell)) for entry in entries):
+        cells = [entry.cell for entry in entries if (entry.cell.table, wording.heading(entry.cell)) == place]
+        told |= {cell.identity: name for cell, name in zip(cells, row_names(cells, plain), strict=True)}
+    return told
 
 
 def _state(entries: Sequence[Comparison]) -> str:
@@ -111,7 +143,7 @@ def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str])
     name = "table1" if table.name == "rounds-to-target" else table.name
     known = {wording.heading(e.cell) for e in entries if e.cell.table == name and e.ours is not None}
     sections = tuple(section for section in table.sections if not section.heading or section.heading in known)
-    text = markdown(Table(table.name, table.title, table.note, table.columns, sections), level=2)
+    text = markdown(dataclasses.replace(table, sections=sections), level=2)
     picture = figures.get("accuracy" if table.name == "rounds-to-target" else table.name)
     return f"{text}\n![{table.title}]({picture})\n" if picture else text
 
