@@ -83,3 +83,8 @@ def test_counts_must_be_finite() -> None:
         laplace_noise([float("nan")], 1.0, np.random.default_rng(0))
     with pytest.raises(InputError, match="counts: "):
         secure_laplace([float("inf")], 1.0)
+
+
+def test_a_budget_that_no_float_can_hold_is_refused() -> None:
+    with pytest.raises(InputError, match=r"epsilon: 10+ is out of range"):
+        laplace_noise([1], 10**400, np.random.default_rng(0))

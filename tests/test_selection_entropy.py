@@ -397,3 +397,9 @@ def test_target_of_the_wrong_length_is_refused() -> None:
 def test_bad_settings_are_refused(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         EntropySelector(**options)
+
+
+def test_a_target_whose_sum_overflows_is_a_target_all_the_same() -> None:
+    assert EntropySelector(2, target=[1e308, 1e308, 0]).target.tolist() == [0.5, 0.5, 0.0]
+    with pytest.raises(InputError, match=r"target: .*; accepted: one weight a class"):
+        EntropySelector(2, target=[[1, 2], [3]])

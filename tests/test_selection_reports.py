@@ -194,3 +194,31 @@ def test_nothing_to_register_changes_nothing() -> None:
     selector.update({})
     selector.remove([])
     assert selector.select().clients == ("a",)
+
+
+def _unreadable() -> list[object]:
+    import torch
+
+    return [torch.ones(4, 3, requires_grad=True), torch.ones(4, 3).bfloat16(), torch.ones(4, 3).to_sparse()]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_tensors_that_numpy_cannot_read_are_refused(number: int) -> None:
+    tensor = _unreadable()[number]
+    with pytest.raises(InputError, match="counts: Tensor cannot be read"):
+        EntropySelector(2).register(tensor)
+
+
+def test_refusals_inside_a_mapping_name_the_client() -> None:
+    import torch
+
+    with pytest.raises(InputError, match="client 'b'"):
+        EntropySelector(2).register({"a": torch.ones(3), "b": torch.ones(3, requires_grad=True)})
+    with pytest.raises(InputError, match=r"client 'a': label counts .*; accepted: a number a class"):
+        EntropySelector(2).register({"a": {0: [1, 2], 1: 3}})
+
+
+def test_a_sum_beyond_whole_numbers_stays_a_float() -> None:
+    selector = EntropySelector(1025)
+    selector.register(np.full((1025, 2), 2**53))
+    assert selector.select().label_counts.tolist() == [1025 * 2.0**53] * 2

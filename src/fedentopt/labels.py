@@ -58,7 +58,7 @@ def validate_report(client: object, counts: Any, num_classes: int, noisy: bool) 
     """
     try:
         raw = np.asarray(counts)
-    except ValueError:
+    except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that NumPy cannot read
         raw = np.asarray(None)
     if raw.dtype.kind not in "iuf" or raw.shape != (num_classes,):
         given = f"{raw.size} label counts" if raw.ndim == 1 else f"label counts of shape {raw.shape}"

@@ -38,7 +38,11 @@ class PartitionSpec:
     value: float
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "iid" else f"{self.kind}:{self.value:g}"
+        if self.kind == "iid":
+            return self.kind
+        short = f"{self.value:g}"
+        exact = str(int(self.value)) if self.kind == "classes" else repr(self.value)
+        return f"{self.kind}:{short if short.isdigit() or float(short) == self.value else exact}"
 
 
 @dataclass(frozen=True)

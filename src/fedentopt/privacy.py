@@ -64,7 +64,10 @@ def check_epsilon(epsilon: float) -> float:
     """The privacy budget as a float; refused unless finite and above 0."""
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
         raise InputError(f"epsilon: {epsilon!r} is not a number; accepted: a number above 0")
-    value = float(epsilon)
+    try:
+        value = float(epsilon)
+    except OverflowError:  # a whole number that no float can hold
+        value = math.inf
     if not (math.isfinite(value) and value > 0 and math.isfinite(1.0 / value)):
         raise InputError(f"epsilon: {epsilon!r} is out of range; accepted: a finite number above 0")
     return value

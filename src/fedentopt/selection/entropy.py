@@ -168,15 +168,21 @@ class EntropySelector(TableSelector):
 
 
 def _distribution(target: ArrayLike) -> np.ndarray:
-    weights = np.asarray(target)
+    try:
+        weights = np.asarray(target)
+    except (ValueError, TypeError, RuntimeError) as error:  # ragged, or a tensor that NumPy cannot read
+        raise InputError(f"target: {target!r}; accepted: one weight a class") from error
     if weights.ndim != 1 or weights.size == 0 or weights.dtype.kind not in "iuf":
         raise InputError(f"target: {target!r}; accepted: one weight a class")
     weights = weights.astype(np.float64)
     for c, weight in enumerate(weights):
         if not (np.isfinite(weight) and weight >= 0):
             raise InputError(f"target: the weight of class {c} is {weight}; accepted: finite numbers, 0 or more")
-    if not weights.sum() > 0:
+    if not weights.max() > 0:
         raise InputError("target: all weights are 0; accepted: at least one above 0")
+    with np.errstate(over="ignore"):
+        if not np.isfinite(weights.sum()):
+            weights = weights / weights.max()
     return np.asarray(weights / weights.sum())
 
 

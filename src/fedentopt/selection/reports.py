@@ -97,6 +97,8 @@ def _as_table(counts: Any) -> np.ndarray:
         table = np.asarray(counts)
     except ValueError as error:
         raise InputError("counts: rows of different lengths; accepted: a (clients, classes) array") from error
+    except (TypeError, RuntimeError) as error:  # a tensor on a GPU, with a gradient, of a type of its own
+        raise InputError(f"counts: {type(counts).__name__} cannot be read ({error}); accepted: numbers") from error
     if table.dtype.kind not in "iuf":
         raise InputError(f"counts: values of type {table.dtype}; accepted: numbers")
     return table
@@ -106,14 +108,22 @@ def _stack(names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_class
     """One table from a vector a client."""
     try:
         table = np.asarray(vectors)
-    except ValueError:
+    except (ValueError, TypeError, RuntimeError):
         table = np.zeros(0)
     if table.ndim == 2 and table.dtype.kind in "iuf" and num_classes in (None, table.shape[1]):
         return table
     # Something is wrong with some row: go row by row, so that the refusal names the client.
-    size = np.asarray(vectors[0], dtype=object).size if vectors and num_classes is None else num_classes or 1
+    size = _length(vectors[0]) if vectors and num_classes is None else num_classes or 1
     checked = [validate_report(name, row, size, noisy) for name, row in zip(names, vectors, strict=True)]
     return np.stack(checked) if checked else np.zeros((0, size))
+
+
+def _length(vector: Any) -> int:
+    """Entries of what may be a vector; 1 where it cannot be read, which `validate_report` then refuses."""
+    try:
+        return int(np.asarray(vector, dtype=object).size)
+    except (ValueError, TypeError, RuntimeError):
+        return 1
 
 
 def _stack_sparse(names: Sequence[ClientId], vectors: list[Any]) -> SimpleNamespace:
@@ -152,7 +162,7 @@ def _read_held_classes(
         if isinstance(row, Mapping):
             held = row
         else:
-            size = np.asarray(row, dtype=object).size if num_classes is None else num_classes
+            size = _length(row) if num_classes is None else num_classes
             held = dict(enumerate(validate_report(name, row, size, noisy).tolist()))
         for number in held:
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
@@ -160,7 +170,10 @@ def _read_held_classes(
             if number >= (num_classes or 2**31):
                 last = (num_classes or 2**31) - 1
                 raise InputError(f"client {name!r}: class {number}; accepted: 0 to {last} (num_classes says how many)")
-        counts = np.asarray(list(held.values()))
+        try:
+            counts = np.asarray(list(held.values()))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"client {name!r}: label counts {held!r}; accepted: a number a class") from error
         if counts.size and (counts.dtype.kind not in "iuf" or counts.ndim != 1):
             raise InputError(f"client {name!r}: label counts of type {counts.dtype}; accepted: numbers")
         classes.extend(held)

@@ -113,7 +113,7 @@ class TableSelector(ABC):
     def _cohort(self, picked: Sequence[int], **more: Any) -> Cohort:
         rows = self._table.rows.take(np.asarray(picked, dtype=np.int64))
         labels = np.bincount(rows.classes, weights=rows.values, minlength=self._table.num_classes or 1)
-        whole = rows.values.size and (rows.values == np.floor(rows.values)).all()
+        whole = rows.values.size and (rows.values == np.floor(rows.values)).all() and np.abs(labels).max() < 2.0**63
         return Cohort(
             clients=tuple(self._table.ids[number] for number in picked),
             label_counts=labels.astype(np.int64) if whole else labels,

@@ -191,6 +191,8 @@ def _selector(config: RunConfig) -> Selector:
     if config.selector == "random":
         return RandomSelector(cohort_size=config.cohort_size, seed=config.seed)
     made: Selector = make_own("selector", config.selector, config)
+    if isinstance(made, type):
+        raise InputError(f"selector: {config.selector!r} made the class {made.__name__}; accepted: a Selector object")
     lacks = [name for name in ("register", "select", "state_dict", "load_state_dict") if not hasattr(made, name)]
     if lacks:
         raise InputError(
