@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -124,3 +128,24 @@ def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) 
         assert said.code == 2, words
         assert message in said.err, words
         assert said.out == "", words
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes in the file system")
+@pytest.mark.parametrize("option", ["--out", "--indices"])
+def test_results_go_into_a_pipe(fedentopt: Command, labels: Path, tmp_path: Path, option: str) -> None:
+    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
+    words = ("partition", "iid", "--labels", labels, "--clients", 4, option)
+    assert fedentopt(*words, plain).code == 0
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    assert fedentopt(*words, pipe).code == 0
+    reader.join(10)
+    assert pipe.is_fifo()
+    assert len(got) == 1
+    if option == "--out":
+        assert got[0] == plain.read_bytes()
+    else:
+        with np.load(io.BytesIO(got[0])) as sent, np.load(plain) as kept:
+            assert all((sent[name] == kept[name]).all() for name in "0123")
