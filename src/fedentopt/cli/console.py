@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,11 +13,13 @@ from rich.markup import escape
 
 def out() -> Console:
     """Console on standard output, made anew so that redirections made later are honoured."""
+    _show_anything(sys.stdout)
     return Console(highlight=False)
 
 
 def err() -> Console:
     """Console on standard error: warnings, progress, refusals."""
+    _show_anything(sys.stderr)
     return Console(stderr=True, highlight=False)
 
 
@@ -34,3 +37,13 @@ def print_json(value: Any) -> None:
     """Write one JSON document; NaN and infinity have no place in it."""
     json.dump(value, sys.stdout, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _show_anything(stream: TextIO | None) -> None:
+    """Let a stream write what its encoding lacks as an escape such as \\u6771: names are the user's, and a name that
+    cannot be shown is no reason to stop halfway.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return
+    if stream.errors == "strict" or (stream.errors == "surrogateescape" and not stream.encoding.startswith("utf")):
+        stream.reconfigure(errors="backslashreplace")

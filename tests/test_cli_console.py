@@ -1,0 +1,57 @@
+"""Output on streams that cannot show every character: names are escaped there, and no command stops halfway."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedentopt.cli import console
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "shown"),
+    [
+        ("cp1252", "strict", "\\u6771\\u4eac é"),
+        ("ascii", "surrogateescape", "\\u6771\\u4eac \\xe9"),
+        ("ascii", "replace", "?? ?"),  # as the user set it
+        ("utf-8", "strict", "東京 é"),
+    ],
+)
+def test_what_a_stream_lacks_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str, shown: str
+) -> None:
+    for name, make in (("stdout", console.out), ("stderr", console.err)):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding, errors=errors, newline="")
+        monkeypatch.setattr(sys, name, stream)
+        make().print("東京 é")
+        stream.flush()
+        assert raw.getvalue().decode(encoding) == shown + "\n"
+
+
+def test_names_in_a_file_are_escaped_when_undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8", newline="")
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.out().print("caf\udce9.csv")
+    stream.flush()
+    assert raw.getvalue() == b"caf\\udce9.csv\n"
+
+
+def test_select_shows_its_table_in_a_small_code_page(tmp_path: Path) -> None:
+    counts, state = tmp_path / "counts.csv", tmp_path / "state.json"
+    counts.write_text("client,a,b\n東京,1,2\ny,2,1\n", encoding="utf-8")
+    words = ["select", str(counts), "--cohort", "2", "--buffer", "0", "--rounds", "2", "--state", str(state)]
+    said = subprocess.run(
+        [sys.executable, "-c", "from fedentopt.cli import main; main()", *words],
+        env=os.environ | {"PYTHONIOENCODING": "cp1252", "COLUMNS": "120"}, capture_output=True, check=True,
+    )  # fmt: skip
+    assert rb"\u6771\u4eac" in said.stdout
+    assert b"clients never selected: 0 of 2" in said.stdout
+    assert json.loads(state.read_text(encoding="utf-8"))["state"]["round"] == 2
