@@ -438,3 +438,33 @@ def test_chart_by_hand() -> None:
     assert chart([1.0, 2.0, 1.5], 2.0, height=2) == ["  2.00 ┤ █ ", "  1.50 ┤ ██", "  1.00 └───"]
     assert chart([1.0, 2.0, 1.5], 2.0, height=2, plain=True) == ["  2.00 | # ", "  1.50 | ##", "  1.00 +---"]
     assert len(chart([0.01 * x for x in range(1000)], 10.0, width=40)[0]) == 48
+
+
+def test_a_class_that_nobody_holds_is_not_asked_for(fedentopt: Command, tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b,c\nx,1,2,0\ny,2,1,0\nz,5,0,0\n")
+    words = ("select", path, "--cohort", 1, "--buffer", 2, "--rounds", 6)
+    said = fedentopt(*words)
+    assert "3 clients, 3 classes (1 held by nobody), cohorts of 1" in said.out
+    assert "all classes that any client holds covered: 4 of 6 rounds" in said.out  # not those of z
+    assert " 2/2 " in said.out
+    assert " 1/2 " in said.out
+    assert "of 1.000 bits" in said.out
+    swept = fedentopt(*words, "--sweep")
+    assert "3 clients, 3 classes (1 held by nobody), 6 rounds each" in swept.out
+    assert "67 %" in swept.out
+    assert "held every class that any client holds" in " ".join(swept.out.split())
+    rounds = json.loads(fedentopt(*words, "--json").out)["rounds"]
+    assert sorted(entry["classes_covered"] for entry in rounds) == [1, 1, 2, 2, 2, 2]
+    (row,) = json.loads(fedentopt(*words, "--sweep", "--json").out)["sweep"]
+    assert row["coverage"] == pytest.approx(4 / 6)
+
+
+def test_all_classes_covered_says_no_more_where_somebody_holds_each(fedentopt: Command, counts: Path) -> None:
+    said = fedentopt("select", counts, "--cohort", 4, "--rounds", 3)
+    assert "\nall classes covered: " in said.out
+    noisy = counts.with_name("noisy.csv")
+    noisy.write_text("client,a,b\nx,-1,-2\ny,-3,0\n")
+    said = fedentopt("select", noisy, "--noisy", "--cohort", 1, "--buffer", 0, "--rounds", 2)
+    assert said.code == 0, said.err
+    assert "2 classes (2 held by nobody)" in said.out

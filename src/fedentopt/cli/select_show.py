@@ -13,7 +13,7 @@ from rich.table import Table
 from fedentopt.cli.chart import chart
 from fedentopt.cli.console import out
 from fedentopt.cli.counts_file import CountsFile
-from fedentopt.selection.trial import SweepRow, Trial
+from fedentopt.selection.trial import SweepRow, Trial, classes_held
 
 _FIRST, _LAST = 10, 5  # rounds shown of many
 
@@ -36,11 +36,12 @@ def sweep_json(rows: Sequence[SweepRow]) -> dict[str, Any]:
 def show_trial(trial: Trial, counts: CountsFile, about: Mapping[str, Any], seed: int) -> None:
     """The first and last rounds, a chart of the entropy, and what it comes to."""
     console = out()
-    top = math.log2(len(counts.classes))
+    held = classes_held(counts.counts)
+    top = math.log2(max(held, 1))
     noise = trial.rounds[0].reported_entropy is not None
     kept_out = "" if about["buffer"] is None else f", buffer of {about['buffer']}"
     console.print(
-        f"{about['selector']}: {len(counts.clients)} clients, {len(counts.classes)} classes, cohorts of "
+        f"{about['selector']}: {len(counts.clients)} clients, {_classes(counts)}, cohorts of "
         f"{about['cohort']}{kept_out}, seed {seed}"
     )
     table = Table(box=None, pad_edge=False)
@@ -61,7 +62,7 @@ def show_trial(trial: Trial, counts: CountsFile, about: Mapping[str, Any], seed:
         if result.reported_entropy is not None:
             entropies.append(f"{result.reported_entropy:.3f}")
         names = " ".join(escape(_one_line(client)) for client in result.clients)
-        table.add_row(str(result.round), *entropies, f"{result.classes_covered}/{len(counts.classes)}", names)
+        table.add_row(str(result.round), *entropies, f"{result.classes_covered}/{held}", names)
     console.print(table)
 
     entropies_of_rounds = [result.entropy for result in trial.rounds]
@@ -70,7 +71,9 @@ def show_trial(trial: Trial, counts: CountsFile, about: Mapping[str, Any], seed:
         plain = not console.encoding.lower().startswith("utf")
         for line in chart(entropies_of_rounds, top, width=min(60, max(console.width - 10, 10)), plain=plain):
             console.print(line, markup=False, no_wrap=True, crop=True)
-    covered = sum(result.classes_covered == len(counts.classes) for result in trial.rounds)
+    # No cohort can cover a class that nobody holds, so it is left out where there is one.
+    which = "" if held == len(counts.classes) else " that any client holds"
+    covered = sum(result.classes_covered >= held for result in trial.rounds)
     mean = sum(entropies_of_rounds) / len(entropies_of_rounds)
     apart = [result.divergence for result in trial.rounds if result.divergence is not None]
     aim = (
@@ -80,7 +83,7 @@ def show_trial(trial: Trial, counts: CountsFile, about: Mapping[str, Any], seed:
     )
     console.print(
         f"\nentropy: mean {mean:.3f}, worst {min(entropies_of_rounds):.3f} of {top:.3f} bits{aim}"
-        f"\nall classes covered: {covered} of {len(trial.rounds)} rounds"
+        f"\nall classes{which} covered: {covered} of {len(trial.rounds)} rounds"
         f"\nselection entropy H_norm: {trial.selection_entropy:.3f} (1: all clients equally often)"
         f"\nclients never selected: {trial.never_selected} of {len(counts.clients)}"
     )
@@ -89,8 +92,8 @@ def show_trial(trial: Trial, counts: CountsFile, about: Mapping[str, Any], seed:
 def show_sweep(rows: Sequence[SweepRow], counts: CountsFile, rounds: int) -> None:
     """One line for every choice of sizes."""
     console = out()
-    top = math.log2(len(counts.classes))
-    console.print(f"fedentopt: {len(counts.clients)} clients, {len(counts.classes)} classes, {rounds} rounds each")
+    top = math.log2(max(classes_held(counts.counts), 1))
+    console.print(f"fedentopt: {len(counts.clients)} clients, {_classes(counts)}, {rounds} rounds each")
     table = Table(box=None, pad_edge=False)
     for heading in ("cohort", "buffer", "mean entropy", "worst", "all classes", "H_norm", "never selected"):
         table.add_column(heading, justify="right")
@@ -111,9 +114,14 @@ def show_sweep(rows: Sequence[SweepRow], counts: CountsFile, rounds: int) -> Non
     console.print(table)
     console.print(
         f"\nEntropy of the cohort's labels in bits, at most {top:.3f}; all classes: rounds whose cohort held every "
-        "class; H_norm: how evenly clients were selected, 1 is best. A larger buffer spreads the selection over more "
-        "clients; a larger cohort balances the labels better and costs more communication."
+        "class that any client holds; H_norm: how evenly clients were selected, 1 is best. A larger buffer spreads "
+        "the selection over more clients; a larger cohort balances the labels better and costs more communication."
     )
+
+
+def _classes(counts: CountsFile) -> str:
+    missing = len(counts.classes) - classes_held(counts.counts)
+    return f"{len(counts.classes)} classes" + (f" ({missing} held by nobody)" if missing else "")
 
 
 def _one_line(client: object) -> str:

@@ -14,6 +14,11 @@ from fedentopt.selection.measures import classes_covered, entropy, selection_ent
 from fedentopt.selection.selector import TableSelector
 
 
+def classes_held(counts: np.ndarray) -> int:
+    """How many classes any client holds, of (clients, classes) counts: the most that a cohort can cover."""
+    return classes_covered(np.maximum(counts, 0).sum(axis=0))
+
+
 @dataclass(frozen=True)
 class TrialRound:
     """One cohort. `entropy` and `classes_covered` are of the true counts where known, else of the reported ones;
@@ -100,14 +105,14 @@ def sweep(
 
     `reported`, where given, is what the selector is told, while the results are of `counts`.
     """
-    everywhere = classes_covered(np.maximum(counts, 0).sum(axis=0))
+    held = classes_held(counts)
     rows = []
     for cohort, buffer in settings:
         selector = EntropySelector(cohort, buffer_size=buffer, seed=seed, target=target)
         selector.register(counts if reported is None else reported, noisy=noisy or reported is not None)
         trial = try_rounds(selector, rounds, None if reported is None else counts, progress)
         entropies = [result.entropy for result in trial.rounds]
-        covered = [result.classes_covered >= everywhere for result in trial.rounds]
+        covered = [result.classes_covered >= held for result in trial.rounds]
         rows.append(
             SweepRow(
                 cohort=cohort,
