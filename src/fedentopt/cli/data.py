@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +144,7 @@ def _print_finding(name: str, mark: str, what: str, detail: str) -> None:
 
 def _state(name: str, folder: Path) -> dict[str, Any]:
     from fedentopt.datasets.catalog import ENTRIES
+    from fedentopt.datasets.locations import resolve_data_dir
     from fedentopt.datasets.missing import remedy
     from fedentopt.datasets.verify import caches, sources, there
 
@@ -154,6 +156,8 @@ def _state(name: str, folder: Path) -> dict[str, Any]:
         get = ""
     elif entry.downloads:
         get = f"fedentopt data fetch {name}"
+        if folder != resolve_data_dir(None):
+            get += f" --data-dir {shlex.quote(str(folder))}"
     else:
         get = remedy(name, folder)
     return {

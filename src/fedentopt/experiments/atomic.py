@@ -34,6 +34,10 @@ def write_aside(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise InputError(f"out: cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

@@ -56,7 +56,14 @@ def load_checkpoint(path: Path, config: RunConfig) -> tuple[Checkpoint, list[Rou
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors (of any device) and JSON as one safetensors file, whole or not at all."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
+
+    def fill(aside: Path) -> None:
+        try:
+            save_file(own, str(aside), metadata=header)
+        except SafetensorError as error:  # a disk that is full, in its own words
+            raise OSError(str(error)) from error
 
     own: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
@@ -65,7 +72,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping
     text = json.dumps(about)
     # One entry only: safetensors writes several in an order that changes from process to process.
     header = {KEY: f"{_checksum(own, text)} {text}"}
-    write_aside(path, lambda aside: save_file(own, str(aside), metadata=header))
+    write_aside(path, fill)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -87,6 +87,11 @@ class RunFolder:
             )
         return read_json(self.path / SUMMARY).get("finished") is True
 
+    def is_of(self, digest: str) -> bool:
+        """Whether the run in the folder was made of data with this digest, as far as it is known."""
+        noted = read_json(self.path / RUN).get("dataset", {}).get("digest") if (self.path / RUN).exists() else None
+        return not noted or not digest or noted == digest
+
     def can_resume(self) -> bool:
         """Whether the folder holds a checkpoint that `resume` would try to continue from."""
         return self._resume and (self.path / CHECKPOINT).exists()
@@ -173,6 +178,7 @@ class RunFolder:
                     "classes": list(start.class_names),
                     "train": start.train_samples,
                     "test": start.test_samples,
+                    **({"digest": start.data_digest} if start.data_digest else {}),
                 },
             },
         )
@@ -182,14 +188,14 @@ class RunFolder:
 
     def _check_same_data(self, start: RunStart) -> None:
         path = self.path / COUNTS
-        if not path.exists() or path.read_text(encoding="utf-8") == counts_csv(
+        same = not path.exists() or path.read_text(encoding="utf-8") == counts_csv(
             start.label_counts, start.class_names
-        ):
-            return
-        raise InputError(
-            f"dataset: {self.config.dataset!r} is not what {path} was made from; "
-            f"bring the old data back, or start the run again with --no-resume"
         )
+        if not same or not self.is_of(start.data_digest):
+            raise InputError(
+                f"dataset: {self.config.dataset!r} is not what {path} was made from; "
+                f"bring the old data back, or start the run again with --no-resume"
+            )
 
     def _write_resumed(self, start: RunStart) -> None:
         """Add to `run.json` where the run was continued: another machine or version may have done it."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedentopt import datasets
+from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.errors import InputError
 from fedentopt.experiments.results import RunFolder, RunResult, read_run
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.recording import RunRecorder
@@ -51,6 +53,7 @@ def run_sweep(
     targets = tuple(targets)
     folders = [RunFolder(out_dir, config, resume=resume, targets=targets) for config in unique]
     pending = [folder for folder in folders if not (resume and folder.is_finished())]
+    _check_finished([folder for folder in folders if folder not in pending], data_dir, afresh)
     if len(pending) < len(folders):
         say(f"{len(folders) - len(pending)} of {len(folders)} runs are finished already ({afresh} repeats them)")
     begun = sum(folder.can_resume() for folder in pending)
@@ -75,6 +78,25 @@ def run_sweep(
             del data[key]  # nothing needs it any more
     done = {folder.config.digest(): read_run(folder.path) for folder in folders}
     return [done[config.digest()] for config in wanted]
+
+
+def _check_finished(folders: Iterable[RunFolder], data_dir: Path | None, afresh: str) -> None:
+    """Refuse finished runs of a user's file or folder that holds other data by now; where it is gone, they stand."""
+    loaded: dict[DataKey, str] = {}
+    for folder in folders:
+        if folder.config.dataset in ENTRIES:
+            continue
+        key = _data_key(folder.config)
+        if key not in loaded:
+            try:
+                loaded[key] = _load([key], data_dir)[key].digest
+            except InputError:
+                loaded[key] = ""
+        if not folder.is_of(loaded[key]):
+            raise InputError(
+                f"dataset: {folder.config.dataset!r} is not what {folder.path} was made from; bring the old data back, "
+                f"give another --out, or repeat the finished runs ({afresh})"
+            )
 
 
 def _stacks(

@@ -21,7 +21,7 @@ def read_toml(
     Refused, naming the file: one that cannot be read, a key that is not known, a value of the wrong type.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         table = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"config: {path} cannot be read: {error.strerror or error}") from error

@@ -146,20 +146,22 @@ class Stack:
         self.second = SecondStages(model, self.layout, self.data, self.transform, self.trainer)
         self.evaluator = Evaluator(self.trainer, self.second, self.data)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        self.runs = []
-        for task in tasks:
-            start = models[task.config.seed]
-            run = RunState(task.config, task.recorder, data.y_train, data.num_classes, start, self.layout, device)
+        # All of them before the first is written down: a setting that is refused leaves no other run begun.
+        about = data.y_train, data.num_classes
+        self.runs = [
+            RunState(task.config, task.recorder, *about, models[task.config.seed], self.layout, device)
+            for task in tasks
+        ]
+        for task, run in zip(tasks, self.runs, strict=True):
             saved = task.recorder.resume()
             task.recorder.start(
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
-                    self.trainer.describe(), hardware,
+                    self.trainer.describe(), hardware, data.digest,
                 )
             )  # fmt: skip
             if saved is not None:
                 run.restore(*saved)
-            self.runs.append(run)
         self.trainer.reserve(
             Room(
                 rows=sum(run.config.cohort_size for run in self.runs),

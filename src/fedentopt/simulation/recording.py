@@ -50,6 +50,7 @@ class RunStart:
     test_samples: int
     trainer: str
     device: str
+    data_digest: str = ""  # of the data set's content; empty where it is not known
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def paper_cells() -> list[Cell]:
 def cells_from_file(path: Path) -> list[Cell]:
     """The cells a user's file names; refused with the file and the block where something in it cannot be used."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"cells: {path} cannot be read ({error.strerror}); accepted: a TOML file") from None
     except UnicodeDecodeError as error:
