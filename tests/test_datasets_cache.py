@@ -195,6 +195,17 @@ def test_verify_reads_everything_again(tmp_path: Path) -> None:
     assert "data_batch_3.bin is not as it was" in arrays.detail
 
 
+def test_a_copy_that_another_conversion_overtook_is_swept_by_a_later_load(tmp_path: Path) -> None:
+    cifar10(tmp_path)
+    load("cifar10", tmp_path)
+    before = listing(tmp_path / CACHE)
+    for name, age in (("x_train-00000000.npy", (1, 1)), ("x_train-11111111.npy", None)):
+        (tmp_path / CACHE / name).write_bytes(b"a whole copy")
+        os.utime(tmp_path / CACHE / name, age)
+    load("cifar10", tmp_path)
+    assert set(listing(tmp_path / CACHE)) == {*before, "x_train-11111111.npy"}  # the other may be in the making
+
+
 def test_leftovers_of_a_killed_conversion_are_swept_after_a_day(tmp_path: Path) -> None:
     cifar10(tmp_path)
     (tmp_path / CACHE).mkdir(parents=True)

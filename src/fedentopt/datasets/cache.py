@@ -176,6 +176,8 @@ def refresh(target: Path, meta: Mapping[str, Any], sources: list[Fingerprint]) -
 
 def open_arrays(target: Path, meta: Mapping[str, Any]) -> Arrays:
     """Map the arrays of a cache that `read_meta` has described."""
+    with contextlib.suppress(OSError):  # a folder that cannot be written keeps what lies in it
+        _sweep(target)
     token = meta["token"]
 
     def array(name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
@@ -248,7 +250,7 @@ def _commit(target: Path, meta: Mapping[str, Any]) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what a killed conversion left behind a day ago or earlier."""
+    """Remove what a killed conversion, or one that another overtook, left behind a day ago or earlier."""
     meta = read_meta(target)
     keep = {META, *(meta["files"] if meta else ())}
     for path in target.iterdir():
