@@ -2,7 +2,8 @@
 
 A node is asked when it is unknown (first round, late joiner, restarted node), with one query, and not again once it
 has answered. A node that answers nonsense, too late or not at all is left out with a reason in the log and asked
-again before the next selections, `attempts` times in all.
+again before the next selections, until it has failed `attempts` times running. A good answer clears the count: a
+node that stands in for another of its name, in turns, is asked at every turn.
 
 Clients are named by their own stable id, nodes by Flower's random one. A known client that appears under a new node
 id has restarted and takes its old place, once the old node is offline. Two nodes that are online under one id are a
@@ -38,7 +39,7 @@ class Member:
 
 
 class Census:
-    """The register. `timeout` bounds one query in seconds, `attempts` how often a node is asked in all."""
+    """The register. `timeout` bounds one query in seconds, `attempts` how often running a node may fail it."""
 
     def __init__(self, num_classes: int, *, timeout: float, attempts: int) -> None:
         self.num_classes = num_classes
@@ -63,6 +64,7 @@ class Census:
                 if answer.failure is not None or answer.reply is None:
                     raise InputError(answer.failure)
                 self._held[node] = read_report(answer.reply, self.num_classes)
+                del self._tries[node]
             except InputError as error:
                 self._refuse(node, str(error))
         return self._admit(set(online))
