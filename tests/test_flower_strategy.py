@@ -170,6 +170,33 @@ def test_a_newcomer_under_the_id_of_a_live_client_is_held_back_and_takes_over_on
     assert grid.sent("query")[1:] == [[7]]
 
 
+def test_two_nodes_that_take_turns_as_one_client_are_let_in_at_every_turn() -> None:
+    grid, made = federation(), strategy(cohort=8, buffer=0)
+    first = node_of(grid, 3)
+    grid.nodes[7] = Node(3, skewed(8)[3])
+    for turn in range(1, 12):
+        here, away = (first, 7) if turn % 2 else (7, first)
+        grid.offline = {away}
+        made.configure_train(turn, model(), ConfigRecord(), grid)
+        assert made.census.node_of(3) == here
+        assert 3 in picked(made)[-1]
+
+
+def test_a_newcomer_held_back_time_and_again_still_takes_over() -> None:
+    grid, made = federation(), strategy(cohort=8, buffer=0)
+    first = node_of(grid, 3)
+    grid.nodes[7] = Node(3, skewed(8)[3])
+    for turn in range(1, 9):
+        grid.offline = {7} if turn % 2 else set()
+        made.configure_train(turn, model(), ConfigRecord(), grid)
+        assert made.census.node_of(3) == first
+    grid.offline = {7}
+    made.configure_train(9, model(), ConfigRecord(), grid)
+    grid.offline = {first}
+    made.configure_train(10, model(), ConfigRecord(), grid)
+    assert made.census.node_of(3) == 7
+
+
 def test_a_restarted_node_keeps_its_clients_place_in_the_buffer() -> None:
     grid, made = federation(), strategy()
     made.start(grid, model(), num_rounds=2)
@@ -387,6 +414,7 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"query_attempts": 0}, "query_attempts"),
         ({"node_timeout": float("nan")}, "node_timeout"),
         ({"selector": RandomSelector(2)}, "selector"),
+        ({"selector": RandomSelector(2), "buffer": 0, "target": np.ones(CLASSES)}, "selector: give either"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:

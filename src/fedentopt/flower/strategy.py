@@ -61,7 +61,7 @@ class LabelAware(FedAvg):
     seed, target      of `EntropySelector`
     selector          another selector of `fedentopt.selection`, instead of buffer_size, seed and target
     query_timeout     longest wait for label counts, in seconds, each time unknown nodes are asked
-    query_attempts    how often a node without usable counts is asked in all
+    query_attempts    how often running a node may fail to give usable counts before it is asked no more
     node_timeout      longest wait for `min_available_nodes` nodes to be online, in seconds
     checkpoint_dir    folder for the checkpoint after each round; `start` continues from it
     strategy_options  everything else goes to the strategy, except fraction_train and min_train_nodes, which
@@ -94,7 +94,7 @@ class LabelAware(FedAvg):
         _check_whole("query_attempts", query_attempts, 1)
         _check_positive("query_timeout", query_timeout)
         _check_positive("node_timeout", node_timeout)
-        if selector is not None and (buffer_size, seed, target) != (0, 0, None):
+        if selector is not None and ((buffer_size, seed) != (0, 0) or target is not None):
             raise InputError("selector: give either a selector or buffer_size, seed and target, which would build one")
         if selector is not None and selector.cohort_size != cohort_size:
             raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
