@@ -325,6 +325,31 @@ def test_a_checkpoint_of_another_model_strategy_or_length_is_refused(tmp_path: P
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
 
 
+def test_a_folder_in_the_place_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / checkpoints.FILE).mkdir()
+    with pytest.raises(InputError, match=r"checkpoint\.npz cannot be read"):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
+
+
+def test_a_checkpoint_with_any_byte_damaged_is_refused_or_reads_the_same(tmp_path: Path) -> None:
+    meta = {"a": [1, 2.5], "b": "x"}
+    checkpoints.save(tmp_path, checkpoints.Checkpoint(3, {"m": {"w": np.arange(4.0)}}, meta))
+    path = tmp_path / checkpoints.FILE
+    whole, refused = path.read_bytes(), 0
+    for place in range(len(whole)):
+        for mask in (0x01, 0xFF):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
+            try:
+                found = checkpoints.load(tmp_path)
+            except InputError as error:
+                assert "checkpoint.npz cannot be read" in str(error)  # noqa: PT017
+                refused += 1
+                continue
+            assert found is not None  # a byte that nobody reads: a date, a flag
+            assert (found.round, found.meta, found.arrays["m"]["w"].tolist()) == (3, meta, [0.0, 1.0, 2.0, 3.0])
+    assert refused > len(whole)  # more than half of the trials
+
+
 class EntTrees(LabelAware, FedXgbBagging):
     pass
 
