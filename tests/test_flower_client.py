@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from flwr.clientapp import ClientApp
 from fedentopt.errors import InputError
 from fedentopt.flower import label_report
 from fedentopt.flower.budget import settle_epsilon
+from fedentopt.flower.kept_report import open_report_file
 from fedentopt.flower.report import normal_id, read_report
 from flower_fake_grid import label_query
 
@@ -153,6 +155,41 @@ def test_the_file_holds_no_true_counts_and_only_its_owner_reads_it(tmp_path: Pat
     assert 700 not in kept["counts"]
     assert set(kept) == {"counts", "epsilon", "salt", "fingerprint", "drawn", "draws", "epsilon_spent"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_link_is_followed_and_stays_so_that_the_next_run_finds_the_report(tmp_path: Path) -> None:
+    link, volume = tmp_path / "report.json", tmp_path / "volume"
+    volume.mkdir()
+    node = {"label-epsilon": 0.5, "label-report-file": str(link)}
+    link.symlink_to(volume / "kept.json")  # nothing there yet
+    first = counts(ask(node=node))
+    assert link.is_symlink()
+    assert (volume / "kept.json").is_file()
+    link.unlink()
+    link.symlink_to(volume / "kept.json")  # a new container: the volume alone has stayed
+    assert counts(ask(node=node)) == first
+    assert counts(ask(node={**node, "label-report-file": str(volume / "kept.json")})) == first
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe", "link to itself"])
+def test_what_is_no_regular_file_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"{SECRET}.json"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    else:
+        path.symlink_to(path)
+    mode = path.lstat().st_mode
+    with pytest.raises(InputError, match="is not a regular file"), open_report_file(path):
+        pass
+    reason = refusal(ask(node={"label-epsilon": 0.5, "label-report-file": str(path)}))
+    assert "label-report-file" in reason
+    assert SECRET not in reason
+    assert path.lstat().st_mode == mode
 
 
 def test_two_nodes_may_share_a_file(tmp_path: Path) -> None:

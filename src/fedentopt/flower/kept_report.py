@@ -6,8 +6,8 @@ large, and by sequential composition n answers cost n times epsilon. A node ther
 salted, deliberately slow hash (scrypt) of the true counts, which tells whether the data are still the same without
 the true counts being stored beside the noisy ones.
 
-The file is JSON, written aside and renamed, readable by its owner only, and locked while it is read and written,
-since Flower may answer two runs at once in two processes.
+The file is JSON, written aside and renamed (where the path is a link: beside what it points to), readable by its
+owner only, and locked while it is read and written, since Flower may answer two runs at once in two processes.
 """
 
 from __future__ import annotations
@@ -132,9 +132,16 @@ class ReportFile:
 
 @contextlib.contextmanager
 def open_report_file(path: Path) -> Iterator[ReportFile]:
-    """Open the owner's file, alone until the end of the block; it need not exist, its folder must."""
+    """Open the owner's file, alone until the end of the block; it need not exist, its folder must.
+
+    A link is followed first, so that the file it points to is written and locked, not the link replaced. What exists
+    and is not a regular file is refused.
+    """
     import fcntl  # POSIX; a server on another system must still be able to import this package
 
+    path = Path(os.path.realpath(path))
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):  # still a link: it leads back to itself
+        raise InputError(f"label-report-file: {path} is not a regular file; accepted: a file of kept reports, or none")
     if not path.parent.is_dir():
         raise InputError(f"label-report-file: there is no folder {path.parent}")
     lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
