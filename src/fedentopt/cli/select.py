@@ -12,6 +12,7 @@ import typer
 
 from fedentopt.cli.console import err, note, print_json
 from fedentopt.cli.counts_file import CountsFile, read_counts, read_target
+from fedentopt.cli.select_lock import alone_with
 from fedentopt.cli.select_show import show_sweep, show_trial, sweep_json, trial_json
 from fedentopt.cli.select_sizes import buffer_size, cohort_size, sweep_sizes
 from fedentopt.cli.select_state import continue_from, read_state, write_state
@@ -94,18 +95,19 @@ def select(
         about["buffer"] = buffer_size(buffer, size, clients)
     elif buffer is not None:
         note(f"--buffer: {selector} selection has none, so {buffer} is not used")
-    before = None if state is None else read_state(state)
-    seed = _seed(seed, before, state)
-    chosen = _selector(selector, size, about["buffer"], seed, prior)
-    reported = _reported(table, epsilon, seed)
-    told = table.counts if reported is None else reported
-    chosen.register(told, noisy=noisy or reported is not None, ids=table.clients)
-    if state is not None and before is not None:
-        continue_from(state, before, chosen, about)
-    with _progress(rounds) as advance:
-        trial = try_rounds(chosen, rounds, None if reported is None else table.counts, advance)
-    if state is not None:
-        write_state(state, chosen, about)
+    with alone_with(state):
+        before = None if state is None else read_state(state)
+        seed = _seed(seed, before, state)
+        chosen = _selector(selector, size, about["buffer"], seed, prior)
+        reported = _reported(table, epsilon, seed)
+        told = table.counts if reported is None else reported
+        chosen.register(told, noisy=noisy or reported is not None, ids=table.clients)
+        if state is not None and before is not None:
+            continue_from(state, before, chosen, about)
+        with _progress(rounds) as advance:
+            trial = try_rounds(chosen, rounds, None if reported is None else table.counts, advance)
+        if state is not None:
+            write_state(state, chosen, about)
     if json:
         print_json(trial_json(trial))
     else:
