@@ -17,8 +17,11 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedentopt.errors import InputError
-from fedentopt.flower import LabelAware
+from fedentopt.experiments.results import RunResult, find_runs
+from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.partition import partition
+from fedentopt.selection.measures import entropy
+from flower_fake_grid import FakeGrid, Node, dead, model
 
 APP = Path(__file__).parent.parent / "examples" / "flower-app"
 DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -119,6 +122,7 @@ def test_the_shares_of_the_nodes_are_the_simulators_partition() -> None:
     [
         ({}, "set data .* or partition-id"),
         ({"partition-id": 20}, "partition-id: 20; accepted: 0 to 19"),
+        ({"partition-id": 3, "client-id": "4"}, "client-id: 4, but partition-id is 3; accepted: 3, a text"),
         ({"partition-id": 0, "num-partitions": 4}, "clients: the app says 20, this node's num-partitions 4"),
     ],
 )
@@ -140,3 +144,109 @@ def test_a_nodes_own_classes_are_matched_by_name(tmp_path: Path) -> None:
     assert number_of_classes(told) == 3
     with pytest.raises(InputError, match="class 'owl' is not among the app's class-names"):
         node_labels(context({"data": str(path)}, class_names="ant, bee"))
+
+
+def test_a_share_may_have_a_name() -> None:
+    from fedentopt_app.data import node_labels
+
+    labels = node_labels(context({"partition-id": 3}))
+    for name in ("ward-d", 3, "3", 20):
+        assert np.array_equal(node_labels(context({"partition-id": 3, "client-id": name})), labels)
+
+
+class Run:
+    """A run of the app's books on a grid in memory, which may be stopped and go on from its checkpoint."""
+
+    def __init__(self, tmp_path: Path, grid: FakeGrid, cohort: int, **settings: Any) -> None:
+        self.folder, self.grid, self.cohort = tmp_path, grid, cohort
+        self.told = context(cohort=str(cohort), buffer="1", **settings).run_config
+        self.trained: list[tuple[tuple[int | str, ...], tuple[int | str, ...]]] = []
+
+    def to(self, rounds: int) -> RunResult:
+        from fedentopt_app.data import load_data
+        from fedentopt_app.record import Bookkeeper
+        from fedentopt_app.settings import run_settings
+
+        strategy = FedEntOpt(
+            cohort_size=self.cohort,
+            buffer_size=1,
+            num_classes=10,
+            node_timeout=0.05,
+            min_available_nodes=1,
+            fraction_evaluate=0.0,
+            checkpoint_dir=self.folder / "checkpoint",
+        )
+        config = run_settings({**self.told, "rounds": rounds})
+        books = Bookkeeper(config, load_data("digits", None), strategy, bool(self.told["class-names"]))
+
+        def evaluate(number: int, arrays: Any) -> Any:
+            if number == 0:
+                return None
+            last = strategy.history[-1]
+            self.trained.append((last.cohort.clients, last.answered))
+            return books.round_metrics(1.0, 28, (50.0, 1.0, [50.0] * 10))
+
+        result = strategy.start(self.grid, model(), num_rounds=rounds, evaluate_fn=evaluate)
+        path = books.write(self.folder / f"out{rounds}", self.told, result)
+        (run,) = find_runs(path.parent)
+        return run
+
+
+def rows(path: Path) -> list[list[float]]:
+    return [[float(cell) for cell in line.split(",")[1:]] for line in path.read_text().splitlines()[1:]]
+
+
+def holding(*classes: int) -> np.ndarray:
+    return np.repeat(classes, 30)
+
+
+@pytest.mark.parametrize("stops", [[5], [1, 2, 5]])
+def test_rounds_name_the_clients_that_trained_however_late_others_join(tmp_path: Path, stops: list[int]) -> None:
+    held = {"bergen": (6, 7), "oslo": (0, 1), "turku": (2, 3), 9: (4, 5)}
+    grid = FakeGrid({10 + place: Node(name, holding(*held[name])) for place, name in enumerate(held)}, 10)
+    grid.nodes[11].train = dead
+    joins = {1: {10, 13}, 2: {13}, 3: set()}  # who is away in a round; those who come sort before those who are there
+    run = Run(tmp_path, grid, 1, clients=4, class_names=",".join(map(str, range(10))))
+    seen = grid.get_node_ids
+
+    def online() -> Any:
+        grid.offline = joins[min(len(run.trained) + 1, 3)]
+        return seen()
+
+    grid.get_node_ids = online  # type: ignore[method-assign]
+    for stop in stops:
+        done = run.to(stop)
+    order: list[int | str] = [9, "bergen", "oslo", "turku"]
+    table = rows(done.path / "label_counts.csv")
+    assert table == [np.bincount(holding(*held[name]), minlength=10).tolist() for name in order]
+    assert {client for clients, _ in run.trained for client in clients} == set(order)
+    assert [[order[row] for row in record.clients] for record in done.records] == [list(c) for c, _ in run.trained]
+    assert [[order[row] for row in record.trained] for record in done.records] == [list(a) for _, a in run.trained]
+    assert ("oslo",) in [clients for clients, answered in run.trained if not answered]
+
+
+def test_shares_whose_nodes_have_names_are_booked_by_name(tmp_path: Path) -> None:
+    names = ["ward-d", "ward-b", 2, "ward-a"]
+    noisy = {"label-epsilon": 1.0}
+    grid = FakeGrid({10 + n: Node(name, holding(n, n + 1), config=noisy) for n, name in enumerate(names)}, 10)
+    run = Run(tmp_path, grid, 2, clients=4)
+    done = run.to(4)
+    order: list[int | str] = [2, "ward-a", "ward-b", "ward-d"]
+    assert [[order[row] for row in record.clients] for record in done.records] == [list(c) for c, _ in run.trained]
+    counts, reported = rows(done.path / "label_counts.csv"), rows(done.path / "reported_counts.csv")
+    from fedentopt_app.data import load_data
+
+    data = load_data("digits", None)
+    share = partition(data.y_train, "dir:0.3", 4, 0, num_classes=10, min_samples=1).counts[2]
+    assert counts[0] == share.tolist()  # its number says which share it is, and that the server cut
+    assert counts[1:] == np.maximum(reported[1:], 0).tolist()
+    for record in done.records:
+        assert record.entropy == pytest.approx(entropy(np.sum([counts[row] for row in record.clients], axis=0)))
+
+
+def test_shares_by_number_keep_a_row_each_also_for_those_never_met(tmp_path: Path) -> None:
+    grid = FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in (3, 1)}, 10)
+    run = Run(tmp_path, grid, 1, clients=4)
+    done = run.to(2)
+    assert len(rows(done.path / "label_counts.csv")) == 4
+    assert [record.clients for record in done.records] == [clients for clients, _ in run.trained]

@@ -14,6 +14,7 @@ from flwr.app import Context
 
 from fedentopt.datasets import Dataset, load
 from fedentopt.errors import InputError
+from fedentopt.flower import client_id
 from fedentopt.partition import partition
 from fedentopt.simulation.config import RunConfig
 from fedentopt_app.settings import run_settings
@@ -75,4 +76,7 @@ def _share(context: Context, config: RunConfig) -> int:
         raise InputError(f"clients: the app says {config.clients}, this node's num-partitions {shares}")
     if not 0 <= share < shares:
         raise InputError(f"partition-id: {share}; accepted: 0 to {shares - 1}")
+    name = client_id(context)
+    if name != share and name in range(shares):  # the server would take it for that share, whose counts it knows
+        raise InputError(f"client-id: {name}, but partition-id is {share}; accepted: {share}, a text, or no client-id")
     return share

@@ -1,9 +1,15 @@
-"""A finished Flower run as a results folder of fedentopt's, so that `fedentopt report` shows it beside others."""
+"""A finished Flower run as a results folder of fedentopt's, so that `fedentopt report` shows it beside others.
+
+The folder numbers clients by their rows in `label_counts.csv`, which are known only at the end: a node that joins
+late takes its place among the names. Until then a round names its clients by the order in which the server let them
+in, which never changes and is kept in the strategy's checkpoint.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +19,7 @@ from flwr.serverapp.strategy import Result
 from fedentopt.datasets import Dataset
 from fedentopt.experiments.results import RunFolder
 from fedentopt.flower import LabelAware
+from fedentopt.flower.report import ClientId, id_order
 from fedentopt.partition import partition
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
@@ -34,10 +41,10 @@ class Bookkeeper:
     def round_metrics(self, seconds: float, model_bytes: int, scores: tuple[float, float, list[float]]) -> MetricRecord:
         """The last round in numbers."""
         last = self.strategy.history[-1]
-        row = {client: number for number, client in enumerate(self._clients())}
-        picked = [row[client] for client in last.cohort.clients]
-        labels = self._counts()[picked].sum(axis=0)
-        asked = 8 * len(row) * self.data.num_classes if last.round == 1 else 0
+        place = {client: number for number, client in enumerate(self.strategy.census.members)}
+        picked = [place[client] for client in last.cohort.clients]
+        labels = np.sum([self._counts_of(client) for client in last.cohort.clients], axis=0)
+        asked = 8 * len(self._clients()) * self.data.num_classes if last.round == 1 else 0
         return MetricRecord(
             {
                 "accuracy": scores[0],
@@ -46,7 +53,7 @@ class Bookkeeper:
                 "entropy": float(entropy(labels)),
                 "classes-covered": int(classes_covered(labels)),
                 "clients": picked,
-                "trained": [row[client] for client in last.answered],
+                "trained": [place[client] for client in last.answered],
                 "bytes-up": model_bytes * len(last.answered) + asked,
                 "bytes-down": model_bytes * len(picked),
                 "seconds": seconds,
@@ -55,7 +62,9 @@ class Bookkeeper:
 
     def write(self, out: Path, run_config: UserConfig, result: Result) -> Path:
         """Write the folder; returns it."""
-        records = [_record(number, told) for number, told in sorted(result.evaluate_metrics_serverapp.items())]
+        row = {client: number for number, client in enumerate(self._clients())}
+        rows = [row[client] for client in self.strategy.census.members]
+        records = [_record(number, told, rows) for number, told in sorted(result.evaluate_metrics_serverapp.items())]
         words = [f"{name}={_toml(value)}" for name, value in run_config.items() if name not in ("out", "checkpoint")]
         folder = RunFolder(
             out, self.config, resume=False, command=shlex.join(["flwr", "run", ".", "--run-config", " ".join(words)])
@@ -75,10 +84,16 @@ class Bookkeeper:
             folder.finish(Outcome(tuple(records), model, diverged, self.data.num_classes, clients, rounds))
         return folder.path
 
-    def _clients(self) -> list[int | str]:
-        if self._true is not None:
+    def _clients(self) -> list[ClientId]:
+        """The clients in the order of their rows: every share of the data, or by name those that the server met."""
+        met = sorted(self.strategy.census.members, key=id_order)
+        if self._true is not None and all(self._is_share(client) for client in met):
             return list(range(len(self._true)))
-        return list(self.strategy.selector.clients)  # type: ignore[attr-defined]
+        return met
+
+    def _is_share(self, client: ClientId) -> bool:
+        """Whether this is the number of a share; whose share a node with a name of its own holds, it does not say."""
+        return self._true is not None and isinstance(client, int) and 0 <= client < len(self._true)
 
     def _reported(self) -> np.ndarray | None:
         """What the server saw instead of true counts, or None without noise; zeros for a client it never met."""
@@ -89,18 +104,22 @@ class Bookkeeper:
         return np.stack([members[c].report.counts if c in members else nothing for c in self._clients()])
 
     def _counts(self) -> np.ndarray:
-        """True counts where the server cut the data; else what nodes reported, as the selector reads it."""
-        if self._true is not None:
-            return self._true
-        members = self.strategy.census.members
-        return np.stack([np.maximum(members[client].report.counts, 0.0) for client in self._clients()])
+        """One row a client."""
+        return np.stack([self._counts_of(client) for client in self._clients()])
+
+    def _counts_of(self, client: ClientId) -> np.ndarray:
+        """True counts of a share that the server cut; else what the node reported, as the selector reads it."""
+        if self._true is not None and self._is_share(client):
+            return np.asarray(self._true[int(client)])
+        return np.maximum(self.strategy.census.members[client].report.counts, 0.0)
 
 
-def _record(number: int, told: MetricRecord) -> RoundRecord:
+def _record(number: int, told: MetricRecord, rows: Sequence[int]) -> RoundRecord:
+    """A round from its metrics; `rows` are the clients' rows, in the order in which the server let them in."""
     return RoundRecord(
         round=number,
-        clients=tuple(told["clients"]),
-        trained=tuple(told["trained"]),
+        clients=tuple(rows[place] for place in told["clients"]),
+        trained=tuple(rows[place] for place in told["trained"]),
         entropy=float(told["entropy"]),
         classes_covered=int(told["classes-covered"]),
         bytes_up=int(told["bytes-up"]),
