@@ -14,7 +14,7 @@ from fedentopt.cli.console import err, note, print_json
 from fedentopt.cli.counts_file import CountsFile, read_counts, read_target
 from fedentopt.cli.select_lock import alone_with
 from fedentopt.cli.select_show import show_sweep, show_trial, sweep_json, trial_json
-from fedentopt.cli.select_sizes import buffer_size, cohort_size, sweep_sizes
+from fedentopt.cli.select_sizes import buffer_size, cohort_size, size_rule, sweep_sizes
 from fedentopt.cli.select_state import continue_from, read_state, write_state
 from fedentopt.errors import InputError
 from fedentopt.privacy import check_epsilon, laplace_noise
@@ -91,13 +91,15 @@ def select(
     size = cohort_size(cohort, clients)
     about: dict[str, Any] = {"classes": list(table.classes), "selector": selector, "cohort": size, "buffer": None}
     about |= {"epsilon": epsilon, "noisy": noisy, "target": None if prior is None else prior.tolist()}
+    about["rules"] = {"cohort": size_rule(cohort)}
     if selector == "fedentopt":
         about["buffer"] = buffer_size(buffer, size, clients)
+        about["rules"]["buffer"] = size_rule(buffer)
     elif buffer is not None:
         note(f"--buffer: {selector} selection has none, so {buffer} is not used")
     with alone_with(state):
         before = None if state is None else read_state(state)
-        seed = _seed(seed, before, state)
+        seed = about["seed"] = _seed(seed, before, state)
         chosen = _selector(selector, size, about["buffer"], seed, prior)
         reported = _reported(table, epsilon, seed)
         told = table.counts if reported is None else reported
@@ -150,12 +152,17 @@ def _reported(table: CountsFile, epsilon: float | None, seed: int) -> np.ndarray
 
 def _seed(given: int | None, before: dict[str, Any] | None, path: Path | None) -> int:
     """The seed given, else that of the state, else 0; two that differ are refused."""
-    kept = None if before is None else before["state"].get("seed")
-    if given is not None and isinstance(kept, int) and given != kept:
+    if before is None:
+        return given or 0
+    # Selectors that draw keep it themselves; KL selection does not, but noise is drawn for it. Older states lack it.
+    kept = before["state"].get("seed", before["about"].get("seed"))
+    if kept is None:
+        return given or 0
+    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 0:
+        raise InputError(f"{path}: seed is {kept!r}; accepted: a whole number, at least 0")
+    if given not in (None, kept):
         raise InputError(f"{path}: the state is of seed {kept}; accepted: --seed {kept}, or none")
-    if given is not None:
-        return given
-    return kept if isinstance(kept, int) and kept >= 0 else 0
+    return kept
 
 
 @contextmanager

@@ -33,6 +33,14 @@ def buffer_size(text: str | None, cohort: int, clients: int) -> int:
     return size
 
 
+def size_rule(text: str | None) -> str | None:
+    """What a size follows as clients come and go: "default", or the per cent given; None for a number, which stays."""
+    if text is None:
+        return "default"
+    raw = text.strip()
+    return f"{float(raw[:-1])}%" if raw.endswith("%") else None
+
+
 def sweep_sizes(cohorts: str | None, buffers: str | None, clients: int) -> list[tuple[int, int]]:
     """All pairs of the sizes listed, smallest first, leaving out buffers that a cohort has no room for."""
     sizes = sorted({amount(text, clients, "--cohort") for text in (cohorts or _SWEEP_COHORTS).split(",")})

@@ -13,6 +13,8 @@ from fedentopt.errors import InputError
 from fedentopt.selection.selector import TableSelector
 
 _FORMAT = "fedentopt select 1"
+SIZES = ("cohort", "buffer")  # these may be rules, and then follow the number of clients
+NOTED = ("seed", "rules")  # kept in the file, and compared by those who use them
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
@@ -37,20 +39,28 @@ def read_state(path: Path) -> dict[str, Any] | None:
 def continue_from(path: Path, content: Mapping[str, Any], selector: TableSelector, about: Mapping[str, Any]) -> None:
     """Put the selector where the state stood; refused unless everything the state is about is the same now.
 
-    Clients may have joined or left meanwhile; one that left while in the buffer is forgotten there, with a note.
+    Clients may have joined or left meanwhile. Those that left while in the buffer are forgotten there, with a note,
+    unless none of the clients is known to the state: then it is of another federation. A size by the same rule as
+    before, the default or the same per cent, follows the number of clients, with a note.
     """
+    state = dict(content["state"])
     for key, value in about.items():
         kept = content["about"].get(key)
-        if kept != value:
+        if key in NOTED or kept == value:
+            continue
+        if key not in SIZES:
             raise InputError(f"{path}: the state is of {key} {_short(kept)}; accepted: {_short(value)}, as given now")
-    state = dict(content["state"])
-    buffer = state.get("buffer")
-    if isinstance(buffer, list):
-        known = set(selector.clients)
-        here = [client for client in buffer if not isinstance(client, str) or client in known]
-        if here and len(here) < len(buffer):  # where nobody is left the state is of other clients altogether
-            note(f"{path}: clients in the buffer that are not in the counts any more: {len(buffer) - len(here)}")
-            state["buffer"] = here
+        if not _same_rule(content["about"], about, key):
+            way_on = f"; --{key} {kept} goes on with it" if isinstance(kept, int) else ""
+            raise InputError(
+                f"{path}: the state is of {key} {_short(kept)}; accepted: {_short(value)}, as given now{way_on}"
+            )
+        note(f"{path}: {key} of {value}, no longer {kept}: there are {len(selector.clients)} clients now")
+        state[f"{key}_size"] = value
+    if isinstance(state.get("buffer"), list):
+        state["buffer"] = _still_kept_out(path, content, selector, state["buffer"])
+        if content["about"].get("buffer") != about["buffer"]:  # one that has shrunk lets go of the oldest
+            state["buffer"] = state["buffer"][max(len(state["buffer"]) - about["buffer"], 0) :]
     try:
         selector.load_state_dict(state)
     except InputError as error:
@@ -59,9 +69,33 @@ def continue_from(path: Path, content: Mapping[str, Any], selector: TableSelecto
 
 def write_state(path: Path, selector: TableSelector, about: Mapping[str, Any]) -> None:
     """Put the state in the place of the file, whole or not at all."""
-    content = {"format": _FORMAT, "about": dict(about), "state": selector.state_dict()}
+    state = selector.state_dict()
+    content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "state": state}
+    if state.get("buffer"):
+        content["clients"] = list(selector.clients)  # tells clients that left from a file of others
     with written_aside(path) as file:
         file.write((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def _same_rule(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:
+    """Whether the size follows the number of clients, and does so as before; states may be older than the rules."""
+    rule = now["rules"].get(key)
+    kept = before.get("rules")
+    return rule is not None and isinstance(kept, Mapping) and kept.get(key) == rule
+
+
+def _still_kept_out(
+    path: Path, content: Mapping[str, Any], selector: TableSelector, buffer: Sequence[object]
+) -> list[object]:
+    """The buffer without clients that left; as it is, to be refused, where the state knows none of those here."""
+    here = set(selector.clients)
+    still = [client for client in buffer if not isinstance(client, str) or client in here]
+    known = content.get("clients")
+    others = isinstance(known, list) and any(isinstance(client, str) and client in here for client in known)
+    if len(still) == len(buffer) or not (still or others):
+        return list(buffer)
+    note(f"{path}: clients in the buffer that are not in the counts any more: {len(buffer) - len(still)}")
+    return still
 
 
 def _short(value: object) -> str:

@@ -1,0 +1,175 @@
+"""The state file of `fedentopt select` as clients come and go, and what it remembers of the options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command_line import Said, commander
+from fedentopt import EntropySelector
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def fedentopt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return commander(monkeypatch, capsys)
+
+
+def row(k: int) -> list[int]:
+    return [(7 * k) % 11, (5 * k) % 13 + 1, (3 * k) % 7]
+
+
+def write(path: Path, numbers: range | list[int]) -> Path:
+    path.write_text("client,a,b,c\n" + "".join(f"c{k},{','.join(map(str, row(k)))}\n" for k in numbers))
+    return path
+
+
+@pytest.mark.parametrize("name", ["kl", "random", "fedentopt"])
+def test_the_seed_of_the_noise_is_that_of_the_state(fedentopt: Command, tmp_path: Path, name: str) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    words = ("select", counts, "--selector", name, "--cohort", 4, "--epsilon", 0.05, "--json", "--rounds")
+    straight = json.loads(fedentopt(*words, 3, "--seed", 7).out)["rounds"]
+    other = json.loads(fedentopt(*words, 3, "--seed", 0).out)["rounds"]
+    assert [entry["reported_entropy"] for entry in straight] != [entry["reported_entropy"] for entry in other]
+    pieces = json.loads(fedentopt(*words, 1, "--seed", 7, "--state", state).out)["rounds"]
+    for seed in ((), ("--seed", 7)):
+        pieces += json.loads(fedentopt(*words, 1, *seed, "--state", state).out)["rounds"]
+    assert pieces == straight
+    before = state.read_bytes()
+    said = fedentopt(*words, 1, "--seed", 8, "--state", state)
+    assert said.code == 2
+    assert f"{state}: the state is of seed 7; accepted: --seed 7, or none" in said.err
+    assert state.read_bytes() == before
+
+
+def test_states_written_before_the_seed_and_the_rules_were_kept(fedentopt: Command, tmp_path: Path) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    for name in ("kl", "fedentopt"):
+        state.unlink(missing_ok=True)
+        words = ("select", counts, "--selector", name, "--cohort", 4, "--seed", 3, "--rounds", 1, "--json")
+        assert fedentopt(*words, "--state", state).code == 0
+        content = json.loads(state.read_text())
+        for key in ("seed", "rules"):
+            del content["about"][key]
+        content.pop("clients", None)
+        state.write_text(json.dumps(content))
+        said = fedentopt(*words, "--state", state)
+        assert said.code == 0, said.err
+        assert json.loads(said.out)["rounds"][0]["round"] == 2
+    state.write_text(json.dumps(content))
+    write(counts, range(24))
+    said = fedentopt(*words, "--state", state)
+    assert said.code == 2
+    assert "the state is of buffer 10; accepted: 12, as given now; --buffer 10 goes on with it" in said.err
+    assert fedentopt(*words, "--state", state, "--buffer", 10).code == 0
+
+
+@pytest.mark.parametrize("seed", [-1, True, "7", 1.5])
+def test_a_seed_that_is_none_is_refused(fedentopt: Command, tmp_path: Path, seed: object) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    words = ("select", counts, "--selector", "kl", "--rounds", 1, "--state", state)
+    assert fedentopt(*words).code == 0
+    content = json.loads(state.read_text())
+    content["about"]["seed"] = seed
+    state.write_text(json.dumps(content))
+    said = fedentopt(*words)
+    assert said.code == 2
+    assert f"{state}: seed is {seed!r}; accepted: a whole number" in said.err
+
+
+def test_goes_on_when_everybody_in_the_buffer_has_left(fedentopt: Command, tmp_path: Path) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(3)), tmp_path / "state.json"
+    words = ("select", counts, "--cohort", 1, "--buffer", 1, "--rounds", 1, "--state", state, "--json")
+    (first,) = json.loads(fedentopt(*words).out)["rounds"]
+    (gone,) = first["clients"]
+    write(counts, [k for k in range(3) if f"c{k}" != gone])
+    said = fedentopt(*words)
+    assert said.code == 0, said.err
+    assert "clients in the buffer that are not in the counts any more: 1" in said.err
+    (second,) = json.loads(said.out)["rounds"]
+    assert second["round"] == 2
+    assert gone not in second["clients"]
+    write(counts, range(10, 13))  # nobody the state has heard of
+    before = state.read_bytes()
+    said = fedentopt(*words)
+    assert said.code == 2
+    assert "not registered" in said.err
+    assert state.read_bytes() == before
+
+
+@pytest.mark.parametrize(("cohort", "buffer"), [((), ()), (("--cohort", "10%"), ("--buffer", "50%"))])
+def test_sizes_that_are_rules_follow_the_number_of_clients(
+    fedentopt: Command, tmp_path: Path, cohort: tuple, buffer: tuple
+) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    words = ("select", counts, *cohort, *buffer, "--seed", 1, "--state", state, "--json", "--rounds")
+    assert fedentopt(*words, 4).code == 0
+
+    write(counts, range(30))
+    said = fedentopt(*words, 4)
+    assert said.code == 0, said.err
+    assert "cohort of 3, no longer 2: there are 30 clients now" in said.err
+    assert "buffer of 15, no longer 10: there are 30 clients now" in said.err
+    rounds = json.loads(said.out)["rounds"]
+    assert [entry["round"] for entry in rounds] == [5, 6, 7, 8]
+    twin = EntropySelector(2, buffer_size=10, seed=1)
+    twin.register({f"c{k}": row(k) for k in range(20)})
+    for _ in range(4):
+        twin.select()
+    grown = EntropySelector(3, buffer_size=15)
+    grown.register({f"c{k}": row(k) for k in range(30)})
+    grown.load_state_dict(twin.state_dict() | {"cohort_size": 3, "buffer_size": 15})
+    assert [tuple(entry["clients"]) for entry in rounds] == [grown.select().clients for _ in range(4)]
+
+    kept_out = json.loads(state.read_text())["state"]["buffer"]
+    assert len(kept_out) == 15
+    here = [k for k in range(30) if f"c{k}" in kept_out] + [k for k in range(30) if f"c{k}" not in kept_out][:5]
+    write(counts, sorted(here))
+    said = fedentopt(*words, 1)
+    assert said.code == 0, said.err
+    assert "buffer of 10, no longer 15: there are 20 clients now" in said.err
+    (ninth,) = json.loads(said.out)["rounds"]
+    # With two leaving as two enter, all but the oldest five and the two after them are still kept out.
+    assert not set(kept_out[7:]) & set(ninth["clients"])
+    assert json.loads(state.read_text())["state"]["buffer"] == [*kept_out[7:], *ninth["clients"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ((), ("--buffer", "40%"), "the state is of buffer 10; accepted: 12, as given now; --buffer 10 goes on with it"),
+        (("--buffer", "8"), (), "the state is of buffer 8; accepted: 15, as given now; --buffer 8 goes on with it"),
+        (("--buffer", "8"), ("--buffer", "9"), "the state is of buffer 8; accepted: 9, as given now; --buffer 8"),
+        (("--cohort", "2"), (), "the state is of cohort 2; accepted: 3, as given now; --cohort 2 goes on with it"),
+    ],
+)
+def test_sizes_said_otherwise_are_refused_with_the_way_on(
+    fedentopt: Command, tmp_path: Path, first: tuple, then: tuple, message: str
+) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    cohort = () if "--cohort" in first else ("--cohort", "10%")
+    words = ("select", counts, "--rounds", 2, "--state", state, "--json")
+    assert fedentopt(*words, *cohort, *first).code == 0
+    before = state.read_bytes()
+    write(counts, range(30))
+    said = fedentopt(*words, *cohort, *then)
+    assert said.code == 2
+    assert f"{state}: {message}" in said.err
+    assert state.read_bytes() == before
+
+
+def test_a_number_stays_and_the_same_number_may_be_said_otherwise(fedentopt: Command, tmp_path: Path) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    words = ("select", counts, "--rounds", 1, "--cohort", 2, "--state", state, "--json")
+    assert fedentopt(*words, "--buffer", 10).code == 0
+    assert fedentopt(*words).code == 0  # half of 20, and a rule from here on
+    write(counts, range(22))
+    said = fedentopt(*words)
+    assert "buffer of 11, no longer 10" in said.err
+    assert said.code == 0
+    write(counts, range(30))
+    assert fedentopt(*words, "--buffer", 11).code == 0
