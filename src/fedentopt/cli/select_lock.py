@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedentopt.errors import InputError
+from fedentopt.experiments.lock import is_still
 
 PATIENCE = 5.0  # seconds to wait for another call: enough for a few rounds, too short to look like a hang
 _PAUSE = 0.02
@@ -60,7 +61,7 @@ def _acquire(lock: Path, state: Path) -> int:
             raise InputError(
                 f"{state}: {error.strerror or error}; accepted: a file in a folder that can be written to"
             ) from error
-        if _try_lock(handle) and _is_still(lock, handle):
+        if _try_lock(handle) and is_still(lock, handle):
             return handle
         os.close(handle)
         if time.monotonic() > give_up:
@@ -69,14 +70,6 @@ def _acquire(lock: Path, state: Path) -> int:
                 f"so wait for that one to end, or give another --state"
             )
         time.sleep(_PAUSE)
-
-
-def _is_still(lock: Path, handle: int) -> bool:
-    """Whether `lock` is the file that was locked, and not one made after its last holder removed it."""
-    try:
-        return os.path.samestat(os.stat(lock), os.fstat(handle))
-    except FileNotFoundError:
-        return False
 
 
 def _try_lock(handle: int) -> bool:

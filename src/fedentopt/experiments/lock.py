@@ -45,14 +45,14 @@ def _acquire(path: Path) -> int:
                 f"out: {path.parent} is in use by another fedentopt (process {holder or 'unknown'}); "
                 f"wait for it, stop it, or give another --out"
             )
-        if _is_still(path, handle):
+        if is_still(path, handle):
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode("ascii"))
             return handle
         os.close(handle)
 
 
-def _is_still(path: Path, handle: int) -> bool:
+def is_still(path: Path, handle: int) -> bool:
     """Whether `path` is the file that was locked, and not one made after its last holder removed it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
