@@ -2,8 +2,8 @@
 
 For models with BatchNorm and for large ones, whose single step already fills much of the GPU. A slot takes one client
 after another; slots run side by side. A step is captured once per slot and replayed. BatchNorm must not see padding,
-so a model with buffers runs its partial batches outside the graph at their real size; without buffers padding is
-masked in the loss and one graph serves all batches. On the CPU the same code runs in turn, without streams.
+so a model with BatchNorm or other buffers runs its partial batches outside the graph at their real size; without them
+padding is masked in the loss and one graph serves all batches. On the CPU the same code runs in turn, without streams.
 Steps of small clients are shorter than the host takes to prepare a client piece by piece: so a round is packed once
 (`packed_rows`), a slot takes over a client in one copy, and the host goes from slot to slot by several steps at a time.
 """
