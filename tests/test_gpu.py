@@ -131,10 +131,3 @@ def test_streams_with_more_clients_than_slots_and_a_longer_second_round():
     settings = HARD | {"model": "toy:dropping", "clients": 24, "cohort": "14", "partition": "dir:0.1", "batch_size": 4}
     configs = [toy.config(**(settings | m)) for m in ({"algorithm": "fedavg"}, {"algorithm": "scaffold"})]
     compare(configs, data, 5e-4, trainer="streams")
-
-
-@pytest.mark.parametrize("method", [{"algorithm": "fedavg"}, {"algorithm": "scaffold"}])
-def test_partial_batches_of_many_sizes_from_graphs_of_their_own(method):
-    settings = HARD | {"model": "toy:normed", "clients": 12, "cohort": "8", "partition": "dir:0.5", "epochs": 6}
-    compare([toy.config(**(settings | method | {"seed": seed})) for seed in (0, 1)], toy.images(samples=300), 5e-4,
-            trainer="streams")  # fmt: skip

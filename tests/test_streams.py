@@ -5,7 +5,6 @@ The loop trainer is the reference: it has no buffers that outlive a client but t
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import nn
 
 import toy
 from fedentopt.models import build
-from fedentopt.simulation import step_graphs
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.bound_model import BoundModel
 from fedentopt.simulation.device_data import DeviceData
@@ -25,7 +23,6 @@ from fedentopt.simulation.loop import LoopTrainer
 from fedentopt.simulation.packed_rows import RowFormat
 from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.randomness import GOLDEN, mix64
-from fedentopt.simulation.step_graphs import PATIENCE, Step, StepGraphs
 from fedentopt.simulation.streams import Slot, StreamsTrainer
 from fedentopt.simulation.work import Row, Work, build_work
 
@@ -155,19 +152,18 @@ class Streams:
             log.append((slot, what))
 
         class FakeGraph:
-            def __init__(self, slot: Slot, size: int) -> None:
-                self.slot, self.size = slot, size
+            def __init__(self, slot: Slot) -> None:
+                self.slot = slot
 
             def replay(self) -> None:
-                taken(self.slot, f"replay {self.size}")
-                step(self.slot, self.size)
+                taken(self.slot, "replay")
+                step(self.slot, self.slot.form.batch)
 
-        monkeypatch.setattr(StepGraphs, "_capture", lambda graphs, step, size: FakeGraph(step.__self__, size))
+        monkeypatch.setattr(Slot, "_capture", lambda slot: setattr(slot, "graph", FakeGraph(slot)))
         monkeypatch.setattr(Slot, "_step", lambda slot, size: (taken(slot, "step"), step(slot, size)))
         monkeypatch.setattr(Slot, "load", lambda slot, client: (taken(slot, "load"), load(slot, client)))
         for slot in slots:
-            slot.stream = slot.steps.stream = FakeStream()  # type: ignore[assignment]
-            slot.steps._launched.clear()
+            slot.stream = FakeStream()  # type: ignore[assignment]
         return log
 
 
@@ -197,48 +193,15 @@ def test_every_slot_works_on_its_own_stream_and_in_turn(pair, monkeypatch):
     assert torch.equal(pair.streams.train(pair.starts, work), expected)
     assert streams.current is streams.caller
     assert streams.caller.waits_for == [slot.stream for slot in pair.streams._slots]
-    # With BatchNorm the last batch of an epoch (four samples of twenty) runs at its own size: in each slot four times
-    # as it is, then from a graph of its own.
-    counts = Counter(what for _, what in log if what != "load")
-    if pair.streams.sees_padding:
-        assert counts == {"replay 8": 4 * 10 + 4, "step": 2 * PATIENCE, "replay 4": 4 * 5 - 2 * PATIENCE}
-    else:
-        assert counts == {"replay 8": 4 * 15 + 4}
+    # BatchNorm runs the last batch of an epoch (four samples of twenty) at its own size, outside the graph.
+    eager = sum(what == "step" for _, what in log)
+    assert eager == (20 if pair.streams.sees_padding else 0)
+    assert sum(what == "replay" for _, what in log) == 4 * 15 + 4 - eager
     # After its first eight steps a slot is left for the other, which has not begun yet.
     turns = [slot for i, (slot, _) in enumerate(log) if i == 0 or log[i - 1][0] is not slot]
     first, second = pair.streams._slots
     assert turns[:4] == [first, second, first, second]
     assert [slot for slot, _ in log[:10]] == [first] * 9 + [second]
-
-
-def test_graphs_of_partial_sizes_are_limited_and_the_rest_runs_as_it_is(monkeypatch):
-    pair = Pair("toy:normed")
-    work = build_work([client(k, 12 + k, 6, 8) for k in range(4)], 8, CLASSES, CPU)
-    expected = pair.streams.train(pair.starts, work)
-    log = Streams(monkeypatch).give(monkeypatch, pair.streams._slots)
-    monkeypatch.setattr(step_graphs, "MOST_GRAPHS", 2)
-    assert torch.equal(pair.streams.train(pair.starts, work), expected)
-    for slot in pair.streams._slots:
-        replayed = Counter(what for owner, what in log if owner is slot and what.startswith("replay"))
-        (partial,) = replayed.keys() - {"replay 8"}
-        assert replayed == {"replay 8": 12, partial: 6 - PATIENCE}
-        assert log.count((slot, "step")) == 6 + PATIENCE
-
-
-def test_a_warm_up_leaves_no_trace(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    weights, count = torch.tensor([1.5, -2.0]), torch.tensor([3])
-    sizes = []
-
-    def step(size: int) -> None:
-        sizes.append(size)
-        weights.mul_(float("nan"))
-        count.add_(1)
-
-    StepGraphs(8, [weights, count], None)._warm_up(step, 8)
-    assert sizes == [8]
-    assert weights.tolist() == [1.5, -2.0]
-    assert count.tolist() == [3]
 
 
 def test_a_round_that_fails_is_joined_before_its_memory_goes(pair, monkeypatch):
@@ -247,10 +210,10 @@ def test_a_round_that_fails_is_joined_before_its_memory_goes(pair, monkeypatch):
     streams = Streams(monkeypatch)
     streams.give(monkeypatch, pair.streams._slots)
 
-    def fail(graphs: StepGraphs, step: Step, size: int) -> None:
+    def fail(slot: Slot) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(StepGraphs, "_capture", fail)
+    monkeypatch.setattr(Slot, "_capture", fail)
     with pytest.raises(torch.OutOfMemoryError):
         pair.streams.train(pair.starts, work)
     assert streams.current is streams.caller

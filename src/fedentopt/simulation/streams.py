@@ -1,10 +1,9 @@
 """The streams trainer: ordinary modules in a few slots, each with a CUDA stream and a graph of its own.
 
 For models with BatchNorm and for large ones, whose single step already fills much of the GPU. A slot takes one client
-after another; slots run side by side. A step is captured once per slot and replayed (`step_graphs`). BatchNorm must not
-see padding, so a model with BatchNorm or other buffers runs its partial batches at their real size, each size with a
-graph of its own; without them padding is masked in the loss and one graph serves all batches. On the CPU the same code
-runs in turn, without streams.
+after another; slots run side by side. A step is captured once per slot and replayed. BatchNorm must not see padding,
+so a model with BatchNorm or other buffers runs its partial batches outside the graph at their real size; without them
+padding is masked in the loss and one graph serves all batches. On the CPU the same code runs in turn, without streams.
 Steps of small clients are shorter than the host takes to prepare a client piece by piece: so a round is packed once
 (`packed_rows`), a slot takes over a client in one copy, and the host goes from slot to slot by several steps at a time.
 """
@@ -28,7 +27,6 @@ from fedentopt.simulation.device_data import DeviceData
 from fedentopt.simulation.kernels import Kernels
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.packed_rows import RowFormat
-from fedentopt.simulation.step_graphs import StepGraphs
 from fedentopt.simulation.work import Room, Work
 
 VISIT = 8  # steps queued on one slot before the next has its turn: few enough that no stream runs dry meanwhile
@@ -53,7 +51,7 @@ class Client:
 
 
 class Slot:
-    """One module, the buffers of its step, its stream and its graphs.
+    """One module, the buffers of its step, its stream and its graph.
 
     The buffers are made on the stream that calls the trainer and used on the slot's own. That is sound because the
     trainer joins the two around every round.
@@ -65,7 +63,7 @@ class Slot:
         self.bound = BoundModel(model, trainer.layout, device)
         self.bound.module.train()
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.steps: StepGraphs | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
         width = trainer.layout.parameter_width
         self.velocity = torch.zeros(1, width, device=device)
         self.start = torch.zeros(1, width, device=device)
@@ -84,13 +82,11 @@ class Slot:
             return
         if self.stream is not None:
             self.stream.synchronize()  # nothing may still replay what is given back here
-        self.steps = None
+        self.graph = None
         self.form, self.packed = form, torch.zeros(form.width, dtype=torch.int32, device=self.packed.device)
         self.fields = form.views(self.packed[None])
         floats = (self.bound.row, self.start[0], self.velocity[0])
         self._targets = [self.packed, *(tensor.view(torch.int32) for tensor in floats)]
-        changed = [self.bound.row, self.velocity, self.fields["step"], *self.bound.integers]
-        self.steps = StepGraphs(form.batch, changed, self.stream)
 
     def load(self, client: Client) -> None:
         """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
@@ -101,8 +97,18 @@ class Slot:
 
     def run(self, size: int) -> None:
         """One step on the first `size` samples of a batch."""
-        assert self.steps is not None
-        self.steps.run(self._step, size)
+        assert self.form is not None
+        if size < self.form.batch:
+            with _untuned():
+                self._step(size)
+            return
+        if self.stream is None:
+            self._step(size)
+            return
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        self.graph.replay()
 
     def _step(self, size: int) -> None:
         t, row = self.trainer, self.fields
@@ -126,10 +132,34 @@ class Slot:
         )  # fmt: skip
         row["step"].add_(1)
 
+    def _capture(self) -> None:
+        """Capture a step at full batch size. What the warm-up changes (BatchNorm counts included) is put back."""
+        assert self.form is not None
+        state = [self.bound.row, self.velocity, self.fields["step"], *self.bound.integers]
+        saved = [tensor.clone() for tensor in state]
+        self._step(self.form.batch)
+        torch.cuda.synchronize()
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._step(self.form.batch)
+
     def enter(self) -> None:
         """What is queued from here on goes to this slot's stream. Cheaper by far than a context for every visit."""
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)
+
+
+@contextlib.contextmanager
+def _untuned() -> Iterator[None]:
+    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new size of a last batch."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _visits(slot: Slot, clients: Sequence[Client]) -> Iterator[bool]:
