@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedentopt import CohortWarning, EntropySelector
-from fedentopt.selection import columns, reach, scorer
+from fedentopt.selection import columns, scorer, screen
 
 
 def entropy_bits(counts: list[float]) -> float:
@@ -67,7 +67,7 @@ class Reference:
 
 @contextmanager
 def path(name: str, chunk: int = 3) -> Iterator[None]:
-    """Force one way of scoring: `exact`, `columns` (in small chunks) or `reach` (always narrowed down)."""
+    """Force one way of scoring: `exact`, `columns` or `screen` (always narrowed down), both in small chunks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CohortWarning)
         if name == "exact":
@@ -79,13 +79,13 @@ def path(name: str, chunk: int = 3) -> Iterator[None]:
                 return
             with (
                 mock.patch.object(columns, "_MANY", 0),
-                mock.patch.object(reach, "_PROBE", 2),
-                mock.patch.object(reach, "_FEW", 1),
+                mock.patch.object(screen, "_CHUNK", chunk),
+                mock.patch.object(screen, "_FEW", 1),
             ):
                 yield
 
 
-PATHS = ("exact", "columns", "reach")
+PATHS = ("exact", "columns", "screen")
 
 whole_counts = st.integers(0, 6)
 noisy_counts = st.one_of(
@@ -158,7 +158,7 @@ def test_target(problem, data) -> None:
     check(*problem, noisy=False, availability=[None] * 3, target=target)
 
 
-@pytest.mark.parametrize("name", ["columns", "reach"])
+@pytest.mark.parametrize("name", ["columns", "screen"])
 @pytest.mark.parametrize(
     "kind", ["skewed", "two classes", "many ties", "noisy", "large", "tiny and huge", "sparse", "target"]
 )

@@ -13,7 +13,7 @@ from fedentopt.cli.console import err, out, print_json
 def selection(
     case: Annotated[
         list[str] | None,
-        typer.Option(help="Only this case, may be repeated: paper, thousands, million, million-sparse."),
+        typer.Option(help="Only this case, may be repeated: paper, thousands, million, million-noisy, million-sparse."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -25,12 +25,16 @@ from fedentopt.selection.scoring import TIE_BITS
 
 @dataclass(frozen=True)
 class Case:
-    """K clients with C classes, a cohort of M. `held` is the most labels a client of a sparse case holds."""
+    """K clients with C classes, a cohort of M.
+
+    `held` is the most labels a client of a sparse case holds; `epsilon` the budget of counts with noise.
+    """
 
     clients: int
     classes: int
     cohort: int
     held: int | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ CASES = {
     "paper": Case(100, 10, 10),
     "thousands": Case(10_000, 10, 100),
     "million": Case(1_000_000, 10, 100),
+    "million-noisy": Case(1_000_000, 10, 100, epsilon=0.5),
     "million-sparse": Case(1_000_000, 1_000, 100, held=5),
 }
 
@@ -131,8 +136,16 @@ def _best_of(repeats: int, action: Any) -> tuple[Any, float]:
 
 
 def _dense(case: Case) -> np.ndarray:
-    """Sizes and label shares that differ widely: log-normal around 55 samples, Dirichlet(0.3)."""
+    """Sizes and label shares that differ widely: log-normal around 55 samples, Dirichlet(0.3).
+
+    With noise: two classes of 25 samples each, and what a client reports of them.
+    """
     rng = np.random.default_rng(0)
+    if case.epsilon is not None:
+        held = rng.permuted(np.tile(np.arange(case.classes), (case.clients, 1)), axis=1)[:, :2]
+        counts = np.zeros((case.clients, case.classes))
+        np.put_along_axis(counts, held, 25, axis=1)
+        return np.maximum(counts + rng.laplace(0, 1 / case.epsilon, counts.shape), 0)
     shares = rng.dirichlet(np.full(case.classes, 0.3), size=case.clients)
     return rng.multinomial(np.maximum(rng.lognormal(4, 1, case.clients).astype(int), 10), shares)
 

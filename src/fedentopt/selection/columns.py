@@ -16,18 +16,19 @@ bound leaves open is settled by the definition itself. So the client found is al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from fedentopt.selection.measures import row_scores
-from fedentopt.selection.reach import Reach
 from fedentopt.selection.rows import Rows
 from fedentopt.selection.scoring import TIE_BITS, lowest_within_tie
+from fedentopt.selection.screen import Screen
 
 _CHUNK = 1 << 14  # clients worked on at a time, so that what is touched stays in the cache
 _LARGEST_TABLE = 1 << 16
 _CELLS = 1 << 20
-_MANY = 1 << 17  # rows from which on ruling most of them out pays for itself
+_MANY = 1 << 12  # rows from which on ruling most of them out pays for itself
 _TINY = np.finfo(np.float64).tiny
 _WORST_ERROR = 1e-10  # bits; beyond it the scores are summed up afresh
 
@@ -102,17 +103,36 @@ class ColumnIndex:
         self.num_classes = num_classes
         self.log_target = log_target
         self.totals = rows.totals()
-        self.own = rows.row_sums(_xlog2x(rows.values))  # g for L = 0
-        self.pull = None if log_target is None else rows.row_sums(rows.values * log_target[rows.classes])
-        logs = [1.0, float(np.log2(max(self.totals.max(), 1.0)))]
-        if rows.values.size:
-            logs.append(-float(np.log2(rows.values.min())))
-        self.log_scale = max(logs) + (0.0 if log_target is None else float(-log_target.min()))
-        self.columns = self._columns()
-        self.reach = None
+        self.screen = None
         if len(rows) >= _MANY:
             target = np.full(num_classes, 1 / num_classes) if log_target is None else np.exp2(log_target)
-            self.reach = Reach(rows, self.totals, target)
+            if Screen.serves(rows, target):
+                self.screen = Screen(rows, self.totals, target)
+
+    @cached_property
+    def own(self) -> np.ndarray:
+        """g for L = 0."""
+        return self.rows.row_sums(_xlog2x(self.rows.values))
+
+    @cached_property
+    def pull(self) -> np.ndarray | None:
+        """sum_c l_c log2 q_c of every row, where there is a target."""
+        if self.log_target is None:
+            return None
+        return self.rows.row_sums(self.rows.values * self.log_target[self.rows.classes])
+
+    @cached_property
+    def log_scale(self) -> float:
+        """Bound on the logarithms that occur, for the bound on rounding."""
+        logs = [1.0, float(np.log2(max(self.totals.max(), 1.0)))]
+        if self.rows.values.size:
+            logs.append(-float(np.log2(self.rows.values.min())))
+        return max(logs) + (0.0 if self.log_target is None else float(-self.log_target.min()))
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The counts class by class."""
+        return self._columns()
 
     def _columns(self) -> list[Column]:
         owners, classes = self.rows.owners(), self.rows.classes
@@ -125,12 +145,12 @@ class ColumnIndex:
             for entries in np.split(order, ends[:-1])
         ]
 
-    def within_reach(self, gathered: np.ndarray, open_rows: np.ndarray) -> np.ndarray | None:
+    def screened(self, gathered: np.ndarray, open_rows: np.ndarray) -> np.ndarray | None:
         """The few rows among which the best pick must be, or None where a bound cannot narrow it down."""
-        if self.reach is None:
+        if self.screen is None:
             return None
         top = np.log2(self.num_classes) if self.log_target is None else 0.0
-        return self.reach.candidates(gathered, open_rows, lambda rows: top - self.exact(rows, gathered), TIE_BITS)
+        return self.screen.candidates(gathered, open_rows, lambda rows: top - self.exact(rows, gathered), TIE_BITS)
 
     def exact(self, places: np.ndarray, gathered: np.ndarray) -> np.ndarray:
         """Scores of these rows by definition."""
@@ -150,8 +170,9 @@ class ColumnScores:
         self._index = index
         self._gathered = np.zeros(index.num_classes)
         self._worked_in = np.zeros(index.num_classes)  # the gathered labels that g knows of
-        self._g = np.where(open_rows, index.own, np.inf)
+        self._g = np.empty(0)  # made when it is first needed
         self._passes = self._columns_done = 0  # since g was last summed up afresh
+        self._pause = self._unasked = 0
         self._scratch = np.empty((2, min(_CHUNK, open_rows.size)))
 
     def candidates(self) -> np.ndarray:
@@ -161,21 +182,24 @@ class ColumnScores:
         classes, values = self._index.rows.row(row)
         self._gathered[classes] += values
         self._open[row] = False
-        self._g[row] = np.inf
+        if self._g.size:
+            self._g[row] = np.inf
 
     def admit(self, row: int) -> None:
+        self._open[row] = True
+        if not self._g.size:
+            return
         classes, values = self._index.rows.row(row)
         held = self._worked_in[classes]
-        self._open[row] = True
         self._g[row] = (_xlog2x(held + values) - _xlog2x(held)).sum()
 
     def best(self) -> int:
-        if self._gathered.any():
-            places = self._index.within_reach(self._gathered, self._open)
-        else:  # nothing but empty reports so far: log2 0 has no place below
-            places = np.flatnonzero(self._open)
+        # With nothing but empty reports so far, log2 0 would have no place below.
+        places = self._screened() if self._gathered.any() else np.flatnonzero(self._open)
         if places is not None:
             return int(places[lowest_within_tie(self._index.exact(places, self._gathered))])
+        if not self._g.size:
+            self._g = np.where(self._open, self._index.own, np.inf)
         changes = self._changes()
         error = self._error(0, 0)
         tops = np.array([self._work_in(changes, start).max() for start in range(0, self._open.size, _CHUNK)])
@@ -187,6 +211,16 @@ class ColumnScores:
         if scores[place] >= best - TIE_BITS + 2 * error:  # ... does so whatever the rounding was
             return start + place
         return self._settle(best - TIE_BITS - 2 * error)
+
+    def _screened(self) -> np.ndarray | None:
+        """Rows that hold the best pick, if they are few. While they are not, ever more picks pass without asking."""
+        if self._unasked:
+            self._unasked -= 1
+            return None
+        places = self._index.screened(self._gathered, self._open)
+        self._pause = 2 * self._pause + 1 if places is None else 0
+        self._unasked = self._pause
+        return places
 
     def _settle(self, threshold: float) -> int:
         """The pick by definition, among all rows that may count as equal to the best."""
