@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -209,6 +210,8 @@ class StreamsTrainer:
     ) -> None:  # fmt: skip
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.bf16 = precision == "bf16"
+        # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         self.sees_padding = bool(layout.buffers) or mixes_samples(model)
         self._model = model
         self._room = slots
