@@ -21,6 +21,7 @@ from fedentopt.report import write_report
 from fedentopt.report.figures import Spread, best_of, costs, curve, figures, thin
 from fedentopt.report.grouping import group_runs
 from fedentopt.report.page import LARGEST_PAGE
+from fedentopt.report.payload import LEVELS, group_payload
 from fedentopt.report.reading import read_folder
 from fedentopt.simulation.config import RunConfig
 from result_folders import write_comparison, write_run
@@ -259,6 +260,42 @@ def test_overview_has_long_runs_first_and_the_gain_of_each_setting(tmp_path: Pat
         pairs = zip(accuracies("fedavg", rounds), accuracies("fedentopt", rounds), strict=True)
         gains = [after - before for before, after in pairs]
         assert row[-1] == f"{statistics.mean(gains):.2f} ± {statistics.stdev(gains):.2f}"
+
+
+def test_overview_names_only_methods_that_have_an_accuracy(tmp_path: Path) -> None:
+    settings = {"clients": 20, "cohort": "4", "rounds": 60}
+    write_run(tmp_path, RunConfig(**settings), classes=CLASSES)
+    unseen = RunConfig(**settings, selector="fedentopt", evaluate_every=50)
+    write_run(tmp_path, unseen, classes=CLASSES, stop_after=5)
+    alone = RunConfig(**settings | {"partition": "classes:2"}, evaluate_every=50)
+    write_run(tmp_path, alone, classes=CLASSES, stop_after=5)
+    body = re.search(r'<table id="overview">.*?<tbody>(.*?)</tbody>', write_report(tmp_path).read_text(), re.S)
+    assert body is not None
+    assert re.findall(r'<td class="text"[^>]*>(.*?)</td>', body[1]) == ["–", "fedavg"]
+
+
+def test_names_with_numbers_are_ordered_by_them(tmp_path: Path) -> None:
+    sizes = (0.1, 0.0005, 0.01, 1e-05, 0.001)
+    for size in sizes:
+        write_run(tmp_path, RunConfig(clients=20, rounds=2, algorithm="fedprox", mu=size), classes=CLASSES)
+    for partition in ("dir:0.5", "dir:0.05", "dir:10"):
+        write_run(tmp_path, RunConfig(clients=20, rounds=2, partition=partition), classes=CLASSES)
+    groups = group_runs(read_folder(tmp_path).runs)
+    assert [group.title.split(" · ")[1] for group in groups] == ["dir:0.05", "dir:0.1", "dir:0.5", "dir:10"]
+    assert [method.config["mu"] for method in groups[1].methods] == sorted(sizes)
+
+
+def test_picks_kept_for_one_seed_are_of_the_seed_that_most_methods_have(tmp_path: Path) -> None:
+    for algorithm, seeds in (("fedavg", (0, 1)), ("fedprox", (1, 2)), ("fednova", (1,)), ("fedrs", (3,))):
+        for seed in seeds:
+            config = RunConfig(clients=20, rounds=2, algorithm=algorithm, seed=seed)
+            write_run(tmp_path, config, classes=CLASSES)
+    (group,) = group_runs(read_folder(tmp_path).runs)
+    kept = {
+        method["label"]: [run["seed"] for run in method["runs"]]
+        for method in group_payload(group, LEVELS[1])["methods"]
+    }
+    assert kept == {"fedavg": [1], "fednova": [1], "fedprox": [1], "fedrs": [3]}
 
 
 def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:

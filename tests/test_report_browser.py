@@ -383,6 +383,66 @@ def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path:
     opened.context.close()
 
 
+def test_a_large_sweep_leaves_room_for_its_charts_and_is_sorted_by_numbers(browser: Browser, tmp_path: Path) -> None:
+    settings = [(mu, lr, decay) for mu in (0.0001, 0.001, 0.01, 0.1) for lr in (0.01, 0.1) for decay in (0.001, 0.0005)]
+    for mu, lr, decay in settings:
+        config = RunConfig(clients=10, rounds=3, algorithm="fedprox", mu=mu, lr=lr, weight_decay=decay)
+        write_run(tmp_path, config, classes=tuple("abc"))
+    names = [f"fedprox (lr={lr}, mu={mu}, weight_decay={decay})" for mu, lr, decay in settings]
+    opened = Opened(browser, write_report(tmp_path), viewport={"width": 900, "height": 700})
+    page = opened.page
+    for section in ("accuracy", "entropy", "bytes"):
+        page.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
+        page.locator(f"nav a[href='#{section}']").click()
+        title = page.locator(f"#{section} h2").bounding_box()
+        methods = page.locator("#methods").bounding_box()
+        assert title is not None
+        assert methods is not None
+        assert methods["y"] + methods["height"] <= title["y"] < 400, section
+    for order in (1, -1):
+        page.locator("#summary .of-group:not([hidden]) thead button").first.click()
+        assert opened.column("Method") == sorted(names, key=by_settings)[::order]
+    ticks = page.locator("#classes-chart .ytick text").all_text_contents()
+    assert len(set(ticks)) == len(names)
+    assert opened.complaints == []
+    opened.context.close()
+
+
+def by_settings(name: str) -> list[float]:
+    return [float(part.partition("=")[2]) for part in name.removesuffix(")").split(", ")]
+
+
+def test_methods_without_a_seed_in_common_say_which_one_they_show(browser: Browser, tmp_path: Path) -> None:
+    for selector, seeds in (("random", (0, 1)), ("fedentopt", (1, 2))):
+        for seed in seeds:
+            write_run(tmp_path, RunConfig(clients=20, rounds=3, selector=selector, seed=seed), classes=tuple("abcde"))
+    opened = Opened(browser, write_report(tmp_path))
+
+    def titles() -> list[str]:
+        charts = [f"{kind}-{side}" for kind in ("cohort", "picks", "forget") for side in ("left", "right")]
+        read = "ids => ids.map((id) => document.getElementById(id).layout.title.text)"
+        found: list[str] = opened.page.evaluate(read, charts)
+        return found
+
+    def marked() -> list[str]:
+        return [trace["name"] for trace in opened.drawn("clients-chart") if trace["type"] == "scatter"]
+
+    assert opened.page.locator("#seed").input_value() == "1"  # the one that both have
+    assert titles() == ["fedavg", "fedentopt"] * 3
+    assert marked() == ["fedavg", "fedentopt"]
+    opened.page.locator("#seed").select_option("0")
+    assert titles() == ["fedavg", "fedentopt, seed 1"] * 3
+    assert marked() == ["fedavg"]  # clients of another partition hold other labels
+    assert [trace["name"].split(":")[0] for trace in opened.drawn("participation-chart")] == [
+        "fedavg",
+        "fedentopt, seed 1",
+    ]
+    opened.page.locator("#seed").select_option("2")
+    assert titles() == ["fedavg, seed 0", "fedentopt"] * 3
+    assert opened.complaints == []
+    opened.context.close()
+
+
 def contrast_with_white(colour: str) -> float:
     """The contrast ratio of WCAG 2; 1 cannot be told from white, 21 is black."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]

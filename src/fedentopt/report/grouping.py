@@ -101,8 +101,8 @@ def _setting_order(runs: list[RunResult]) -> tuple[str, ...]:
 
 
 def _in_order(text: str) -> str:
-    """Text that sorts by its numbers: zeros in front of them put 9 % before 10 %."""
-    return re.sub(r"\d+", lambda digits: digits[0].zfill(9), text)
+    """Text that sorts by its numbers, all written at one length: 9 % before 10 %, mu=0.001 before mu=0.01."""
+    return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", lambda number: f"{float(number[0]):036.18f}", text)
 
 
 def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
@@ -127,7 +127,7 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
     return tuple(sorted(methods, key=_method_order))
 
 
-def _method_order(method: Method) -> tuple[int, int, bool, str]:
+def _method_order(method: Method) -> tuple[int, int, bool, str, str]:
     config = method.config
     selector = _SELECTOR_ORDER.get(str(config.get("selector")), 3)
     return (
@@ -135,6 +135,7 @@ def _method_order(method: Method) -> tuple[int, int, bool, str]:
         int(config.get("algorithm") != "fedavg"),
         config.get("epsilon") is not None,
         _in_order(method.label),
+        method.label,
     )
 
 

@@ -8,7 +8,8 @@ always computed from all rounds: only what is drawn round by round gets thinner.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
     """Everything the charts of one setting need. Clients and classes are numbers; names are in two lists."""
     tables: list[list[list[float | None]]] = []
     table_of: dict[bytes, int] = {}
-    targets = _targets(group)
+    targets, seed = _targets(group), _common_seed(group)
 
     def label_table(run: RunResult) -> int | None:
         if run.labels is None or run.labels.size > detail.label_cells:
@@ -60,7 +61,7 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
 
     methods = []
     for method in group.methods:
-        shown = method.runs if detail.all_seeds else method.runs[:1]
+        shown = method.runs if detail.all_seeds else _of_seed(method, seed)
         values = figures(method)
         methods.append(
             {
@@ -89,6 +90,17 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
         "right": group.methods.index(balanced) if balanced else len(group.methods) - 1,
         "thinned": _thinned(group, detail),
     }
+
+
+def _common_seed(group: Group) -> int:
+    """The seed that most methods have, the lowest of several: methods can be compared only within one."""
+    seeds = Counter(seed for method in group.methods for seed in {run.seed for run in method.runs})
+    return max(sorted(seeds), key=lambda seed: seeds[seed])
+
+
+def _of_seed(method: Method, seed: int) -> Sequence[RunResult]:
+    """One run of the method: of this seed, else its first."""
+    return [run for run in method.runs if run.seed == seed][:1] or method.runs[:1]
 
 
 def _run(run: RunResult, table: int | None, detail: Detail) -> dict[str, Any]:

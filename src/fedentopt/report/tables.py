@@ -62,9 +62,10 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
-        best = _best(group_rows, "accuracy") or tuple(range(len(group_rows)))
-        name = ", ".join(group_rows[i][0].label for i in best)
-        accuracy = group_rows[best[0]][1].accuracy
+        scored = [row for row in group_rows if math.isfinite(row[1].accuracy.mean)]
+        best = [scored[i] for i in _best(scored, "accuracy")] or scored
+        name = ", ".join(method.label for method, _ in best) or "–"
+        accuracy = best[0][1].accuracy if best else Spread.of([])
         plain, balanced = group.plain(), group.balanced()
         gain = Spread.of(paired_gains(plain, balanced) if plain and balanced else [])
         button = f'<button type="button" class="link" data-show-group="{number}">{escape(group.title)}</button>'

@@ -6,17 +6,18 @@ const drawClasses = () => {
   const rows = [...methods].reverse();
   const place = document.getElementById("classes-chart");
   place.style.height = `${Math.max(220, 130 + (isNarrow() ? 22 : 34) * rows.length)}px`;
+  const most = lengthApart(rows.map((method) => method.label), isNarrow() ? [24] : [28, 40, 60]);
   const many = names.length > (isNarrow() ? 6 : 25);
   return draw("classes-chart", [{
     type: "heatmap", z: rows.map((method) => method.classAccuracy), zmin: 0, zmax: 100, colorscale: knowledge(), xgap: names.length > (isNarrow() ? 25 : 60) ? 0 : 2, ygap: 2,
     texttemplate: many ? "" : "%{z:.0f}",
-    customdata: rows.map((method) => names.map((name) => [plain(clipped(method.label, 40)), plain(clipped(name, 40))])),
+    customdata: rows.map((method) => names.map((name) => [plain(clipped(method.label, 80)), plain(clipped(name, 40))])),
     hovertemplate: "%{customdata[0]}<br>%{customdata[1]}: %{z:.1f} %<extra></extra>",
     colorbar: { title: { text: "%", side: "right" }, thickness: 12, outlinewidth: 0 },
   }], layout({
     margin: { l: 54, r: 12, t: 14, b: 46 },
-    xaxis: classAxis(place.clientWidth - (isNarrow() ? 220 : 330), 12),
-    yaxis: axis("", { tickvals: rows.map((_, i) => i), ticktext: rows.map((method) => plain(clipped(method.label, isNarrow() ? 24 : 28))), tickfont: { size: isNarrow() ? 10 : 13 }, showgrid: false }),
+    xaxis: classAxis(place.clientWidth - (isNarrow() ? 220 : 130 + 7 * most), 12),
+    yaxis: axis("", { tickvals: rows.map((_, i) => i), ticktext: rows.map((method) => plain(clipped(method.label, most))), tickfont: { size: isNarrow() ? 10 : 13 }, showgrid: false }),
   }));
 };
 
@@ -33,7 +34,7 @@ const drawForgetting = (side) => {
     customdata: names.map((name) => run.classRounds.map(() => plain(clipped(name, 40)))),
     hovertemplate: "round %{x}<br>%{customdata}: %{z:.1f} %<extra></extra>",
   }], layout({
-    title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
+    title: { text: shownName(method), font: { size: 15 }, x: 0.02, xanchor: "left" },
     xaxis: wholeAxis("Round", run.classRounds.at(-1), { showgrid: false }),
     yaxis: classAxis(room, isNarrow() ? 9 : 14),
   }));

@@ -2,6 +2,11 @@
 const SIDES = ["left", "right"];
 const methodOn = (side) => view.group.methods[view[side]];
 const runOf = (method) => method.runs.find((run) => run.seed === view.seed) ?? method.runs[0];
+// A method that has no run of the chosen seed shows another one, and says so.
+const shownName = (method, most = 40) => {
+  const { seed } = runOf(method);
+  return plain(clipped(method.label, most)) + (seed === view.seed ? "" : `, seed ${seed}`);
+};
 
 // The slider steps over the rounds kept for both methods.
 const keptRounds = () => {
@@ -57,7 +62,7 @@ const drawCohort = (side) => {
   const most = isNarrow() ? 8 : 12;
   const slanted = names.length > 6 && names.some((name) => name.length > 4);
   draw(id, traces, layout({
-    barmode: "stack", title: { text: plain(clipped(method.label, 40)), font: { size: 15 }, x: 0.02, xanchor: "left" },
+    barmode: "stack", title: { text: shownName(method), font: { size: 15 }, x: 0.02, xanchor: "left" },
     xaxis: classAxis(document.getElementById(id).clientWidth - 70, most, { range: [-0.6, names.length - 0.4], tickangle: slanted ? -40 : 0 }),
     yaxis: axis("Samples", { range: [0, top] }), hovermode: "closest",
     annotations: missing.map((c) => ({ x: c, y: 0, yanchor: "bottom", text: "✕", showarrow: false, font: { size: 18, color: cssColour("--warn") } })),
@@ -102,7 +107,7 @@ const blockName = (block, size, most = 30) => {
 };
 
 const drawClients = () => {
-  const labels = cohortAt("left").labels ?? cohortAt("right").labels;
+  const { labels, run: { seed } } = cohortAt(cohortAt("left").labels ? "left" : "right");
   if (!labels) return drawEmpty("clients-chart", NO_LABELS);
   const { classes, clients: names } = view.group;
   const size = blockSize();
@@ -110,13 +115,16 @@ const drawClients = () => {
   const z = classes.map(() => new Array(blocks).fill(0));
   labels.forEach((row, client) => row.forEach((count, c) => { z[c][Math.floor(client / size)] += count; }));
   const gap = Math.max(1, classes.length / 30);
-  const marks = (view.group.methods.length > 1 ? SIDES : ["left"]).map((side, index) => {
+  // Another seed has another partition, whose clients hold other labels than the ones drawn.
+  const sides = (view.group.methods.length > 1 ? SIDES : ["left"]).filter((side) => cohortAt(side).run.seed === seed);
+  const marks = sides.map((side) => {
     const { method, clients, absent } = cohortAt(side);
+    const index = SIDES.indexOf(side);
     return {
       type: "scatter", mode: "markers", x: clients.map((client) => Math.floor(client / size)),
       y: clients.map(() => (index === 0 ? -gap : classes.length - 1 + gap)), cliponaxis: false,
       marker: { color: colourOf(method), symbol: clients.map((client) => (absent.includes(client) ? "x" : index === 0 ? "triangle-up" : "triangle-down")), size: 10 },
-      customdata: clients.map((client) => plain(clipped(names[client], 30))), name: plain(clipped(method.label, 40)),
+      customdata: clients.map((client) => plain(clipped(names[client], 30))), name: shownName(method),
       hovertemplate: "client %{customdata} chosen by %{fullData.name}<extra></extra>",
     };
   });
@@ -166,7 +174,7 @@ const drawPicks = (side) => {
     text: z.map((row, block) => row.map((value) => `client ${blockName(block, size)}: ${meaning(value)}`)),
     hovertemplate: "round %{x}<br>%{text}<extra></extra>",
   }], layout({
-    title: { text: plain(clipped(method.label, 40)) + (dropped ? `<br><span style="font-size:12px;color:${lost}">■ chosen, did not train</span>` : ""), font: { size: 15 }, x: 0.02, xanchor: "left" },
+    title: { text: shownName(method) + (dropped ? `<br><span style="font-size:12px;color:${lost}">■ chosen, did not train</span>` : ""), font: { size: 15 }, x: 0.02, xanchor: "left" },
     margin: { l: 54, r: 12, t: dropped ? 54 : 34, b: 46 },
     xaxis: wholeAxis("Round", run.rounds.at(-1), { showgrid: false }),
     yaxis: axis("Client", { tickvals, ticktext: tickvals.map((block) => blockName(block, size, 12)), showgrid: false, autorange: "reversed" }),

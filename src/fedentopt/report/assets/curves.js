@@ -72,7 +72,7 @@ const drawParticipation = () => {
     return {
       x: order.map((_, rank) => rank + (byClient ? 0 : 1)), y: order.map((client) => run.times[client]),
       customdata: order.map((client) => plain(clipped(names[client], 30))),
-      name: plain(`${clipped(method.label, 40)}: H_norm ${method.hNorm === null ? "–" : method.hNorm.toFixed(3)}`), meta: method.label,
+      name: `${shownName(method, isNarrow() ? 22 : 40)}: H_norm ${method.hNorm === null ? "–" : method.hNorm.toFixed(3)}`, meta: method.label,
       mode: byClient ? "markers" : "lines", line: { color: colour, width: 2.2, shape: "hvh", dash: method.style.dash },
       marker: { color: colour, size: 6, opacity: 0.8 },
       hovertemplate: "client %{customdata}: chosen %{y} times<extra>%{fullData.name}</extra>",

@@ -17,6 +17,8 @@ const clipped = (text, most = 18) => {
   const end = Math.floor(most * 0.3);
   return letters.length > most ? `${letters.slice(0, most - 1 - end).join("")}…${letters.slice(-end).join("")}` : String(text);
 };
+// The first of these lengths at which no two names read alike, else the last.
+const lengthApart = (names, lengths) => lengths.find((most) => new Set(names.map((name) => clipped(name, most))).size === names.length) ?? lengths.at(-1);
 
 const styleMethods = (group) => {
   let next = 0;

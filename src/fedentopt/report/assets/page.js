@@ -95,7 +95,8 @@ const showGroup = async (number) => {
   fillSelect(byId("left"), methods, String(view.left));
   fillSelect(byId("right"), methods, String(view.right));
   const seeds = [...new Set(group.methods.flatMap((method) => method.runs.map((run) => run.seed)))].sort((a, b) => a - b);
-  view.seed = seeds[0];
+  // Side by side means the same partition, so the first look is at a seed that both have.
+  view.seed = seeds.find((seed) => SIDES.every((side) => methodOn(side).runs.some((run) => run.seed === seed))) ?? seeds[0];
   fillSelect(byId("seed"), seeds.map((seed) => [String(seed), String(seed)]), String(view.seed));
   byId("seed").disabled = seeds.length < 2;
   const target = byId("target");
@@ -158,8 +159,9 @@ const setTheme = (dark) => {
 };
 
 const wire = () => {
-  const bar = document.querySelector(".bar");
-  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
+  for (const [name, bar] of [["--bar", document.querySelector(".bar")], ["--methods", byId("methods")]]) {
+    new ResizeObserver(() => document.documentElement.style.setProperty(name, `${bar.offsetHeight}px`)).observe(bar);
+  }
   for (const side of SIDES) byId(side).addEventListener("change", (event) => { view[side] = Number(event.target.value); useSides(); drawRound(); drawSides(); });
   byId("seed").addEventListener("change", (event) => { view.seed = Number(event.target.value); useSides(); drawRound(); drawSides(); drawParticipation(); });
   byId("round").addEventListener("input", () => step(0));

@@ -1,3 +1,14 @@
+// Texts by the numbers in them: 9 % before 10 %, mu=0.001 before mu=0.01.
+const NUMBERS = /(\d+(?:\.\d+)?(?:e[+-]?\d+)?)/i;
+const byNumbers = (x, y) => {
+  const [left, right] = [x.split(NUMBERS), y.split(NUMBERS)];
+  for (let i = 0; i < Math.min(left.length, right.length); i += 1) {
+    const order = i % 2 ? Number(left[i]) - Number(right[i]) : left[i].localeCompare(right[i]);
+    if (order) return order;
+  }
+  return left.length - right.length;
+};
+
 // Sorting by click or key on a column's button; empty cells stay at the end in both directions.
 const sortTable = (button) => {
   const head = button.closest("th");
@@ -12,7 +23,7 @@ const sortTable = (button) => {
   const compare = (a, b) => {
     const [x, y] = [value(a), value(b)];
     if (x === "" || y === "") return (x === "") - (y === "");
-    return sign * (numeric ? Number(x) - Number(y) : x.localeCompare(y, undefined, { numeric: true }));
+    return sign * (numeric ? Number(x) - Number(y) : byNumbers(x, y));
   };
   head.parentElement.querySelectorAll("th").forEach((cell) => cell.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", order);
