@@ -317,6 +317,26 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
             (OWN.replace('"mine"', f"'{name}'"), f"table: '{re.escape(name)}' cannot be used; accepted: letters")
             for name in ("", "x_curves", "../esc", "a/b", "a b", "-a", "_a", "a.b", "ä", "all", "rounds-to-target")
         ),
+        (OWN.replace("mu = [0.5, 1.0]", "buffer = {a = 1}"), "block 1: buffer: {'a': 1} is not a number"),
+        (OWN.replace("mu = [0.5, 1.0]", "participation = [[1]]"), "block 1: participation: \\[1\\] is not a number"),
+        (
+            OWN.replace("mu = [0.5, 1.0]", "fedlc_tau = [[1]]"),
+            "block 1: fedlc_tau: \\[1\\] cannot be used; accepted: a sin",
+        ),
+        (OWN.replace('["accuracy", "h_norm"]', '"model_mb"').replace("mu =", "mue ="), "block 1: mue: unknown setting"),
+        *(
+            (OWN.replace("mu = [0.5, 1.0]", f"{name} = 1"), f"block 1: {name}: cannot be set here; accepted: {word}")
+            for name, word in (("seed", "seeds"), ("algorithm", "method"), ("selector", "method"))
+        ),
+        (OWN.replace("rounds = ", "seed = 1\nrounds = "), "\\[settings\\]: seed: cannot be set here; accepted: seeds"),
+        (
+            OWN.replace("[dataset.digits]", '[dataset.digits]\nmodel = "vgg11"'),
+            "\\[dataset\\]: model: cannot be set here",
+        ),
+        (
+            OWN.replace("mu = [0.5, 1.0]", "cohort = 5\nparticipation = 5"),
+            "block 1: cohort: says the same as participation",
+        ),
         (OWN.replace('"mine"', r'"mine\n"'), "block 1: table: 'mine.*' cannot be used"),
         (OWN.replace('"mine"', "5"), "block 1: table: 5 cannot be used"),
     ],
@@ -327,6 +347,28 @@ def test_a_bad_file_is_refused_by_name_and_block(tmp_path: Path, text: str, mess
     with pytest.raises(InputError, match=message) as refusal:
         cells_from_file(path)
     assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "block", "clients"),
+    [
+        ("", "cohort = 5", [5]),
+        ("", "cohort = [5, 6]", [5, 6]),
+        ("[settings]\ncohort = 5", "", [5]),
+        ("[settings]\ncohort = 5", "participation = 7", [7]),
+        ("[settings]\ncohort = 5\n[dataset.cifar10]\nparticipation = 8", "", [8]),
+    ],
+)
+def test_a_number_of_clients_takes_the_place_of_the_papers_share(
+    tmp_path: Path, settings: str, block: str, clients: list[int]
+) -> None:
+    path = tmp_path / "cells.toml"
+    cell = 'table = "t"\nmetric = "accuracy"\nmodel = "lenet5"\ndataset = "cifar10"\npartition = "iid"'
+    path.write_text(f'{settings}\n[[cells]]\n{cell}\nmethod = "fedentopt"\n{block}\n')
+    cells = cells_from_file(path)
+    assert [cell.config.cohort_size for cell in cells if cell.config] == clients
+    assert [cell.participation for cell in cells] == clients  # of a hundred
+    assert [cell.reference.cohort_size for cell in cells if cell.reference] == clients
 
 
 @pytest.mark.parametrize("line", ["paper = 50", "paper = -0.5", "seeds = 1000"])

@@ -6,6 +6,7 @@ its own sections wins over all of `paper.toml`, its `[[cells]]` replace the pape
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import sys
@@ -40,6 +41,14 @@ USED_BY = {
     "concat_max_rounds": ("fedconcat",),
 }
 """Settings that only these algorithms look at; for others they must not tell two runs apart."""
+
+ELSEWHERE = {
+    "seed": "seeds",
+    "algorithm": "method",
+    "selector": "method",
+    **{name: f"{name} in [[cells]]" for name in ("dataset", "model", "partition")},
+}
+"""Settings of a run that a cell says in other words, and where; given as settings they would not be looked at."""
 
 Document = Mapping[str, Any]
 
@@ -94,6 +103,18 @@ def _check_sections(document: Document, source: str) -> None:
         if name != "cells" and not all(isinstance(table, dict) for table in inner):
             form = "[settings]" if name == "settings" else f"[{name}.NAME]"
             raise InputError(f"{source}: {name} is not a section of settings; accepted: {form}")
+        if name != "cells":
+            for table in inner:
+                _check_settings(table, f"{source}: [{name}]: ")
+
+
+def _check_settings(settings: Document, where: str = "") -> None:
+    """Refuse settings that could not be honoured."""
+    for name in settings:
+        if name in ELSEWHERE:
+            raise InputError(f"{where}{name}: cannot be set here; accepted: {ELSEWHERE[name]}")
+    if "cohort" in settings and "participation" in settings:
+        raise InputError(f"{where}cohort: says the same as participation; accepted: one of the two")
 
 
 def _block_cells(documents: Sequence[Document], block: Document, printed: Mapping[Place, Printed]) -> list[Cell]:
@@ -105,6 +126,7 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
     if not isinstance(block.get("extra", False), bool):
         raise InputError(f"extra: {block['extra']!r} cannot be used; accepted: true or false")
     fixed = {"table", "extra", "paper", "seeds"}
+    _check_settings({name: value for name, value in block.items() if name not in ("dataset", "model", "partition")})
     settings = [name for name in block if name not in fixed and name not in AXES]
     swept = [name for name in settings if isinstance(block[name], list)]
     axes = [name for name in AXES if name in block]
@@ -166,6 +188,7 @@ def _cell(
         "swept": tuple((name, chosen[name]) for name in swept),
     }
     if metric == "model_mb":
+        _check_known(settings)
         return Cell(**common)
     availability = common["availability"]
     if availability is not None and not any(availability in doc.get("availability", {}) for doc in documents):
@@ -175,8 +198,8 @@ def _cell(
         raise InputError(f"{'method' if method is None else 'partition'} is missing")
 
     def config(name: str) -> RunConfig:
-        merged = _layered(documents, {**chosen, "method": name}) | settings
-        merged |= {key: chosen[key] for key in ("participation", "buffer") if key in chosen}
+        merged = _over(_layered(documents, {**chosen, "method": name}), settings)
+        merged = _over(merged, {key: chosen[key] for key in ("participation", "buffer") if key in chosen})
         return _run_config(merged, {**chosen, "method": name})
 
     own = config(method)
@@ -195,18 +218,32 @@ def _cell(
     )
 
 
+def _check_known(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that no run has, where there is no run to refuse them."""
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    for name in settings:
+        if name not in known:
+            raise InputError(f"{name}: unknown setting; accepted: {', '.join(sorted(known))}")
+
+
 def _layered(documents: Sequence[Document], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of all sections that speak of this cell, later documents and later sections winning."""
     merged: dict[str, Any] = {}
     for document in documents:
-        merged |= document.get("settings", {})
+        merged = _over(merged, document.get("settings", {}))
         for section in SECTIONS:
             name = chosen.get(section)
             # A combination takes the settings of its parts, then its own.
             parts = [*name.split("+"), name] if section == "method" and name else [name]
             for part in parts:
-                merged |= document.get(section, {}).get(part, {})
+                merged = _over(merged, document.get(section, {}).get(part, {}))
     return merged
+
+
+def _over(merged: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with later ones on top; a number of clients and a share of them are the same setting."""
+    replaced = {"cohort", "participation"} if {"cohort", "participation"} & later.keys() else set()
+    return {**{name: value for name, value in merged.items() if name not in replaced}, **later}
 
 
 def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConfig:
@@ -236,8 +273,13 @@ def _as_list(name: str, value: Any) -> list[Any]:
     if not values:
         raise InputError(f"{name}: the list is empty")
     for item in values:
-        if name not in ("participation", "buffer") and name in AXES and not isinstance(item, str):
+        if name in ("participation", "buffer"):
+            if isinstance(item, bool) or not isinstance(item, int | float):
+                raise InputError(f"{name}: {item!r} is not a number; accepted: per cent of the clients")
+        elif name in AXES and not isinstance(item, str):
             raise InputError(f"{name}: {item!r} is not a name")
+        elif isinstance(item, list | dict):
+            raise InputError(f"{name}: {item!r} cannot be used; accepted: a single value, or a list of such")
     return values
 
 
