@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.report import write_report
+from fedentopt.report.reading import read_folder
 from fedentopt.simulation.config import RunConfig
 from result_folders import write_run
 
@@ -86,3 +88,9 @@ def test_folders_without_results_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text('{"config": {}}')
     with pytest.raises(InputError, match="none has finished a round"):
         write_report(tmp_path)
+
+
+def test_a_folder_that_was_never_put_in_place_is_no_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, RunConfig(clients=10, rounds=2), classes=("a", "b"))
+    shutil.copytree(folder, tmp_path / f".{folder.name}.part")
+    assert [run.run_id for run in read_folder(tmp_path).runs] == [folder.name]

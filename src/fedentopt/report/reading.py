@@ -100,7 +100,9 @@ def read_folder(directory: Path) -> ResultFolder:
     if (directory / "run.json").is_file():
         folders = [directory]
     else:
-        folders = sorted(path.parent for path in directory.glob("*/run.json"))
+        # A name with a dot in front is a folder that is being put in place, or never was: its run is not there yet.
+        found = (path.parent for path in directory.glob("*/run.json"))
+        folders = sorted(folder for folder in found if not folder.name.startswith("."))
     if not folders:
         raise InputError(f"{directory}: no results in it; expected <run>/run.json as `fedentopt run --out` writes them")
     runs: list[RunResult] = []

@@ -158,7 +158,7 @@ class Reproduction:
 
     def write_page(self, folder: Path) -> Path | None:
         """The HTML page of all runs in `folder`; None where there are none, or no Plotly to draw it with."""
-        if not any(folder.glob("*/rounds.csv")) or importlib.util.find_spec("plotly") is None:
+        if not any(folder.glob("[!.]*/rounds.csv")) or importlib.util.find_spec("plotly") is None:
             return None
         from fedentopt.report import write_report
 
