@@ -236,6 +236,7 @@ def test_state_of_another_file_is_refused(fedentopt: Command, counts: Path, tmp_
         ('{"format": "fedentopt select 1"}', "'state' or 'about' is missing"),
         ('{"format": "fedentopt select 1", "about": {}, "state": {}}', "the state is of classes none"),
         ("client,a\n", "accepted: a file written by --state"),
+        pytest.param("[" * 100_000, "accepted: a file written by --state", id="nested too deeply"),
     ],
 )
 def test_what_is_not_a_state_is_refused_and_left_alone(

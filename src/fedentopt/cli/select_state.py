@@ -27,7 +27,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
         raise InputError(f"{path}: {error}; accepted: a file written by --state, or one that does not exist") from error
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, or JSON nested deeper than any state
         raise InputError(f"{path}: {error}; accepted: a file written by --state") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise InputError(f"{path}: not a state of fedentopt select; accepted: a file written by --state")
