@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("torch")
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
@@ -161,6 +163,7 @@ class Run:
         self.folder, self.grid, self.cohort = tmp_path, grid, cohort
         self.told = context(cohort=str(cohort), buffer="1", **settings).run_config
         self.trained: list[tuple[tuple[int | str, ...], tuple[int | str, ...]]] = []
+        self.scores: dict[int, tuple[float, float, list[float]]] = {}  # by round, where others than 50 %
 
     def to(self, rounds: int) -> RunResult:
         from fedentopt_app.data import load_data
@@ -184,7 +187,7 @@ class Run:
                 return None
             last = strategy.history[-1]
             self.trained.append((last.cohort.clients, last.answered))
-            return books.round_metrics(1.0, 28, (50.0, 1.0, [50.0] * 10))
+            return books.round_metrics(1.0, 28, self.scores.get(number, (50.0, 1.0, [50.0] * 10)))
 
         result = strategy.start(self.grid, model(), num_rounds=rounds, evaluate_fn=evaluate)
         path = books.write(self.folder / f"out{rounds}", self.told, result)
@@ -250,3 +253,42 @@ def test_shares_by_number_keep_a_row_each_also_for_those_never_met(tmp_path: Pat
     done = run.to(2)
     assert len(rows(done.path / "label_counts.csv")) == 4
     assert [record.clients for record in done.records] == [clients for clients, _ in run.trained]
+
+
+@pytest.mark.parametrize("stops", [[4], [1, 3, 4]])
+def test_a_run_that_diverges_is_at_chance_from_there_on_as_in_the_simulator(tmp_path: Path, stops: list[int]) -> None:
+    run = Run(tmp_path, FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in range(4)}, 10), 2, clients=4)
+    guess = (9.9, np.nan, [99.0] + [0.0] * 9)  # the largest of ten NaNs is the first
+    run.scores = {3: guess, 4: guess}
+    for stop in stops:
+        done = run.to(stop)
+    assert [record.accuracy for record in done.records] == [50.0, 50.0, 10.0, 10.0]
+    assert [record.loss for record in done.records] == [1.0, 1.0, None, None]
+    assert done.records[2].class_accuracy == (10.0,) * 10
+    assert done.summary["diverged_round"] == 3
+    assert done.summary["accuracy"] == 30.0
+
+
+def test_a_class_without_test_images_is_none_the_model_fails(tmp_path: Path) -> None:
+    from fedentopt_app.data import load_data
+    from fedentopt_app.evaluation import evaluate
+
+    data = load_data("digits", None)
+    seen = data.y_test != 4
+    part = dataclasses.replace(data, x_test=data.x_test[seen], y_test=data.y_test[seen])
+
+    class AlwaysTwo(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.eye(10)[2].expand(len(images), 10)
+
+    accuracy, _, classes = evaluate(AlwaysTwo(), part)
+    assert accuracy == pytest.approx(100 * np.mean(part.y_test == 2))
+    assert classes[2] == 100.0
+    assert np.isnan(classes[4])
+    run = Run(tmp_path, FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in range(4)}, 10), 2, clients=4)
+    run.scores = dict.fromkeys((1, 2, 3), (90.0, 0.1, [80.0] * 4 + [np.nan] + [70.0] * 5))
+    run.to(2)
+    done = run.to(3)
+    assert [record.worst_class_accuracy for record in done.records] == [70.0] * 3
+    assert done.summary["worst_class_accuracy"] == 70.0
+    assert done.summary["class_accuracy"][4] is None

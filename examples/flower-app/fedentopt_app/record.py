@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,12 +65,15 @@ class Bookkeeper:
         """Write the folder; returns it."""
         row = {client: number for number, client in enumerate(self._clients())}
         rows = [row[client] for client in self.strategy.census.members]
-        records = [_record(number, told, rows) for number, told in sorted(result.evaluate_metrics_serverapp.items())]
+        told = sorted(result.evaluate_metrics_serverapp.items())
+        diverged = next((number for number, metrics in told if not math.isfinite(metrics["loss"])), None)
+        records = [_record(number, metrics, rows) for number, metrics in told]
+        if diverged is not None:
+            records = [self._at_chance(record) if record.round >= diverged else record for record in records]
         words = [f"{name}={_toml(value)}" for name, value in run_config.items() if name not in ("out", "checkpoint")]
         folder = RunFolder(
             out, self.config, resume=False, command=shlex.join(["flwr", "run", ".", "--run-config", " ".join(words)])
         )
-        diverged = next((record.round for record in records if not math.isfinite(record.loss or 0.0)), None)
         with folder.locked():
             samples = int(self._counts().sum()), len(self.data.y_test)
             folder.start(
@@ -83,6 +87,11 @@ class Bookkeeper:
             clients, rounds = len(self._counts()), self.config.rounds
             folder.finish(Outcome(tuple(records), model, diverged, self.data.num_classes, clients, rounds))
         return folder.path
+
+    def _at_chance(self, record: RoundRecord) -> RoundRecord:
+        """A round from the divergence on, as the simulator books it: what such a model guesses is no accuracy."""
+        chance = 100 / self.data.num_classes
+        return replace(record, accuracy=chance, loss=None, class_accuracy=(chance,) * self.data.num_classes)
 
     def _clients(self) -> list[ClientId]:
         """The clients in the order of their rows: every share of the data, or by name those that the server met."""
