@@ -269,6 +269,28 @@ def test_noisy_counts_survive_bit_for_bit(tmp_path: Path) -> None:
         assert second.census.members[client].report.epsilon == 0.3
 
 
+def test_settings_that_numpy_computed_are_kept_too(tmp_path: Path) -> None:
+    told = COMMON | {name: np.int64(COMMON[name]) for name in ("cohort_size", "buffer_size", "num_classes", "seed")}
+    FedEntOpt(**told, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    again, whole = FedEntOpt(**COMMON, checkpoint_dir=tmp_path), FedEntOpt(**COMMON)
+    again.start(federation(), model(), num_rounds=4)
+    whole.start(federation(), model(), num_rounds=4)
+    assert picked(again) == picked(whole)[2:]
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "link to nowhere"])
+def test_a_folder_that_cannot_hold_a_checkpoint_is_refused_before_a_round_is_spent(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "place"
+    if kind == "link to nowhere":  # such as to a volume that is not mounted
+        place.symlink_to(tmp_path / "volume" / "checkpoints")
+    else:
+        place.write_text("")
+    grid = federation()
+    with pytest.raises(InputError, match=r"checkpoint_dir: .*accepted: a folder that can be written to"):
+        FedEntOpt(**COMMON, checkpoint_dir=place / "deeper" if kind == "below a file" else place).start(grid, model())
+    assert grid.asked == []
+
+
 def test_a_stop_while_the_checkpoint_is_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -415,6 +415,8 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"node_timeout": float("nan")}, "node_timeout"),
         ({"selector": RandomSelector(2)}, "selector"),
         ({"selector": RandomSelector(2), "buffer": 0, "target": np.ones(CLASSES)}, "selector: give either"),
+        ({"target": [1, 2, 3]}, f"target: 3 weights; accepted: {CLASSES}"),
+        ({"selector": EntropySelector(2, target=[1, 2]), "buffer": 0}, "target: 2 weights"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:

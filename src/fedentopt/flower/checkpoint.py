@@ -33,6 +33,18 @@ class Checkpoint:
     meta: Mapping[str, Any]
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder where it is missing; one that nothing can be written to is refused, before a round is spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(prefix=FILE, dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"checkpoint_dir: {folder}: {error.strerror or error}; accepted: a folder that can be written to"
+        ) from error
+
+
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint beside the old one and rename it; a stop at any moment leaves one of the two whole."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -147,6 +147,7 @@ def _continue(layers: list[Strategy], initial: ArrayRecord, num_rounds: int, res
     """Put the checkpoint back, if there is one; return the rounds that are done."""
     selection: LabelAware = layers[-1]  # type: ignore[assignment]
     assert selection.checkpoint_dir is not None
+    checkpoints.make_folder(selection.checkpoint_dir)
     found = checkpoints.load(selection.checkpoint_dir)
     if found is None:
         return 0

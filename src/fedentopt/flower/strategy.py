@@ -100,9 +100,12 @@ class LabelAware(FedAvg):
             raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
         super().__init__(**strategy_options)
         self.selector = selector if selector is not None else EntropySelector(cohort_size, buffer_size, seed, target)
+        aim = self.selector.target if isinstance(self.selector, EntropySelector) else None
+        if aim is not None and aim.size != num_classes:  # else the first client would be blamed, after the query
+            raise InputError(f"target: {aim.size} weights; accepted: {num_classes}, one for each class (num_classes)")
         self.roster = Roster(self.selector)
         self.cohort_size = self.selector.cohort_size
-        self.census = Census(num_classes, timeout=query_timeout, attempts=query_attempts)
+        self.census = Census(int(num_classes), timeout=query_timeout, attempts=query_attempts)
         self.node_timeout = node_timeout
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.history: list[RoundSelection] = []
