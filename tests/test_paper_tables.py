@@ -311,6 +311,10 @@ def test_thinned_curves_keep_every_round_where_the_figure_is_a_curve(tmp_path: P
             "table1.csv, line 2: (value|accuracy) 'fourty' is not a number",
         ),
         (lambda text: re.sub(r",[0-9a-f]{8}\n", ",\n", text), "table1.csv, line 2: settings is empty"),
+        (lambda text: text.replace("fedavg", '"fedavg', 1), "table1.csv, line .*: cannot be read as CSV"),
+        (lambda text: text.replace("fedavg", '"' + "x" * 200_000, 1), "table1.csv, line .*: cannot be read as CSV"),
+        (lambda text: f"{text}>>>>>>> other\n", "table1.csv, line .*: 1 cells, the header has"),
+        (lambda text: text.rstrip()[:-20], "table1.csv, line .* cells, the header has"),
     ],
 )
 def test_a_damaged_export_is_refused_by_line(tmp_path: Path, change, message: str) -> None:

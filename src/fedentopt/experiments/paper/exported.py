@@ -147,7 +147,7 @@ def _read_measured(row: _Row) -> Measured:
 class _Row:
     """A line of an exported file whose cells are read by name."""
 
-    def __init__(self, where: str, cells: Mapping[str, str | None]) -> None:
+    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
         self._where, self._cells = where, cells
 
     def read(self, column: str, convert: type) -> Any:
@@ -165,7 +165,7 @@ class _Row:
 
     def text(self, column: str) -> str:
         """The cell as it is written."""
-        return self._cells[column] or ""
+        return self._cells[column]
 
     def need(self, column: str, convert: type) -> Any:
         """The cell's value, which must be there."""
@@ -180,12 +180,23 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterable[_Row]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
-    lines = csv.DictReader(io.StringIO(text))
-    missing = [name for name in columns if name not in (lines.fieldnames or [])]
-    if missing:
-        raise InputError(f"{path}: column {missing[0]} is missing; accepted: a file that `reproduce --export` wrote")
-    for number, cells in enumerate(lines, 2):
-        yield _Row(f"{path}, line {number}", cells)
+    # A quote that is never closed would swallow all rows behind it.
+    lines = csv.reader(io.StringIO(text), strict=True)
+    advice = "accepted: a file that `reproduce --export` wrote"
+    try:
+        header = next(lines, [])
+        missing = [name for name in columns if name not in header]
+        if missing:
+            raise InputError(f"{path}: column {missing[0]} is missing; {advice}")
+        for cells in lines:
+            if len(cells) not in (0, len(header)):
+                raise InputError(
+                    f"{path}, line {lines.line_num}: {len(cells)} cells, the header has {len(header)}; {advice}"
+                )
+            if cells:
+                yield _Row(f"{path}, line {lines.line_num}", dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        raise InputError(f"{path}, line {lines.line_num}: cannot be read as CSV ({error}); {advice}") from None
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
