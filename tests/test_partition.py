@@ -149,7 +149,8 @@ def test_parse() -> None:
 
 @pytest.mark.parametrize(
     "spec", ["", "dir", "dir:", "dir:x", "dir:0", "dir:-1", "dir:nan", "dir:inf", "classes", "classes:0", "classes:-1",
-             "classes:2.5", "classes:²", "iid:1", "IID", "shards:2", "dir:0.1:2"]
+             "classes:2.5", "classes:²", "classes:" + "9" * 400, "classes:" + "9" * 5000, "iid:1",
+             "IID", "shards:2", "dir:0.1:2"]
 )  # fmt: skip
 def test_bad_specs_are_refused(spec: str) -> None:
     with pytest.raises(InputError, match=r"partition: .*accepted: "):
@@ -162,6 +163,7 @@ def test_bad_specs_are_refused(spec: str) -> None:
         ([0, 1] * 10, "classes:3", 4, {}, "classes:3 asks for 3 of 2 classes"),
         (list(range(10)) * 5, "classes:1", 3, {}, r"leaves class 3 \(5 samples\) without an owner"),
         ([0] * 50 + [1] * 3, "classes:2", 10, {}, "gives class 1 10 owners, but it has 3 samples"),
+        ([0, 2] * 50, "classes:1", 10, {}, "class 1 3 owners, but it has no samples; accepted: labels without"),
         ([0, 1, 2], "iid", 4, {}, "clients: 4 clients for 3 samples"),
         ([], "iid", 1, {}, "clients: 1 clients for 0 samples"),
         ([0, 1] * 10, "iid", 0, {}, "clients: 0"),
@@ -186,3 +188,14 @@ def test_a_minimum_that_is_never_met_is_refused_with_its_settings() -> None:
         partition(np.repeat(np.arange(3), 100), "dir:0.01", 30, 0)
     with pytest.raises(InputError, match=r"dir:1e-300 among 5 clients never gave"):
         partition([0, 1] * 50, "dir:1e-300", 5, 0, min_samples=20)
+
+
+def test_numbers_with_wide_gaps_are_split_as_numbers_without() -> None:
+    # 27,001 classes: what a split costs must not grow with classes times classes, nor with classes times clients.
+    labels = np.random.default_rng(0).integers(0, 10, 2000)
+    found = partition(labels * 3000, "dir:1", 40, 0, min_samples=0)
+    assert found.counts.shape == (40, 27_001)
+    np.testing.assert_array_equal(np.sort(np.concatenate(found.indices)), np.arange(2000))
+    np.testing.assert_array_equal(found.counts.sum(axis=0)[::3000], np.bincount(labels))
+    many = partition(np.arange(2000), "classes:1", 2000, 0)
+    assert [part.tolist() for part in many.indices] == [[k] for k in range(2000)]

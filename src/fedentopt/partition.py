@@ -69,7 +69,8 @@ def parse(spec: str) -> PartitionSpec:
             )
         return PartitionSpec("dir", beta)
     if kind == "classes" and colon:
-        if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        # No data set has classes beyond fifteen digits; longer numbers would not even fit a float.
+        if not (text.isascii() and text.isdigit() and len(text) <= 15 and int(text) >= 1):
             raise InputError(
                 f"partition: {spec!r} has {text!r} classes a client; accepted: a whole number from 1, such as classes:2"
             )
@@ -130,11 +131,14 @@ def _deal(y: np.ndarray, sizes: np.ndarray | None, clients: int, seed: int) -> l
     rng = np.random.default_rng([seed, _SHUFFLE])
     if sizes is None:
         return [np.sort(part) for part in np.array_split(rng.permutation(y.size), clients)]
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for c, row in enumerate(sizes):
-        members = rng.permutation(np.flatnonzero(y == c))
-        for part, piece in zip(parts, np.split(members, np.cumsum(row)[:-1]), strict=True):
-            part.append(piece)
+    parts: list[list[np.ndarray]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
+    by_class = np.split(np.argsort(y, kind="stable"), np.cumsum(sizes.sum(axis=1))[:-1])
+    for members, row in zip(by_class, sizes, strict=True):
+        owners = np.flatnonzero(row)  # few of many where there are many classes
+        if owners.size:
+            pieces = np.split(rng.permutation(members), np.cumsum(row[owners])[:-1])
+            for k, piece in zip(owners, pieces, strict=True):
+                parts[k].append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
@@ -157,6 +161,11 @@ def _label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes:
             raise InputError(
                 f"partition: classes:{j} among {clients} clients leaves class {c} ({n} samples) without an owner; "
                 f"accepted: more clients (from {num_classes} every class has one) or more classes a client"
+            )
+        if owners.size and not n:
+            raise InputError(
+                f"partition: classes:{j} gives class {c} {owners.size} owners, but it has no samples; "
+                "accepted: labels without such a class, or dir:BETA"
             )
         if n < owners.size:
             raise InputError(
@@ -197,17 +206,19 @@ def _draw_dirichlet(per_class: np.ndarray, beta: float, clients: int, seed: int,
     full = int(per_class.sum()) / clients
     for _ in range(MOST_TRIES):
         sizes = np.zeros((len(per_class), clients), dtype=np.int64)
+        held = np.zeros(clients, dtype=np.int64)
         for c, n in enumerate(per_class):
             p = rng.dirichlet(np.full(clients, beta))
-            p[sizes.sum(axis=0) >= full] = 0.0
+            p[held >= full] = 0.0
             total = p.sum()
             # With a tiny BETA all the mass can sit, to the last bit, on clients that are full: draw anew.
             if not total > 0:
                 break
             cuts = np.floor(np.cumsum(p / total)[:-1] * n).astype(np.int64)
             sizes[c] = np.diff(cuts, prepend=0, append=n)
+            held += sizes[c]
         else:
-            if sizes.sum(axis=0).min() >= min_samples:
+            if held.min() >= min_samples:
                 return sizes
     return None
 
