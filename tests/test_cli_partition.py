@@ -149,3 +149,37 @@ def test_results_go_into_a_pipe(fedentopt: Command, labels: Path, tmp_path: Path
     else:
         with np.load(io.BytesIO(got[0])) as sent, np.load(plain) as kept:
             assert all((sent[name] == kept[name]).all() for name in "0123")
+
+
+def _npy(header: str) -> bytes:
+    text = header.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK\x03\x04 of which the rest is lost",
+        _npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000,)}"),
+        _npy("{'descr': '<i8', 'fortran_order': False, 'shape': (100000000000000000000000,)}"),
+        _npy("{'descr': '<i8', 'fortran_order': False, 'shape': ((((,)}"),
+    ],
+    ids=["archive", "beyond memory", "beyond integers", "no header"],
+)
+def test_damaged_label_files_are_refused(fedentopt: Command, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "damaged.npy"
+    path.write_bytes(content)
+    said = fedentopt("partition", "iid", "--labels", path)
+    assert said.code == 2
+    assert str(path) in said.err
+    assert "accepted: an .npy file" in said.err
+
+
+def test_one_file_for_both_results_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "both")
+    for other in ("both", "../" + tmp_path.name + "/both", "link"):
+        said = fedentopt("partition", "iid", "--labels", labels, "--out", tmp_path / "both", "--indices",
+                         tmp_path / other)  # fmt: skip
+        assert said.code == 2
+        assert "--out, --indices: both name" in said.err
+    assert not (tmp_path / "both").exists()

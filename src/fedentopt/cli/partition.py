@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import tokenize
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +59,8 @@ def partition(
     every class), classes:J (J classes a client) or iid.
     """
     kind = parse(spec)
+    if out_file is not None and indices is not None and os.path.realpath(out_file) == os.path.realpath(indices):
+        raise InputError(f"--out, --indices: both name {out_file}; accepted: a file for each")
     y, names = _labels(labels, dataset, data_dir)
     if min_samples is None:
         min_samples = 1 if dataset in SMALL_DATASETS else 10
@@ -97,10 +102,14 @@ def _labels(
     if data_dir is not None:
         raise InputError("--data-dir: has no meaning beside --labels; accepted: with --dataset")
     try:
-        array = np.load(labels, allow_pickle=False)
+        with labels.open("rb") as file:
+            array = np.load(file, allow_pickle=False)
     except OSError as error:
         raise InputError(f"{labels}: {error.strerror or error}; accepted: an .npy file that can be read") from error
-    except (ValueError, EOFError) as error:  # what NumPy says here speaks of pickles, which are never loaded
+    except MemoryError as error:  # damaged headers announce arrays of any size
+        raise InputError(f"{labels}: more labels than memory holds, or damaged; accepted: an .npy file") from error
+    except (ValueError, EOFError, OverflowError, tokenize.TokenError, zipfile.BadZipFile) as error:
+        # What NumPy says here speaks of pickles, which are never loaded.
         raise InputError(f"{labels}: not an array of numbers in NumPy's format; accepted: an .npy file") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{labels}: an archive of arrays; accepted: one .npy array of class numbers")
