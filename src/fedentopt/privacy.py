@@ -86,7 +86,7 @@ def _countable(counts: np.ndarray, noisy: np.ndarray, epsilon: float) -> np.ndar
 def _finite(counts: ArrayLike) -> np.ndarray:
     try:
         values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: whole numbers that no float can hold
         values = np.asarray(np.nan)
     if not np.isfinite(values).all():
         raise InputError("counts: noise can only be added to finite numbers; accepted: label counts of 0 or more")
