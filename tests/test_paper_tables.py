@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -221,6 +222,55 @@ def test_findings_count_settings_and_what_is_clear() -> None:
         said["FedEntOpt, with noise or without, is the best of its row"] == "Best in 0 of 1 settings; elsewhere FedAvg."
     )
     assert said["baselines gain when FedEntOpt selects for them"] == "Not run yet."
+
+
+def said_of(*runs: tuple[tuple[str, int], Measured]) -> dict[str, str]:
+    """What is said of each claim when only these runs are there."""
+    return {found.claim: found.ours for found in findings(compare(CELLS, known(*runs), lambda name: True))}
+
+
+def test_findings_compare_seeds_with_themselves() -> None:
+    fedavg = [run(FEDAVG.config, seed, 40.0 + 10 * seed, rounds_to_40=100 + 100 * seed) for seed in range(3)]
+    # Of FedEntOpt only the worst seed is there: below FedAvg's mean, above FedAvg in that seed.
+    said = said_of(*fedavg, run(FEDENTOPT.config, 0, 45.0, rounds_to_40=50))
+    assert said["FedEntOpt beats FedAvg"].startswith("Above FedAvg in 1 of 1 settings (+5.00 to +5.00 points)")
+    assert said["FedEntOpt reaches a target accuracy sooner"] == "To 40 % it needs 0.50 of FedAvg's rounds (1 setting)."
+    assert said_of(*fedavg, run(FEDENTOPT.config, 4, 45.0))["FedEntOpt beats FedAvg"] == "Not run yet."
+
+
+def test_findings_compare_participation_in_the_same_settings() -> None:
+    claim = "FedEntOpt keeps its accuracy at low participation"
+    cells = {
+        (cell.partition, cell.method, cell.participation): cell.config
+        for cell in CELLS
+        if cell.table == "figure2" and cell.model == "lenet5" and cell.dataset == "cifar10"
+    }
+    both = [
+        run(cells["dir:0.1", method, share], 0, accuracy)
+        for method, share, accuracy in (
+            ("fedavg", 4, 40.0),
+            ("fedavg", 9, 50.0),
+            ("fedentopt", 4, 52.0),
+            ("fedentopt", 9, 53.0),
+        )
+    ]
+    alone = [run(cells["classes:2", "fedentopt", share], 0, accuracy) for share, accuracy in ((4, 20.0), (9, 60.0))]
+    assert said_of(*both, *alone)[claim].endswith("mean of the settings: FedEntOpt -1.00, FedAvg -10.00.")
+    assert said_of(*alone)[claim] == "Not run yet."
+
+
+def test_findings_about_buffers_need_two_and_a_rise() -> None:
+    claim = "a larger buffer makes selection more even"
+    table = [cell for cell in CELLS if cell.table == "table6" and cell.metric == "h_norm"]
+    row = [cell for cell in table if (cell.dataset, cell.partition) == ("cifar10", "classes:2")]
+    first, second = [run(cell.config, 0, 50.0, h_norm=0.9, never_selected=2) for cell in row[:2]]
+    assert said_of(first)[claim] == "Not run yet."
+    assert said_of(first, second)[claim].startswith("H_norm rises with the buffer in 0 of 1 settings")
+    risen = run(row[1].config, 0, 50.0, h_norm=0.91, never_selected=1)
+    assert said_of(first, risen)[claim].startswith("H_norm rises with the buffer in 1 of 1 settings")
+    everyone = "every client was selected at least once"
+    assert said_of(first, risen)[everyone].endswith("up to 2 clients were never selected.")
+    assert said_of(risen)[everyone].endswith(": a client was never selected.")
 
 
 def test_sizes_are_those_of_our_models_by_hand() -> None:
@@ -577,6 +627,44 @@ def test_cells_far_from_the_printed_figure_say_what_differs(tmp_path: Path) -> N
     text = write_results_page(tmp_path / "page.md", Reproduction(cells, cells, results), tmp_path)[0].read_text()
     far = [line for line in text.splitlines() if line.startswith("| own | LeNet-5, digits, C=2 |")]
     assert [line.split(" | ")[2] for line in far] == ["FedProx, mu 0.5", "FedProx, mu 1.0"]
+
+
+def test_the_paper_claims_nothing_of_cells_of_ones_own(tmp_path: Path) -> None:
+    entries, results = own(tmp_path, 'metric = "accuracy"\nmethod = ["fedavg", "fedentopt"]')
+    cells = [dataclasses.replace(entry_.cell, table="table1") for entry_ in entries]
+    request = Reproduction(cells, cells, results)
+    text = write_results_page(tmp_path / "page.md", request, tmp_path, own=True)[0].read_text()
+    assert "| FedEntOpt | 21.00 ± 0.00 |" in text
+    assert not re.search("paper says|arXiv|printed figure", text)
+
+
+def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    entries, results = own(tmp_path, 'metric = "accuracy"\nparticipation = [10, 20]\nmethod = "fedavg"')
+    odd = [
+        dataclasses.replace(entry_, cell=dataclasses.replace(entry_.cell, dataset=r"a$\nothing$b", method="$x$"))
+        for entry_ in entries
+    ]
+    svg = next(path for path in write_figures(tmp_path / "figures", odd, results) if path.suffix == ".svg")
+    shown = "".join(ElementTree.parse(svg).getroot().itertext())
+    assert r"LeNet-5, a$\nothing$b, C=2" in shown
+    assert "$x$" in shown
+
+
+def test_panels_that_were_not_run_have_no_marks_and_rounds_are_whole(tmp_path: Path) -> None:
+    entries, results = own(tmp_path, 'metric = "accuracy"\nparticipation = [10, 20]\nmethod = "fedavg"')
+
+    def moved(**fields: str) -> list[Comparison]:
+        return [dataclasses.replace(entry_, cell=dataclasses.replace(entry_.cell, **fields)) for entry_ in entries]
+
+    shown = [*entries, *moved(partition="iid"), *moved(model="vgg11")]  # vgg11 with iid is not there
+    svg = next(path for path in write_figures(tmp_path / "figures", shown, results) if path.suffix == ".svg")
+    words = [text.strip() for text in ElementTree.parse(svg).getroot().itertext()]
+    assert words.count("not run") == 1
+    assert words.count("20") == 3
+    curves, results = own(tmp_path, 'metric = "entropy"\nmethod = "fedavg"')
+    svg = next(path for path in write_figures(tmp_path / "figures", curves, results) if path.suffix == ".svg")
+    marks = [text.strip() for text in ElementTree.parse(svg).getroot().itertext()]
+    assert [mark for mark in marks if re.fullmatch(r"\d+(\.\d+)?", mark)][:5] == ["1", "2", "3", "4", "5"]
 
 
 def test_remarks_that_are_no_text_are_refused_before_anything_is_written(tmp_path: Path) -> None:

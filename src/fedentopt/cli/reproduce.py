@@ -131,7 +131,8 @@ def reproduce(
     if results_page is not None:
         from fedentopt.experiments.paper.results_page import write_results_page
 
-        written += write_results_page(results_page, request, export or results or folder)
+        source = export or results or folder
+        written += write_results_page(results_page, request, source, own=cells is not None)
     if as_json:
         files = [str(path) for path in written]
         print_json({"cells": [entry.listed() for entry in request.compare()], "files": files})

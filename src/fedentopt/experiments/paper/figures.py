@@ -109,6 +109,7 @@ def _entropy(entries: Sequence[Comparison], results: Results) -> Any:
             axes[0][0].axhline(math.log2(classes), color=GREY, linewidth=0.8, linestyle=":")
             axes[0][0].annotate(text, (1.0, math.log2(classes)), xycoords=("axes fraction", "data"), va="center")
     axes[0][0].set_xlabel("Communication round")
+    axes[0][0].locator_params(axis="x", integer=True)
     axes[0][0].set_ylabel("Label entropy of the cohort (bits)")
     _legend(figure, axes)
     return figure
@@ -126,9 +127,9 @@ def _participation(entries: Sequence[Comparison]) -> Any:
             for line, label in zip(lines, _labels([line[0] for line in lines]), strict=True):
                 points = [(entry.cell.participation or 0.0, entry.ours or 0.0, entry.std or 0.0) for entry in line]
                 _line(axis, line[0].cell, label, sorted(points))
-            _title(axis, model, column)
             axis.set_xlabel("Participation (%)")
             axis.set_xticks(sorted({entry.cell.participation or 0.0 for entry in entries}))
+            _title(axis, model, column)
         axes[entry_row][0].set_ylabel("Test accuracy (%)")
     _legend(figure, axes)
     return figure
@@ -144,8 +145,9 @@ def _accuracy(entries: Sequence[Comparison], results: Results) -> Any:
             here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
             for entry, label in zip(here, _labels(here), strict=True):
                 _line(axis, entry.cell, label, _curve(entry, results, column=1), markers=False)
-            _title(axis, model, column)
             axis.set_xlabel("Communication round")
+            axis.locator_params(axis="x", integer=True)
+            _title(axis, model, column)
         axes[entry_row][0].set_ylabel("Test accuracy (%)")
     _legend(figure, axes)
     return figure
@@ -186,7 +188,7 @@ def _line(axis: Any, cell: Cell, label: str, points: Spread, *, markers: bool = 
 
 def _labels(entries: Sequence[Comparison]) -> list[str]:
     """What the lines of one panel are called."""
-    return row_names([entry.cell for entry in entries], _label)
+    return [_literal(name) for name in row_names([entry.cell for entry in entries], _label)]
 
 
 def _label(cell: Cell) -> str:
@@ -215,10 +217,15 @@ def _panels(rows: int, columns: int, *, width: float = 2.1, height: float = 1.9)
 
 
 def _title(axis: Any, model: str, column: tuple[str, str]) -> None:
-    axis.set_title(f"{names.model(model)}, {names.dataset(column[0])}, {names.partition(column[1])}")
+    axis.set_title(_literal(f"{names.model(model)}, {names.dataset(column[0])}, {names.partition(column[1])}"))
     if not axis.lines:
         axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes, color=GREY)
+
+
+def _literal(text: str) -> str:
+    """Text that Matplotlib shows as it is: dollar signs in a user's name begin no formula."""
+    return text.replace("$", "\\$")
 
 
 def _legend(figure: Any, axes: Any) -> None:

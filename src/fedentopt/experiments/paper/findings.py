@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -81,8 +82,11 @@ def _beats_fedavg(entries: Entries) -> str:
         by_method = {entry.cell.method: entry for entry in row}
         if len(by_method) < 2:
             continue
-        own = by_method["fedentopt"]
-        gains.append((own.ours or 0.0) - (by_method["fedavg"].ours or 0.0))
+        own, theirs = by_method["fedentopt"], by_method["fedavg"].values
+        differences = [value - theirs[seed] for seed, value in own.values.items() if seed in theirs]
+        if not differences:  # seeds are only compared with themselves
+            continue
+        gains.append(statistics.fmean(differences))
         clear += own.against is not None and own.against.low > 0
         below += own.against is not None and own.against.high < 0
     if not gains:
@@ -125,7 +129,8 @@ def _sooner(entries: Entries) -> str:
     for target in TARGETS:
         shares, only_ours = [], 0
         for row in _rows(_by(entries, "fedavg", "fedentopt")):
-            reached = {entry.cell.method: _rounds_to(entry, target) for entry in row}
+            shared = set.intersection(*(set(entry.values) for entry in row))
+            reached = {entry.cell.method: _rounds_to(entry, target, shared) for entry in row}
             ours, theirs = reached.get("fedentopt"), reached.get("fedavg")
             if ours is not None and theirs is not None:
                 shares.append(ours / theirs)
@@ -142,28 +147,26 @@ def _settings(number: int) -> str:
     return "1 setting" if number == 1 else f"{number} settings"
 
 
-def _rounds_to(entry: Comparison, target: int) -> float | None:
-    rounds = [getattr(run, f"rounds_to_{target}") for run in entry.runs]
+def _rounds_to(entry: Comparison, target: int, seeds: set[int]) -> float | None:
+    rounds = [getattr(run, f"rounds_to_{target}") for run in entry.runs if run.seed in seeds]
     return None if not rounds or None in rounds else mean(rounds)
 
 
 def _participation(entries: Entries) -> str:
-    """The lowest share of clients against the highest, for FedEntOpt and FedAvg."""
-    parts = []
+    """The lowest share of clients against the highest, over the settings where FedEntOpt and FedAvg have both."""
     shares = sorted({entry.cell.participation or 0.0 for entry in entries})
-    for method in ("fedentopt", "fedavg"):
-        drops = []
-        for row in _rows(_by(entries, method), participation=False):
-            by_share = {entry.cell.participation: entry.ours for entry in row}
-            low, high = by_share.get(shares[0]), by_share.get(shares[-1])
-            if low is not None and high is not None:
-                drops.append(low - high)
-        if drops:
-            parts.append(f"{names.method(method)} {statistics.fmean(drops):+.2f}")
-    if len(shares) < 2 or not parts:
+    drops: dict[str, list[float]] = {"fedentopt": [], "fedavg": []}
+    for row in _rows(_by(entries, *drops), participation=False):
+        found = {(entry.cell.method, entry.cell.participation): entry.ours or 0.0 for entry in row}
+        ends = [(method, share) for method in drops for share in (shares[0], shares[-1])]
+        if all(end in found for end in ends):
+            for method, own in drops.items():
+                own.append(found[method, shares[0]] - found[method, shares[-1]])
+    if len(shares) < 2 or not drops["fedavg"]:
         return NOT_YET
     shift = f"{shares[0]:g} % of the clients instead of {shares[-1]:g} %"
-    return f"{shift}, in points, mean of the settings: {', '.join(parts)}."
+    means = ", ".join(f"{names.method(method)} {statistics.fmean(own):+.2f}" for method, own in drops.items())
+    return f"{shift}, in points, mean of the settings: {means}."
 
 
 def _combined(entries: Entries) -> str:
@@ -210,11 +213,13 @@ def _bytes(entries: Entries) -> str:
 
 
 def _even(entries: Entries) -> str:
-    rows = _rows([entry for entry in entries if entry.cell.metric == "h_norm"])
+    rows = [row for row in _rows([entry for entry in entries if entry.cell.metric == "h_norm"]) if len(row) > 1]
+    if not rows:  # one buffer neither rises nor falls
+        return NOT_YET
     rising = 0
     for row in rows:
         ordered = [entry.ours or 0.0 for entry in sorted(row, key=lambda entry: entry.cell.buffer or 0.0)]
-        rising += ordered == sorted(ordered)
+        rising += all(low < high for low, high in itertools.pairwise(ordered))
     gaps = [
         abs(entry.difference) for entry in entries if entry.cell.metric == "h_norm" and entry.difference is not None
     ]
@@ -231,7 +236,8 @@ def _everyone(entries: Entries) -> str:
     where = sorted({f"{names.partition(e.cell.partition or '')}, Q={e.cell.buffer:g} %" for e in cells
                     if any(run.never_selected for run in e.runs)})  # fmt: skip
     most = max(run.never_selected or 0 for run in left_out)
-    return f"Not in {len(left_out)} of {len(runs)} runs ({'; '.join(where)}): up to {most} clients were never selected."
+    never = "a client was" if most == 1 else f"up to {most} clients were"
+    return f"Not in {len(left_out)} of {len(runs)} runs ({'; '.join(where)}): {never} never selected."
 
 
 def _rows(entries: Entries, *, participation: bool = True) -> list[list[Comparison]]:

@@ -39,11 +39,16 @@ fedentopt reproduce all --results results/paper --results-page docs/RESULTS.md
 How to run the cells oneself, what every setting is and what the paper leaves open:
 [Reproducing the paper](reproducing.md).
 """
+OWN_INTRODUCTION = """# Results
+
+The cells of a file of one's own, made by `fedentopt reproduce --cells FILE --results-page PAGE`.
+"""
 
 
-def write_results_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
+def write_results_page(path: Path, request: Reproduction, source: Path, *, own: bool = False) -> list[Path]:
     """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks.
 
+    With `own` the cells are a user's, of which the paper claims nothing, whatever their tables are called.
     Refused, before anything is written: a log or remarks that cannot be read.
     """
     commands, remarks = provenance.read(source), _remarks(source / REMARKS)
@@ -56,6 +61,7 @@ def write_results_page(path: Path, request: Reproduction, source: Path) -> list[
         commands=commands,
         remarks=remarks,
         figures={file.stem: f"{folder.name}/{file.name}" for file in drawn},
+        own=own,
     )
     write_text(path, text)
     return [path, *drawn]
@@ -73,10 +79,17 @@ def _remarks(path: Path) -> str:
 
 
 def page(
-    entries: Sequence[Comparison], commands: Sequence[dict[str, Any]], remarks: str, figures: dict[str, str]
+    entries: Sequence[Comparison],
+    commands: Sequence[dict[str, Any]],
+    remarks: str,
+    figures: dict[str, str],
+    *,
+    own: bool = False,
 ) -> str:
     """The page as text. Tables without any result are named, not shown."""
-    parts = [INTRODUCTION, _in_short(entries), _far(entries)]
+    parts = [OWN_INTRODUCTION] if own else [INTRODUCTION, _in_short(entries)]
+    if not own or any(entry.cell.paper is not None for entry in entries):
+        parts.append(_far(entries))
     if remarks.strip():
         parts.append(remarks.strip() + "\n")
     parts.append(_state(entries))
