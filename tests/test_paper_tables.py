@@ -389,6 +389,21 @@ def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> Non
         provenance.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("words", "logged"),
+    [
+        ("all --out /home/me/a --data-dir=/mnt/b/ --seeds 0", "all --out a --data-dir=b --seeds 0"),
+        ("all --ray head.example:6379 --out=x", "all --ray ADDRESS --out=x"),
+        ("all --ray=ray://10.0.0.1:10001", "all --ray=ADDRESS"),
+        ("all --ray local --ray-workers 2", "all --ray local --ray-workers 2"),
+        ("all --dataset /home/me/x.npz,digits", "all --dataset x.npz,digits"),
+        ("all --dataset=/home/me/x.npz --method fedavg", "all --dataset=x.npz --method fedavg"),
+    ],
+)
+def test_a_logged_command_names_no_machine_and_no_path(words: str, logged: str) -> None:
+    assert provenance.command_line(words.split()) == f"fedentopt {logged}"
+
+
 def test_figures_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
     results = _many()
     entries = compare(CELLS, results, lambda name: True)

@@ -16,22 +16,31 @@ from fedentopt.experiments.results import RUN, SUMMARY
 from fedentopt.simulation.config import RunConfig
 
 FILE = "provenance.json"
-PATH_OPTIONS = ("--out", "--data-dir", "--export", "--known", "--results", "--results-page", "--cells", "--ray")
+PATH_OPTIONS = ("--out", "--data-dir", "--export", "--known", "--results", "--results-page", "--cells")
+CLUSTERS = ("local", "auto")
+"""What `--ray` takes that names no machine."""
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The command as typed, with the last part of every path only."""
-    shown, follows = ["fedentopt"], False
+    """The command as typed, with the last part of every path only and without the address of a cluster."""
+    shown, option = ["fedentopt"], ""
     for word in words:
         name, equals, value = word.partition("=")
-        if follows:
-            shown.append(_tail(word))
-        elif equals and name in PATH_OPTIONS:
-            shown.append(f"{name}={_tail(value)}")
+        if equals and name.startswith("--"):
+            shown.append(f"{name}={_public(name, value)}")
         else:
-            shown.append(word)
-        follows = word in PATH_OPTIONS
+            shown.append(_public(option, word))
+        option = word
     return shlex.join(shown)
+
+
+def _public(option: str, value: str) -> str:
+    """The value of an option without what it says of the machine."""
+    if option == "--ray":
+        return value if value in CLUSTERS else "ADDRESS"
+    if option == "--dataset":  # names of data sets, and files of one's own
+        return ",".join(map(_tail, value.split(",")))
+    return _tail(value) if option in PATH_OPTIONS else value
 
 
 def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started: float, seconds: float) -> None:
