@@ -131,3 +131,29 @@ def test_verify_takes_ones_own_data_too(tmp_path: Path, command: Callable[..., S
     x, y = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     assert "4 + 4 images" in command("data", "verify", tmp_path / "own.npz", "--data-dir", tmp_path).out
+
+
+def test_a_folder_that_the_system_refuses_is_named(tmp_path: Path, command: Callable[..., Said]) -> None:
+    long = tmp_path / ("x" * 300)
+    for words in (("list",), ("verify",), ("fetch", "cifar10")):
+        said = command("data", *words, "--data-dir", long)
+        assert said.code == 2
+        assert f"{long}" in said.err
+    said = command("data", "verify", "y" * 300, "--data-dir", tmp_path)
+    assert said.code == 2
+    assert "y" * 300 in said.err
+
+
+def test_a_size_that_cannot_be_loaded_is_refused_before_anything_is_fetched(
+    tmp_path: Path, command: Callable[..., Said]
+) -> None:
+    said = command("data", "fetch", "cifar10", "--image-size", 100_000, "--data-dir", tmp_path)
+    assert said.code == 2
+    assert "image_size: 100000 is out of range; accepted: 8 to 1024" in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_that_gets_a_set_can_be_pasted(tmp_path: Path, command: Callable[..., Said]) -> None:
+    said = command("partition", "iid", "--dataset", "cifar10", "--data-dir", tmp_path / "my data")
+    assert said.code == 2
+    assert f"fedentopt data fetch cifar10 --data-dir '{tmp_path / 'my data'}'" in said.err

@@ -272,3 +272,51 @@ def test_processes_that_convert_at_the_same_time_do_not_disturb_each_other(tmp_p
     data = load("cifar10", tmp_path)
     assert said == {f"{int(data.x_train.sum())} 1\n"}
     assert [finding.ok for finding in verify("cifar10", tmp_path)] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["sources-*.json", "y_train-*.npy", "x_test-*.npy"])
+@pytest.mark.parametrize("content", ["zeros", "one bit"])
+def test_a_cache_of_the_right_sizes_and_other_content_is_made_anew(tmp_path: Path, name: str, content: str) -> None:
+    cifar10(tmp_path)
+    first = load("cifar10", tmp_path)
+    (path,) = (tmp_path / CACHE).glob(name)
+    whole = bytearray(path.read_bytes())
+    whole[-8] ^= 1
+    path.unlink()  # the first load has it mapped
+    path.write_bytes(bytes(len(whole)) if content == "zeros" else whole)
+    second = load("cifar10", tmp_path)
+    np.testing.assert_array_equal(first.y_train, second.y_train)
+    np.testing.assert_array_equal(first.x_test, second.x_test)
+    assert all(finding.ok for finding in verify("cifar10", tmp_path))
+
+
+def test_large_arrays_that_are_none_any_more_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "SMALL_BYTES", 1000)
+    cifar10(tmp_path)
+    load("cifar10", tmp_path)
+    (path,) = (tmp_path / CACHE).glob("x_test-*.npy")
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(InputError, match=rf"{path.name}: was changed or damaged; remove .*cifar10-32 to convert"):
+        load("cifar10", tmp_path)
+
+
+def test_a_cache_counts_only_when_the_disk_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar10(tmp_path)
+    on_disk: set[tuple[int, int]] = set()
+    fsync, replace = os.fsync, os.replace
+
+    def note(handle: int) -> None:
+        fsync(handle)
+        on_disk.add((os.fstat(handle).st_ino, os.fstat(handle).st_size))
+
+    def check(source: Path, target: Path) -> None:
+        for path in (tmp_path / CACHE).iterdir():
+            assert (path.stat().st_ino, path.stat().st_size) in on_disk, path.name
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", check)
+    load("cifar10", tmp_path)
+    assert len(on_disk) == 6  # images and labels of both splits, fingerprints, description

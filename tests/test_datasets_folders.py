@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +131,76 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     image(tmp_path / "more" / "test" / "c" / "0.png", 1)
     with pytest.raises(InputError, match="more/train/c is not there"):
         load(str(tmp_path / "more"), tmp_path / "data")
+
+
+def _tiff(path: Path, values: list[int], bits: int, photometric: int) -> None:
+    """One row of grey pixels, uncompressed, as scanners for medicine write them."""
+    packed = "".join(f"{value:0{bits}b}" for value in values)
+    data = bytes(int(packed[i : i + 8], 2) for i in range(0, len(packed), 8))
+    if bits == 16:
+        data = np.frombuffer(data, ">u2").astype("<u2").tobytes()
+    tags = [(256, len(values)), (257, 1), (258, bits), (259, 1), (262, photometric), (273, 8 + 2 + 9 * 12 + 4),
+            (277, 1), (278, 1), (279, len(data))]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data)
+
+
+def test_deep_grey_is_scaled_by_its_own_range(tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "train" / "a"
+    folder.mkdir(parents=True)
+    _tiff(folder / "0.tif", [0xFFF, 0x800] * 4, 12, 1)
+    _tiff(folder / "1.tif", [0xFFFF, 0x7FFF] * 4, 16, 0)  # 0 is white
+    (folder / "2.pgm").write_bytes(b"P5 2 1 65535\n\xff\xff\x80\x00")
+    (folder / "3.pgm").write_bytes(b"P2 2 1 1023\n1023 512\n")
+    for place in ("train/b", "test/a", "test/b"):
+        image(tmp_path / "own" / place / "0.png", 1, mode="L")
+    x = np.asarray(load(str(tmp_path / "own"), tmp_path / "data", image_size=8).x_train)
+    assert x.shape == (5, 1, 8, 8)
+    assert x[0, 0, 0].tolist() == [255, 128] * 4
+    assert x[1, 0, 0].tolist() == [0, 128] * 4
+    for i in (2, 3):
+        assert (x[i, 0, 0, 0], x[i, 0, 0, 7]) == (255, 128)
+
+
+def test_nothing_of_a_class_is_left_out_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    class_folders(own, {"train": 2, "test": 1}, ("a", "b"))
+    (own / "train" / "c").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(InputError, match=r"train/c: a link to .*not mounted, which is not there"):
+        load(str(own), tmp_path / "data")
+    (own / "train" / "c").unlink()
+    image(own / "train" / "stray.PNG", 1)
+    assert f"{own / 'train'}: 1 images beside the class folders are not used" in load(str(own), tmp_path / "data").notes
+    closed = own / "train" / "a" / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(InputError, match=r"train/a/closed: Permission denied"):
+        load(str(own), tmp_path / "data")
+
+
+def test_names_that_no_table_can_hold_are_refused(tmp_path: Path) -> None:
+    class_folders(tmp_path / "own", {"": 2}, ("a", "b"))
+    stray = os.fsdecode(b"caf\xe9")
+    (tmp_path / "own" / "b").rename(tmp_path / "own" / stray)
+    with pytest.raises(InputError, match=r"own: the class name 'caf\\udce9' cannot be written"):
+        load(str(tmp_path / "own"), tmp_path / "data")
+    (tmp_path / "own" / stray).rename(tmp_path / "own" / "b")
+    (tmp_path / "own").rename(tmp_path / stray)
+    with pytest.raises(InputError, match=r"dataset: .*caf\\udce9' cannot be written"):
+        load(str(tmp_path / stray), tmp_path / "data")
+
+
+def test_data_below_a_folder_of_any_name_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / os.fsdecode(b"caf\xe9")
+    class_folders(here / "own", {"": 2}, ("a", "b"))
+    monkeypatch.chdir(here)
+    assert load("own", tmp_path / "data").class_names == ("a", "b")
+    with pytest.raises(InputError, match="dataset: '' is unknown"):
+        load("", tmp_path / "data")  # and not the folder one happens to be in

@@ -200,3 +200,34 @@ def test_medmnist_of_official_size_must_have_the_published_sum(tmp_path: Path, m
     monkeypatch.setitem(ENTRIES, "pathmnist", dataclasses.replace(ENTRIES["pathmnist"], train=18, test=9))
     with pytest.raises(InputError, match=r"pathmnist\.npz: MD5 [0-9a-f]{32}, published a8b06965200029087d5bd7309"):
         load("pathmnist", tmp_path)
+
+
+def test_damage_is_refused_whatever_it_makes_the_reader_say(save: Any, tmp_path: Path) -> None:
+    path = Path(save(GREY))
+    with np.load(path) as arrays, zipfile.ZipFile(tmp_path / "xz.npz", "w", zipfile.ZIP_LZMA) as packed:
+        for name in arrays.files:
+            with packed.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, arrays[name])
+    assert len(loaded(str(tmp_path / "xz.npz")).x_train) == 6
+    content = bytearray((tmp_path / "xz.npz").read_bytes())
+    for i in range(60, 400):
+        content[i] ^= 0x55
+    (tmp_path / "xz.npz").write_bytes(content)
+    with pytest.raises(InputError, match=r"xz\.npz: x_train is damaged"):
+        loaded(str(tmp_path / "xz.npz"))
+    for shape in ("((((,)", "(6, 100000000000000000000000, 10)"):
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+            for name, array in (("x_test", GREY), ("y_train", LABELS), ("y_test", LABELS)):
+                with archive.open(f"{name}.npy", "w") as file:
+                    np.lib.format.write_array(file, array)
+        with pytest.raises(InputError, match=r"own\.npz: x_train is damaged"):
+            loaded(str(path))
+
+
+@pytest.mark.parametrize("code", [0, ord(" "), 0xDCE9, 0x7FFFFFFF])
+def test_class_names_that_are_no_text_are_refused(save: Any, code: int) -> None:
+    names = np.frombuffer(np.array([97, code, 99], "<u4").tobytes(), "<U1")
+    with pytest.raises(InputError, match=r"own\.npz: .*accepted: (text in UTF-8|one text a class)"):
+        loaded(save(GREY, class_names=names))

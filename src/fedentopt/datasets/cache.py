@@ -24,8 +24,9 @@ from fedentopt.datasets.locations import CACHE
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 
-FORMAT = 1
+FORMAT = 2  # 1 read grey TIFFs of 12 bits, and those in which 0 is white, as if they were ordinary ones
 META = "meta.json"
+SMALL_BYTES = 4 << 20  # files up to here are read whole, to be sure, before a cache is used
 STALE_SECONDS = 24 * 3600
 Progress = Callable[[int, int], None]  # images done, images in all
 
@@ -135,6 +136,8 @@ def write(
             "sources": made[-1].name,
             "files": {path.name: _told(path) for path in made},
         }
+        for path in made:
+            _sync(path)  # else a power cut could leave the right sizes, and zeros
         confirm()
         _commit(target, meta)
     except BaseException:
@@ -157,6 +160,15 @@ def read_meta(target: Path) -> dict[str, Any] | None:
     return meta if whole else None
 
 
+def intact(target: Path, meta: Mapping[str, Any]) -> bool:
+    """Whether the small files of a cache, labels and fingerprints, are as they were written."""
+    try:
+        small = {name: told["sha256"] for name, told in meta["files"].items() if told["size"] <= SMALL_BYTES}
+        return all(sha256(target / name) == sum_ for name, sum_ in small.items())
+    except OSError:
+        return False
+
+
 def read_sources(target: Path, meta: Mapping[str, Any]) -> list[Fingerprint]:
     """The fingerprints that the sources had when they were converted."""
     return [Fingerprint(**source) for source in json.loads((target / meta["sources"]).read_text())]
@@ -168,6 +180,7 @@ def refresh(target: Path, meta: Mapping[str, Any], sources: list[Fingerprint]) -
     others = {name: told for name, told in meta["files"].items() if name != meta["sources"]}
     try:
         _write_sources(path, sources)
+        _sync(path)
         _commit(target, {**meta, "sources": path.name, "files": {**others, path.name: _told(path)}})
     except OSError:
         with contextlib.suppress(OSError):
@@ -181,7 +194,11 @@ def open_arrays(target: Path, meta: Mapping[str, Any]) -> Arrays:
     token = meta["token"]
 
     def array(name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
-        found: np.ndarray = np.load(_file(target, f"{name}.npy", token), mmap_mode=mmap_mode, allow_pickle=False)
+        path = _file(target, f"{name}.npy", token)
+        try:
+            found: np.ndarray = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+        except ValueError as error:
+            raise InputError(f"{path}: was changed or damaged; remove {target} to convert anew") from error
         return found
 
     labels = {
@@ -231,6 +248,12 @@ def _write_sources(path: Path, sources: list[Fingerprint]) -> None:
     path.write_text(json.dumps([asdict(source) for source in sources]))
 
 
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def _told(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "sha256": sha256(path)}
 
@@ -240,6 +263,7 @@ def _commit(target: Path, meta: Mapping[str, Any]) -> None:
     part = target / f"{META}.part-{secrets.token_hex(4)}"
     try:
         part.write_text(json.dumps(meta, indent=1))
+        _sync(part)
         os.replace(part, target / META)
     except BaseException:
         part.unlink(missing_ok=True)

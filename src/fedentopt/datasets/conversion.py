@@ -33,7 +33,7 @@ def _converted(
     files = source.files()
     target = cache.folder(data_dir, source.key, size)
     meta = cache.read_meta(target)
-    if meta is not None:
+    if meta is not None and cache.intact(target, meta):
         known = cache.read_sources(target, meta)
         if unmoved(source.root, files, known):
             return cache.open_arrays(target, meta)

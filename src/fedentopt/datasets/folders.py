@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedentopt.datasets.missing import missing
-from fedentopt.datasets.npz import absent, own_key
+from fedentopt.datasets.npz import absent, check_names, own_key
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.datasets.split import held_out
 from fedentopt.errors import InputError
@@ -82,7 +82,8 @@ class Folders:
         train, test = (_one_of(self.path, folders, accepted) for accepted in (_TRAIN, _TEST))
         if train is None and test is None and not self.official:
             names = tuple(sorted(folders))
-            return self._checked(names), {"all": {name: self._members(folders[name]) for name in names}}, ()
+            all_ = {name: self._members(folders[name]) for name in self._checked(names)}
+            return names, {"all": all_}, _beside(self.path)
         if train is None or test is None:
             raise self._gone(self.path / ("train" if train is None else "test"))
         inside = {"train": _folders(train), "test": _folders(test)}
@@ -100,18 +101,20 @@ class Folders:
         if not any(splits["test"].values()):
             raise InputError(f"{test}: no class folders with images; accepted: one folder a class, as in {train}")
         unused = [] if self.official else [name for name in folders if name.lower() in _UNUSED]
-        return self._checked(names), splits, tuple(f"{self.path / name} is not used" for name in unused)
+        notes = (f"{self.path / name} is not used" for name in unused)
+        return self._checked(names), splits, (*notes, *_beside(self.path, train, test))
 
     def _checked(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if len(names) < 2:
             there = ", ".join(names) or "none"
             raise InputError(f"{self.path}: class folders found: {there}; accepted: two or more, each with images")
+        check_names(str(self.path), names)
         return names
 
     def _members(self, folder: Path) -> list[Path]:
         """The image files of a class, in a fixed order. Anything else is refused, lest samples go missing silently."""
         found = []
-        for place, folders, files in os.walk(folder, followlinks=True):
+        for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(files):
                 if name.startswith(".") or name.lower() in _LITTER:
@@ -135,7 +138,26 @@ class Folders:
 
 
 def _folders(path: Path) -> dict[str, Path]:
-    return {found.name: found for found in path.iterdir() if found.is_dir() and not found.name.startswith(".")}
+    """The folders in `path` by name; a link to nowhere may have been one, and is refused."""
+    seen = [found for found in path.iterdir() if not found.name.startswith(".")]
+    for found in seen:
+        if found.is_symlink() and not found.exists():
+            raise InputError(f"{found}: a link to {os.readlink(found)}, which is not there; accepted: a class folder")
+    return {found.name: found for found in seen if found.is_dir()}
+
+
+def _beside(*folders: Path) -> tuple[str, ...]:
+    """Notes on images that lie beside the class folders, and so belong to no class."""
+    notes = []
+    for folder in folders:
+        count = sum(path.suffix.lower() in KINDS and path.is_file() for path in folder.iterdir())
+        if count:
+            notes.append(f"{folder}: {count:,} images beside the class folders are not used")
+    return tuple(notes)
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk would leave the folder out
 
 
 def _one_of(path: Path, folders: dict[str, Path], accepted: Sequence[str]) -> Path | None:

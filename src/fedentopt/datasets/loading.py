@@ -21,6 +21,12 @@ def default_image_size(name: str) -> int:
     return ENTRIES[name].image_size if name in ENTRIES else 32
 
 
+def check_image_size(size: int) -> None:
+    """Refuse a side that images are not converted to."""
+    if not SMALLEST <= size <= LARGEST:
+        raise InputError(f"image_size: {size} is out of range; accepted: {SMALLEST} to {LARGEST}")
+
+
 def load(
     name: str,
     data_dir: Path | None = None,
@@ -35,8 +41,7 @@ def load(
     converted, which happens once. Missing, truncated and changed files are refused by name.
     """
     size = default_image_size(name) if image_size is None else image_size
-    if not SMALLEST <= size <= LARGEST:
-        raise InputError(f"image_size: {size} is out of range; accepted: {SMALLEST} to {LARGEST}")
+    check_image_size(size)
     if fine_labels and name != "cifar100":
         raise InputError(f"fine_labels: {name} has one kind of labels only; accepted with cifar100")
     if name == "digits":
@@ -84,12 +89,16 @@ def source(name: str, data_dir: Path, size: int) -> Source:
     if name == "brain-tumor-mri":
         # Slices of MRI are grey; some files of this set only store them as RGB.
         return Folders(name, data_dir / name, BRAIN_CLASSES, data_dir, grey=True)
+    from fedentopt.datasets.npz import is_text
+
+    if not is_text(name):
+        raise InputError(f"dataset: {name!r} cannot be written to a table; accepted: a path in UTF-8")
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz":
         from fedentopt.datasets.npz import Npz
 
         return Npz(path)
-    if path.is_dir():
+    if name.strip() and path.is_dir():
         return Folders(name, path)
     raise InputError(
         f"dataset: {name!r} is unknown; accepted: {', '.join(ENTRIES)}, an .npz file, or a folder of class folders"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from fedentopt.datasets.catalog import ENTRIES
@@ -18,4 +19,4 @@ def remedy(name: str, data_dir: Path) -> str:
     entry = ENTRIES[name]
     if entry.by_hand:
         return f"{entry.by_hand} {data_dir} holds {entry.place}"
-    return f"`fedentopt data fetch {name} --data-dir {data_dir}` gets it; or put there: {entry.place}"
+    return f"`fedentopt data fetch {name} --data-dir {shlex.quote(str(data_dir))}` gets it; or put there: {entry.place}"

@@ -8,7 +8,8 @@ Images: uint8, or floats in 0..1 (scaled by 255 and rounded), shaped (n, H, W), 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,11 @@ class Npz:
             given = array(self.path, "class_names")
             if given.dtype.kind != "U" or len(given.shape) != 1:
                 raise InputError(f"{given}; accepted: one text a class, as in np.array(['cat', 'dog'])")
-            names = tuple(str(name) for name in given.read())
+            try:
+                names = tuple(str(name) for name in given.read())
+            except (SystemError, ValueError) as error:  # numbers beyond all characters
+                raise InputError(f"{given}: not text ({error}); accepted: one text a class") from error
+            check_names(str(self.path), names)
             if len(set(names)) < len(names):
                 raise InputError(f"{self.path}: class_names holds a name twice; accepted: distinct names")
             for key, labels in (("y_train", train), ("y_test", test)):
@@ -85,7 +90,23 @@ def own_key(path: Path) -> str:
     """Cache folder of a user's own data: a readable name, made unique by the whole path."""
     whole = str(path.expanduser().resolve())
     readable = "".join(c if c.isalnum() else "-" for c in path.stem)[:24]
-    return f"own-{readable}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+    return f"own-{readable}-{hashlib.sha256(os.fsencode(whole)).hexdigest()[:12]}"
+
+
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Refuse names of classes that no table can hold: blank ones, and those that are not Unicode text."""
+    for name in names:
+        if not name.strip() or not is_text(name):
+            raise InputError(f"{where}: the class name {name!r} cannot be written to a table; accepted: text in UTF-8")
+
+
+def is_text(name: str) -> bool:
+    """Whether a name, such as that of a file with stray bytes in it, can be written as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def absent(where: str, names: tuple[str, ...], train: np.ndarray, test: np.ndarray) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from fedentopt.errors import InputError
 # Formats by name, since Pillow would otherwise try all it knows on a file, some by calling other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 PIECE_BYTES = 32 << 20
+_BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
 GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"})
 
 
@@ -52,7 +53,7 @@ def decode(path: Path, side: int, channels: int) -> np.ndarray:
     """An image file as uint8 (channels, side, side): upright as its EXIF says, transparency on black, bilinear."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
-            upright = _eight_bit(ImageOps.exif_transpose(picture), picture.format == "PNG", channels)
+            upright = _eight_bit(ImageOps.exif_transpose(picture), picture, channels)
             return _planes(upright.resize((side, side), Image.Resampling.BILINEAR))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
@@ -60,11 +61,15 @@ def decode(path: Path, side: int, channels: int) -> np.ndarray:
         raise InputError(f"{path}: the image is damaged or of an unknown kind ({error})") from error
 
 
-def _eight_bit(picture: Image.Image, png: bool, channels: int) -> Image.Image:
+def _eight_bit(picture: Image.Image, file: Image.Image, channels: int) -> Image.Image:
+    """The picture of a file in 8 bits a channel; `file` is what was opened, and knows its format."""
     target = "L" if channels == 1 else "RGB"
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and png):
-        # Pillow's own conversion clips 16 bits at 255 instead of scaling them; older ones call 16-bit PNGs "I".
-        picture = Image.fromarray((np.asarray(picture, np.int64) >> 8).astype(np.uint8))
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and file.format in ("PNG", "PPM")):
+        # Pillow's own conversion clips 16 bits at 255 instead of scaling them. It calls some 16-bit files "I", and
+        # leaves to the reader what else a TIFF says of grey beyond 8 bits: how many there are, and whether 0 is white.
+        tags = getattr(file, "tag_v2", {}) if file.format == "TIFF" else {}
+        values = np.asarray(picture, np.int64) >> (tags.get(_BITS, (16,))[0] - 8)
+        picture = Image.fromarray((255 - values if tags.get(_PHOTOMETRIC) == 0 else values).astype(np.uint8))
     elif picture.mode in ("I", "F"):
         raise InputError(f"pixels of mode {picture.mode} have no known range; accepted: 8 or 16 bits a channel")
     if picture.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in picture.info:
