@@ -23,6 +23,7 @@ from safetensors import safe_open
 import toy
 from fedentopt.errors import InputError
 from fedentopt.experiments import environment
+from fedentopt.experiments.checkpoint_file import load_tensors, save_tensors
 from fedentopt.experiments.results import RunFolder, command_of, find_runs, read_run
 from fedentopt.experiments.round_files import read_rounds
 from fedentopt.simulation.engine import EngineOptions, Task, simulate
@@ -248,6 +249,41 @@ def test_starting_afresh_ignores_the_checkpoint(tmp_path: Path) -> None:
     drive(folder)
     assert folder.is_finished()
     assert not path.exists()
+
+
+def test_starting_afresh_leaves_no_checkpoint_of_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drive(RunFolder(tmp_path, CONFIG), stop_after=5)
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedentopt.experiments.results.save_checkpoint", killed)
+        with pytest.raises(SystemExit):
+            drive(RunFolder(tmp_path, CONFIG, resume=False))
+    # The folder speaks of the new start by now: what the old one had trained must not go on under its name.
+    assert RunFolder(tmp_path, CONFIG).resume() is None
+
+
+def test_a_history_longer_than_headers_may_be_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.safetensors"
+    about = {"rounds": ["é" * 1000] * 100}
+    monkeypatch.setattr("fedentopt.experiments.checkpoint_file.MOST_IN_HEADER", 1000)
+    save_tensors(path, {"a": torch.arange(3.0)}, about)
+    assert int.from_bytes(path.read_bytes()[:8], "little") < 1000
+    tensors, read = load_tensors(path)
+    assert read == about
+    assert list(tensors) == ["a"]
+    whole = bytearray(path.read_bytes())
+    whole[-5] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match="was changed or damaged"):
+        load_tensors(path)
+
+
+def test_a_folder_that_the_system_refuses_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"out: .* cannot be used: File name too long"):
+        RunFolder(tmp_path / ("x" * 300), CONFIG).is_finished()
 
 
 def test_a_full_disk_is_an_input_error_and_the_last_checkpoint_survives(

@@ -1,7 +1,8 @@
 """A checkpoint as one file, so that one rename is the moment from which a run continues there.
 
 Tensors lie in it as safetensors; the rest (settings of the run, the rounds so far, the engine's own notes) is
-JSON in the header. A checksum covers both, since safetensors alone notices a cut file but not a changed one.
+JSON in the header, or beside the tensors where it is longer than headers may be. A checksum covers both, since
+safetensors alone notices a cut file but not a changed one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 KEY = "fedentopt"  # of the one entry in the file's header
+LONG, MOST_IN_HEADER = "fedentopt-json", 16 << 20  # safetensors refuses headers beyond 100 million bytes
 REMEDY = "delete the file, or start the run again with --no-resume"
 
 
@@ -56,6 +58,7 @@ def load_checkpoint(path: Path, config: RunConfig) -> tuple[Checkpoint, list[Rou
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors (of any device) and JSON as one safetensors file, whole or not at all."""
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -70,6 +73,8 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping
     for name, tensor in tensors.items():
         own[name] = _own(tensor, seen)
     text = json.dumps(about)
+    if len(text) > MOST_IN_HEADER:
+        own[LONG], text = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), ""
     # One entry only: safetensors writes several in an order that changes from process to process.
     header = {KEY: f"{_checksum(own, text)} {text}"}
     write_aside(path, fill)
@@ -88,6 +93,8 @@ def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     checksum, _, text = header.partition(" ")
     if checksum != _checksum(tensors, text):
         raise InputError(f"{path}: was changed or damaged (its checksum does not fit); {REMEDY}")
+    if LONG in tensors:
+        text = tensors.pop(LONG).numpy().tobytes().decode()
     about: dict[str, Any] = json.loads(text)
     return tensors, about
 

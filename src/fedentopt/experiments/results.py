@@ -79,8 +79,11 @@ class RunFolder:
 
     def is_finished(self) -> bool:
         """Whether the folder holds this run complete; a folder with another run in it is an `InputError`."""
-        if not (self.path / SUMMARY).exists():
-            return False
+        try:
+            if not (self.path / SUMMARY).exists():
+                return False
+        except OSError as error:  # a name too long, a folder that may not be entered
+            raise InputError(f"out: {self.path} cannot be used: {error.strerror or error}") from error
         if read_json(self.path / RUN).get("config") != self.config.to_dict():
             raise InputError(
                 f"{self.path / RUN}: holds a run with other settings; move the folder away or give another --out"
@@ -160,7 +163,8 @@ class RunFolder:
         start, self._start = self._start, None
         if start is None:
             return
-        for name in (SUMMARY, MODEL, ROUNDS, REPORTED):
+        # A checkpoint that is not continued goes too: beside the new notes it would pass for one of the new data.
+        for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED):
             (self.path / name).unlink(missing_ok=True)
         write_json(
             self.path / RUN,
