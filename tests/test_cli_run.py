@@ -376,3 +376,37 @@ def test_ones_own_data_and_ones_own_model(
     assert about["dataset"]["name"] == "own.npz"
     assert about["dataset"]["train"] == 60
     assert str(tmp_path) not in json.dumps(about)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("lr = " + "9" * 400, "lr: the number is too large"),
+        ("target = [50, " + "9" * 400 + "]", "target: the number is too large"),
+        (r'out = "a\u0000b"', r"out: 'a\x00b' holds a null character"),
+        (r'data_dir = "a\u0000b"', r"data_dir: 'a\x00b' holds a null character"),
+    ],
+    ids=["number", "number in a list", "out", "data_dir"],
+)
+def test_values_of_a_file_that_nothing_can_hold_are_refused(
+    command: Callable[..., Said], tmp_path: Path, line: str, told: str
+) -> None:
+    (tmp_path / "odd.toml").write_text(line)
+    said = command("run", *SMALL, "--config", tmp_path / "odd.toml")
+    assert said.code == 2
+    assert told in said.err
+    assert "odd.toml" in said.err
+
+
+def test_folders_that_cannot_take_results_are_refused_before_training(
+    command: Callable[..., Said], tmp_path: Path
+) -> None:
+    said = command("run", *SMALL, "--out", tmp_path / ("x" * 300))
+    assert said.code == 2
+    assert "cannot be used: File name too long" in said.err
+    stray = tmp_path / os.fsdecode(b"caf\xe9")
+    said = command("run", *SMALL, "--out", stray)
+    assert said.code == 2
+    assert "cannot stand on a page; accepted: a path in UTF-8, or any with --no-page" in said.err
+    assert not stray.exists()
+    assert command("run", *SMALL, "--out", stray, "--no-page").code == 0

@@ -34,12 +34,24 @@ def conduct(
     missing = [name for name in ("torch", "safetensors", *also_needs) if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"this needs {', '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
+    if execution.page and not _is_text(execution.out):
+        raise InputError(
+            f"out: {execution.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
+        )
     try:
         return _sweep(configs, execution)
     except KeyboardInterrupt:
         again = "" if execution.resume else " without --no-resume"
         note(f"stopped; what was done is saved in {execution.out}: the same command{again} continues there")
         raise typer.Exit(130) from None
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # stray bytes in a name, which Python keeps as halves of characters
+        return False
+    return True
 
 
 def page_of(execution: Execution) -> dict[str, str]:

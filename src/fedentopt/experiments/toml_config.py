@@ -34,8 +34,12 @@ def read_toml(
             near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; accepted: {', '.join(sorted(known))}"
             raise InputError(f"{key}: unknown setting in {path}{hint}")
+        if isinstance(value, str) and "\0" in value:  # a command line cannot hold it, and no path may
+            raise InputError(f"{key}: {value!r} holds a null character; accepted: text without (in {path})")
         try:
             values[key] = from_toml(fields[key], value) if key in fields else value
+        except OverflowError as error:  # a whole number that no float can hold
+            raise InputError(f"{key}: the number is too large; accepted: up to about 1e308 (in {path})") from error
         except InputError as error:
             raise InputError(f"{error} (in {path})") from error
     return values
