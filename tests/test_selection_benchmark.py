@@ -82,7 +82,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert "both ways found the same cohorts" in shown
     said = fedentopt("bench", "selection", "--case", "none")
     assert said.code == 2
-    assert "case: 'none' is unknown; accepted: paper, thousands, million, million-sparse" in said.err
+    assert "case: 'none' is unknown; accepted: paper, thousands, million, million-noisy, million-sparse" in said.err
     with pytest.raises(InputError, match="case: 'none'"):
         benchmark.run_case("none")
 
