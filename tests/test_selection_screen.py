@@ -123,3 +123,12 @@ def test_which_tables_it_serves():
     assert not Screen.serves(sparse, even)
     assert Screen.serves(as_rows(np.eye(10)), np.full(10, 0.1))
     assert not Screen.serves(as_rows(np.eye(3)), np.array([0.5, 0.5, 2.0**-1000]))
+
+
+@pytest.mark.parametrize("step", [1, 7, 60, 1000])
+def test_parts_of_rows_are_the_rows(step):
+    counts = np.random.default_rng(2).integers(0, 3, (60, 4)).astype(float)
+    counts[[0, 13, 14, 59]] = 0
+    parts = [as_rows(counts).part(start, start + step).dense(4) for start in range(0, 60, step)]
+    assert [len(part) for part in parts[:-1]] == [step] * (len(parts) - 1)
+    assert np.array_equal(np.concatenate(parts), counts)

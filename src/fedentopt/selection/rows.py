@@ -48,6 +48,12 @@ class Rows:
         entries = np.arange(taken.indptr[-1]) + np.repeat(starts - taken.indptr[:-1], lengths)
         return Rows(taken.indptr, self.classes[entries], self.values[entries])
 
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows from `start` up to `stop`, without a copy of their entries; `stop` may be beyond the last."""
+        indptr = self.indptr[start : stop + 1]
+        span = slice(indptr[0], indptr[-1])
+        return Rows(indptr - indptr[0], self.classes[span], self.values[span])
+
     def row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Classes and values of one row."""
         span = slice(self.indptr[i], self.indptr[i + 1])

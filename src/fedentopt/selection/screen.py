@@ -37,14 +37,19 @@ class Screen:
     def __init__(self, rows: Rows, totals: np.ndarray, target: np.ndarray) -> None:
         self._target = target
         self._scale = max(float(totals.max(initial=0.0)), float(np.finfo(np.float64).tiny))
-        shares = rows.values / self._scale
-        self._counts = np.zeros((target.size, len(rows)), dtype=np.float32)
-        self._counts[rows.classes, rows.owners()] = shares
-        sizes = totals / self._scale
-        shares **= 2
-        shares /= target[rows.classes]
-        self._own = np.maximum(rows.row_sums(shares) - sizes**2, 0.0).astype(np.float32)
-        self._sizes = sizes.astype(np.float32)
+        self._counts: list[np.ndarray] = []  # a chunk each: of part of one matrix, NumPy would multiply a copy
+        self._own = np.empty(len(rows), dtype=np.float32)
+        self._sizes = (totals / self._scale).astype(np.float32)
+        for start in range(0, len(rows), _CHUNK):
+            part = rows.part(start, start + _CHUNK)
+            shares = part.values / self._scale
+            counts = np.zeros((target.size, len(part)), dtype=np.float32)
+            counts[part.classes, part.owners()] = shares
+            self._counts.append(counts)
+            shares **= 2
+            shares /= target[part.classes]
+            own = part.row_sums(shares) - (totals[start : start + _CHUNK] / self._scale) ** 2
+            self._own[start : start + _CHUNK] = np.maximum(own, 0.0)
         self._chi2 = np.empty(len(rows), dtype=np.float32)
         self._scratch = np.empty(min(_CHUNK, len(rows)), dtype=np.float32)
 
@@ -87,10 +92,10 @@ class Screen:
         y = (2 * size * excess).astype(np.float32)
         base, whole = np.float32(own * size**2), np.float32(size)
         least = []
-        for start in range(0, self._chi2.size, _CHUNK):
+        for start, counts in zip(range(0, self._chi2.size, _CHUNK), self._counts, strict=True):
             span = slice(start, start + _CHUNK)
             chi2 = self._chi2[span]
-            np.dot(y, self._counts[:, span], out=chi2)
+            np.dot(y, counts, out=chi2)
             chi2 += self._own[span]
             chi2 += base
             sizes = np.add(self._sizes[span], whole, out=self._scratch[: chi2.size])
