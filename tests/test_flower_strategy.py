@@ -100,6 +100,7 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "no samples": (says(3, [0, 0, 0, 0, 0]), "all label counts are 0"),
     "no client id": (says("", [1, 1, 1, 1, 1]), "client-id"),
     "epsilon 0": (says(3, [1.0] * 5, 0.0), "epsilon"),
+    "epsilon a truth value": (says(3, [1.0] * 5, True), "epsilon True is not a number"),
     "counts not a list": (says(3, 7), "must be a list"),  # type: ignore[arg-type]
     "another reply": (lambda message: Message(RecordDict(), reply_to=message), "no label report"),
 }
@@ -137,6 +138,7 @@ def test_noisy_reports_may_be_negative_or_empty() -> None:
     grid, made = federation(), strategy()
     grid.nodes[node_of(grid, 3)].query = says(3, [-2.5, 4.0, -0.5, 0.0, 1.0], 0.5)
     grid.nodes[node_of(grid, 4)].query = says(4, [-2.5, -4.0, -0.5, -1.0, -1.0], 0.5)
+    grid.nodes[node_of(grid, 5)].query = says(5, [-2.5, 4.0, -0.5, 0.0, 1.0], 1)  # a whole epsilon is a number too
     made.start(grid, model(), num_rounds=1)
     assert made.selector.clients == tuple(range(8))
 

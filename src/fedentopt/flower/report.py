@@ -54,8 +54,10 @@ def read_report(reply: Message, num_classes: int) -> Report:
         raise InputError(f"the reply holds no label report (missing {error})") from error
     client = normal_id(raw_id)
     epsilon = content.config_records["client"].get("epsilon")
-    if epsilon is not None and not (isinstance(epsilon, float) and 0 < epsilon < float("inf")):
-        raise InputError(f"client {client}: epsilon {epsilon!r} is not a number above 0")
+    if epsilon is not None:
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
+            raise InputError(f"client {client}: epsilon {epsilon!r} is not a number above 0")
+        epsilon = float(epsilon)
     if not isinstance(counts, list):
         raise InputError(f"client {client}: label counts must be a list, not {type(counts).__name__}")
     try:
