@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import os
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,21 @@ def test_published_checksums() -> None:
     assert all(len(md5) == 32 for md5 in sums.values())
     assert len(set(sums.values())) == len(sums) == 11
     assert all(url.startswith("https://") for e in ENTRIES.values() for d in e.downloads for url in d.urls)
+
+
+def test_what_a_killed_fetch_left_is_swept_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cifar_archive: bytes
+) -> None:
+    published(monkeypatch, "cifar10", cifar_archive)
+    left = tmp_path / "data" / ".fedentopt"
+    old = time.time() - 2 * 24 * 3600
+    for name, in_it in (("fetch-old", "half"), ("fetch-slow", "half"), ("fetch-moved", "replaced/only-copy")):
+        (left / name / in_it).parent.mkdir(parents=True)
+        (left / name / in_it).write_bytes(b"x")
+        for path in (left / name / in_it, (left / name / in_it).parent, left / name):
+            os.utime(path, (old, old))
+    os.utime(left / "fetch-slow" / "half")  # still growing in another process
+    with serving({"cifar-10-binary.tar.gz": cifar_archive}) as address:
+        monkeypatch.setenv("FEDENTOPT_MIRROR", address)
+        fetch("cifar10", tmp_path / "data")
+    assert sorted(path.name for path in left.iterdir()) == ["fetch-moved", "fetch-slow"]

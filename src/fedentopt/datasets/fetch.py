@@ -14,12 +14,14 @@ import os
 import secrets
 import shutil
 import tarfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from fedentopt import __version__
+from fedentopt.datasets.cache import STALE_SECONDS
 from fedentopt.datasets.catalog import ENTRIES, Download
 from fedentopt.datasets.loading import source
 from fedentopt.datasets.locations import CACHE
@@ -72,6 +74,7 @@ def fetch(name: str, data_dir: Path, *, image_size: int | None = None, progress:
     staging = data_dir / CACHE / f"fetch-{secrets.token_hex(4)}"
     try:
         staging.mkdir(parents=True)
+        _sweep(staging.parent)
         file = staging / download.filename
         _download(name, download, file, progress)
         root = staging
@@ -88,6 +91,15 @@ def fetch(name: str, data_dir: Path, *, image_size: int | None = None, progress:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         _remove_if_empty(staging.parent, data_dir)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a fetch that was killed a day ago or earlier left behind; files it had moved aside are kept."""
+    for path in folder.glob("fetch-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process sweeps too
+            last = max(found.lstat().st_mtime for found in (path, *path.rglob("*")))  # a large file takes its time
+            if last < time.time() - STALE_SECONDS and not (path / "replaced").exists():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _download(name: str, download: Download, target: Path, progress: Progress | None) -> None:
