@@ -68,6 +68,9 @@ def test_amounts():
     assert amount("33%", 40, "buffer") == 13
     assert amount(7, 100, "cohort") == 7
     assert amount("2.5%", 200, "cohort") == 5
+    for endless in ("1" * 5000, "9" * 400 + "%"):  # more than Python reads, and more than a float holds
+        with pytest.raises(InputError, match=r"cohort: '\d{20}'\.\.\. \(\d+ characters\) is neither a number"):
+            amount(endless, 100, "cohort")
 
 
 def test_method_names():

@@ -31,13 +31,14 @@ def _setting(default: Any, help: str) -> Any:
 def amount(text: str | int, whole: int, name: str) -> int:
     """Read a number of clients or a per cent of `whole` (floored): "10", 10 or "10%"."""
     raw = str(text).strip()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)%", raw)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)%", raw)
     if match:
         # 1e-9 keeps 29 % of 100 at 29 where binary fractions would floor it to 28.
         return math.floor(float(match[1]) * whole / 100 + 1e-9)
-    if re.fullmatch(r"\d+", raw):
+    if re.fullmatch(r"\d{1,18}", raw):
         return int(raw)
-    raise InputError(f"{name}: {text!r} is neither a number of clients (10) nor a per cent of them (10%)")
+    shown = f"{text!r}" if len(raw) < 60 else f"{raw[:20]!r}... ({len(raw)} characters)"
+    raise InputError(f"{name}: {shown} is neither a number of clients (10) nor a per cent of them (10%)")
 
 
 @dataclass(frozen=True, kw_only=True)
