@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import commander
+from fedentopt import cli
 from fedentopt.cli import console
 
 
@@ -55,3 +57,19 @@ def test_select_shows_its_table_in_a_small_code_page(tmp_path: Path) -> None:
     assert rb"\u6771\u4eac" in said.stdout
     assert b"clients never selected: 0 of 2" in said.stdout
     assert json.loads(state.read_text(encoding="utf-8"))["state"]["round"] == 2
+
+
+def test_a_path_that_the_system_refuses_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = commander(monkeypatch, capsys)
+    said = command("run", "--weights", "a" * 5000, "--rounds", 1, "--out", tmp_path)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: ")  # what follows depends on how much Python asks the system
+
+    def refuse(*words: object) -> None:
+        raise PermissionError(13, "Permission denied", "b" * 5000)
+
+    monkeypatch.setattr(cli, "app", refuse)
+    said = command("run")
+    assert (said.code, said.out, said.err) == (2, "", f"error: {'b' * 300}...: Permission denied\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -48,6 +49,9 @@ _BROUGHT_BY = {
 }
 
 
+_LONGEST = 300  # characters shown of a path
+
+
 def main() -> None:
     """Entry point: a wrong input or a missing extra ends with a message and exit code 2, never with a traceback."""
     try:
@@ -61,4 +65,10 @@ def main() -> None:
         if extra is None:  # not the user's doing
             raise
         fail(f"this needs {missing}; pip install 'fedentopt[{extra}]' brings it")
+        sys.exit(2)
+    except OSError as error:  # a path that was given and that the system will not take
+        if error.filename is None:
+            raise
+        path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+        fail(f"{path if len(path) <= _LONGEST else path[:_LONGEST] + '...'}: {error.strerror}")
         sys.exit(2)
