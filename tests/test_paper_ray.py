@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,15 @@ def test_stacks_are_of_one_kind_and_about_equal() -> None:
 def test_workers_are_only_for_a_local_cluster(runs, tmp_path, address: str, workers: int, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=message):
         ray_runner.run_on_ray(runs, tmp_path, address=address, workers=workers, say=print)
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:{}000000"])
+def test_an_address_where_nothing_answers_is_refused(runs: list[RunConfig], tmp_path: Path, form: str) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # taken, and not listened at
+        address = form.format(held.getsockname()[1])
+        with pytest.raises(InputError, match=f"ray: nothing answers at '{address}'"):
+            ray_runner.run_on_ray(runs, tmp_path, address=address, say=print)
 
 
 def test_without_ray_the_message_says_how_to_get_it(runs: list[RunConfig], tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ from fedentopt.simulation.config import RunConfig
 
 LOST_AT_MOST = 3
 """How often a stack's worker may be lost before the stack is given up."""
+
+ANSWERS_WITHIN = 10.0
+"""Seconds that a cluster's machine has to take a connection."""
 
 
 def run_on_ray(
@@ -173,6 +177,17 @@ def _write_folder(path: Path, content: dict[str, bytes]) -> None:
     aside.rename(path)
 
 
+def _check_answers(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens, for which Ray itself waits without end or word."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # local, auto, or what Ray refuses at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"ray: nothing answers at {address!r} ({error}); accepted: local, auto or HOST:PORT") from None
+
+
 @contextlib.contextmanager
 def _connected(address: str, workers: int | None, device: str) -> Iterator[tuple[Any, int, bool]]:
     """Ray, the number of stacks it can work on at a time, and whether on GPUs. Telemetry and dashboard are off."""
@@ -182,6 +197,7 @@ def _connected(address: str, workers: int | None, device: str) -> Iterator[tuple
         raise InputError(f"ray-workers: {workers} only goes with --ray local; a cluster has the workers it has")
     if workers is not None and workers < 1:
         raise InputError(f"ray-workers: {workers} is out of range; accepted: at least 1")
+    _check_answers(address)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; it warns without
     ray: Any = importlib.import_module("ray")
