@@ -225,6 +225,18 @@ def test_gap_button_finds_a_round_without_some_class(opened: Opened, folder: Pat
     assert opened.page.locator("#round-number").inner_text() == str(expected + 1)
 
 
+def test_play_at_the_last_round_starts_again(browser: Browser, folder: Path) -> None:
+    opened = Opened(browser, folder / "report.html")
+    opened.round_to(14)
+    assert opened.page.locator("#round-number").inner_text() == "15"
+    opened.page.locator("#play").click()
+    opened.page.wait_for_function("Number(document.getElementById('round-number').textContent) < 15")
+    assert opened.page.locator("#play").inner_text() == "Stop"
+    opened.page.locator("#play").click()
+    assert opened.page.locator("#play").inner_text() == "Play"
+    opened.context.close()
+
+
 def test_heat_map_and_counts_match_the_picks(opened: Opened, folder: Path) -> None:
     rows = rounds_of(folder, "fedavg", 0)
     z = opened.drawn("picks-left")[0]["z"]

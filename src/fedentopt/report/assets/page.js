@@ -143,6 +143,7 @@ let playing = null;
 const play = () => {
   const stop = playing !== null;
   if (stop) clearInterval(playing);
+  else if (Number(byId("round").value) >= Number(byId("round").max)) step(-view.rounds.length); // from the start again
   playing = stop ? null : setInterval(() => {
     const slider = byId("round");
     if (Number(slider.value) >= Number(slider.max)) play();
