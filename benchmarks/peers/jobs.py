@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,12 @@ class Failed(Exception):
     """A run ended badly; the message is the end of its log."""
 
 
+def without_paths(text: str) -> str:
+    """Output without the places of this machine: the checkout, the home folder, the run's scratch folder."""
+    text = text.replace(str(HERE.parents[1]), ".").replace(str(Path.home()), "~")
+    return re.sub(re.escape(tempfile.gettempdir()) + r"[/\\]tmp\w+", "scratch", text)
+
+
 def measured(command: list[str], environment: dict[str, str], log: Path, timeout: float) -> float:
     """Wall seconds of a command; its output goes to `log`, without the paths of this machine."""
     load = os.getloadavg()[0]
@@ -71,7 +78,7 @@ def measured(command: list[str], environment: dict[str, str], log: Path, timeout
     except subprocess.TimeoutExpired as late:
         raise Failed(f"not done after {timeout:.0f} s") from late
     seconds = time.perf_counter() - begun
-    text = result.stdout.replace(str(HERE.parents[1]), ".").replace(str(Path.home()), "~")
+    text = without_paths(result.stdout)
     log.write_text(f"load average before: {load:.1f}\n{text}")
     if result.returncode:
         raise Failed(" ".join(text.strip().splitlines()[-8:])[-600:])

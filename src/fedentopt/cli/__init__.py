@@ -70,5 +70,5 @@ def main() -> None:
         if error.filename is None:
             raise
         path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
-        fail(f"{path if len(path) <= _LONGEST else path[:_LONGEST] + '...'}: {error.strerror}")
+        fail(f"{path if len(path) <= _LONGEST else path[:_LONGEST] + '...'}: {error.strerror or error}")
         sys.exit(2)
