@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -49,9 +48,6 @@ _BROUGHT_BY = {
 }
 
 
-_LONGEST = 300  # characters shown of a path
-
-
 def main() -> None:
     """Entry point: a wrong input or a missing extra ends with a message and exit code 2, never with a traceback."""
     try:
@@ -69,6 +65,5 @@ def main() -> None:
     except OSError as error:  # a path that was given and that the system will not take
         if error.filename is None:
             raise
-        path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
-        fail(f"{path if len(path) <= _LONGEST else path[:_LONGEST] + '...'}: {error.strerror or error}")
+        fail(f"{error.filename}: {error.strerror or error}")
         sys.exit(2)

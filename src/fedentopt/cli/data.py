@@ -33,8 +33,7 @@ def list_(data_dir: Path | None = DATA_DIR, json: bool = JSON) -> None:
     from fedentopt.datasets.catalog import ENTRIES
 
     folder = resolve_data_dir(data_dir)
-    with _disk(folder):
-        rows = [_state(name, folder) for name in ENTRIES]
+    rows = [_state(name, folder) for name in ENTRIES]
     if json:
         print_json({"data_dir": str(folder), "datasets": rows})
         return
@@ -79,8 +78,7 @@ def fetch(
     size = image_size or default_image_size(name)
     check_image_size(size)
     file = chosen(name, folder, size)
-    with _disk(folder):
-        there = complete(name, folder, size)
+    there = complete(name, folder, size)
     if there:
         note(f"{name}: the official files are in {folder} already")
     else:
@@ -88,7 +86,7 @@ def fetch(
         note(f"{name}: {file.filename}{size_told}, into {folder}")
         with _bar("downloading", "bytes") as progress:
             download(name, folder, image_size=size, progress=progress)
-    with _bar("converting", "images") as progress, _disk(folder):
+    with _bar("converting", "images") as progress:
         arrays = converted(source(name, folder, size), folder, size, progress, replaced=not there)
     for told in arrays.notes:
         note(told)
@@ -123,13 +121,10 @@ def verify(
     from fedentopt.datasets.verify import verify as check
 
     folder = resolve_data_dir(data_dir)
-    with _disk(folder):
-        names = [name] if name is not None else [known for known in ENTRIES if begun(known, folder)]
+    names = [name] if name is not None else [known for known in ENTRIES if begun(known, folder)]
     rows: list[dict[str, Any]] = []
     for known in names:
-        with _disk(folder):
-            findings = check(known, folder)
-        for finding in findings:
+        for finding in check(known, folder):
             rows.append({"name": known, "what": finding.what, "ok": finding.ok, "detail": finding.detail})
             if not json:
                 mark = "[green]ok[/]" if finding.ok else "[bold red]wrong[/]"
@@ -179,15 +174,6 @@ def _state(name: str, folder: Path) -> dict[str, Any]:
         "get": get,
         "download_mb": {download.filename: download.megabytes for download in entry.downloads},
     }
-
-
-@contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """Turn a file or folder that the system refuses (no permission, a name too long, a full disk) into a refusal."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{error.filename or folder}: {error.strerror or error}") from error
 
 
 @contextmanager
