@@ -7,7 +7,8 @@ With f(x) = x log2 x, f(0) = 0, N = |L + l| and q the target where there is one,
 
 so when a client joins the cohort, g changes only for clients that hold one of *its* classes, and by an amount that
 depends on l_c alone: looked up in a small table where counts are whole. A class held by few clients is a list of
-them, one held by many a full column.
+them, one held by many a full column. All that is made when first
+a pick comes that the screen (`screen.py`) leaves open.
 
 Rounding makes these scores differ from the definition by at most a bound that is carried along; a pick that the
 bound leaves open is settled by the definition itself. So the client found is always the one `ExactScores` finds.
@@ -132,9 +133,6 @@ class ColumnIndex:
     @cached_property
     def columns(self) -> list[Column]:
         """The counts class by class."""
-        return self._columns()
-
-    def _columns(self) -> list[Column]:
         owners, classes = self.rows.owners(), self.rows.classes
         # Stable, so clients stay in order within a class; on 16-bit keys NumPy sorts by radix.
         keys = classes.astype(np.uint16) if self.num_classes < 1 << 16 else classes
