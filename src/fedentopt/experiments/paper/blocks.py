@@ -6,10 +6,7 @@ its own sections wins over all of `paper.toml`, its `[[cells]]` replace the pape
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -18,17 +15,22 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.experiments.methods import parse_method
+from fedentopt.experiments.paper.block_checks import (
+    AXES,
+    REQUIRED,
+    SECTIONS,
+    Document,
+    as_list,
+    check_known,
+    check_paper,
+    check_sections,
+    check_settings,
+    check_table,
+    read_seeds,
+)  # fmt: skip
 from fedentopt.experiments.paper.cells import METRICS, Cell
 from fedentopt.experiments.paper.printed import Place, Printed, printed_figures
-from fedentopt.experiments.seeds import MOST
 from fedentopt.simulation.config import RunConfig
-
-SECTIONS = ("dataset", "model", "partition", "method", "availability")
-AXES = ("availability", "model", "dataset", "partition", "participation", "method", "buffer", "metric")
-REQUIRED = ("table", "metric", "model", "dataset")
-LARGEST = sys.float_info.max
-TAKEN = ("all", "rounds-to-target")
-"""Table names that mean something else already: every table, and the table that goes with Table 1."""
 
 USED_BY = {
     "mu": ("fedprox",),
@@ -41,16 +43,6 @@ USED_BY = {
     "concat_max_rounds": ("fedconcat",),
 }
 """Settings that only these algorithms look at; for others they must not tell two runs apart."""
-
-ELSEWHERE = {
-    "seed": "seeds",
-    "algorithm": "method",
-    "selector": "method",
-    **{name: f"{name} in [[cells]]" for name in ("dataset", "model", "partition")},
-}
-"""Settings of a run that a cell says in other words, and where; given as settings they would not be looked at."""
-
-Document = Mapping[str, Any]
 
 
 def paper_cells() -> list[Cell]:
@@ -77,7 +69,7 @@ def _paper() -> Document:
 
 def _cells(documents: Sequence[Document], source: str, printed: Mapping[Place, Printed]) -> list[Cell]:
     """Cells of the last document, whose settings build on those of the documents before it."""
-    _check_sections(documents[-1], source)
+    check_sections(documents[-1], source)
     blocks = documents[-1].get("cells")
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
         raise InputError(f"{source}: has no [[cells]] block; accepted: at least one, with {', '.join(REQUIRED)}")
@@ -94,65 +86,26 @@ def _cells(documents: Sequence[Document], source: str, printed: Mapping[Place, P
     return list(cells.values())
 
 
-def _check_sections(document: Document, source: str) -> None:
-    known = ("settings", "cells", *SECTIONS)
-    for name, section in document.items():
-        if name not in known:
-            raise InputError(f"{source}: [{name}] is unknown; accepted: {', '.join(known)}")
-        inner = section.values() if name in SECTIONS and isinstance(section, dict) else [section]
-        if name != "cells" and not all(isinstance(table, dict) for table in inner):
-            form = "[settings]" if name == "settings" else f"[{name}.NAME]"
-            raise InputError(f"{source}: {name} is not a section of settings; accepted: {form}")
-        if name != "cells":
-            for table in inner:
-                _check_settings(table, f"{source}: [{name}]: ")
-
-
-def _check_settings(settings: Document, where: str = "") -> None:
-    """Refuse settings that could not be honoured."""
-    for name in settings:
-        if name in ELSEWHERE:
-            raise InputError(f"{where}{name}: cannot be set here; accepted: {ELSEWHERE[name]}")
-    if "cohort" in settings and "participation" in settings:
-        raise InputError(f"{where}cohort: says the same as participation; accepted: one of the two")
-
-
 def _block_cells(documents: Sequence[Document], block: Document, printed: Mapping[Place, Printed]) -> list[Cell]:
     for name in REQUIRED:
         if name not in block:
             raise InputError(f"{name} is missing")
-    _check_table(block["table"])
-    _check_paper(block.get("paper"))
+    check_table(block["table"])
+    check_paper(block.get("paper"))
     if not isinstance(block.get("extra", False), bool):
         raise InputError(f"extra: {block['extra']!r} cannot be used; accepted: true or false")
     fixed = {"table", "extra", "paper", "seeds"}
-    _check_settings({name: value for name, value in block.items() if name not in ("dataset", "model", "partition")})
+    check_settings({name: value for name, value in block.items() if name not in ("dataset", "model", "partition")})
     settings = [name for name in block if name not in fixed and name not in AXES]
     swept = [name for name in settings if isinstance(block[name], list)]
     axes = [name for name in AXES if name in block]
-    values = [_as_list(name, block[name]) for name in (*axes[:-1], *swept, axes[-1])]  # metric stays innermost
+    values = [as_list(name, block[name]) for name in (*axes[:-1], *swept, axes[-1])]  # metric stays innermost
     cells = []
     for combination in itertools.product(*values):
         chosen = dict(zip((*axes[:-1], *swept, axes[-1]), combination, strict=True))
         plain = {name: block[name] for name in settings} | {name: chosen[name] for name in swept}
         cells.append(_cell(documents, block, chosen, plain, tuple(swept), printed))
     return cells
-
-
-def _check_table(name: Any) -> None:
-    """A table's name becomes part of file names, which must stay in their folder and be told apart again."""
-    fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) and name not in TAKEN
-    if not fits or name.endswith("_curves"):
-        raise InputError(
-            f"table: {name!r} cannot be used; accepted: letters, digits, '-' and '_', a letter or digit first, "
-            f"no '_curves' at the end, not {' or '.join(TAKEN)}"
-        )
-
-
-def _check_paper(value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and abs(value) <= LARGEST):  # NaN fails every comparison
-        raise InputError(f"paper: {value!r} cannot be used; accepted: a finite number")
 
 
 def _cell(
@@ -188,7 +141,7 @@ def _cell(
         "swept": tuple((name, chosen[name]) for name in swept),
     }
     if metric == "model_mb":
-        _check_known(settings)
+        check_known(settings)
         return Cell(**common)
     availability = common["availability"]
     if availability is not None and not any(availability in doc.get("availability", {}) for doc in documents):
@@ -210,20 +163,12 @@ def _cell(
         **common,
         participation=chosen.get("participation", _per_cent(own.cohort_size, own.clients)),
         buffer=chosen.get("buffer", _per_cent(own.buffer_size, own.clients)) if own.selector == "fedentopt" else None,
-        seeds=_seeds(block.get("seeds", merged.get("seeds", 1))),
+        seeds=read_seeds(block.get("seeds", merged.get("seeds", 1))),
         config=own,
         baseline=config(own.algorithm) if metric == "accuracy_change" else None,
         reference=config("fedavg"),
         full_rounds=own.rounds,
     )
-
-
-def _check_known(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that no run has, where there is no run to refuse them."""
-    known = {field.name for field in dataclasses.fields(RunConfig)}
-    for name in settings:
-        if name not in known:
-            raise InputError(f"{name}: unknown setting; accepted: {', '.join(sorted(known))}")
 
 
 def _layered(documents: Sequence[Document], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,37 +211,6 @@ def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConf
             settings.pop(name, None)
     named = {name: chosen[name] for name in ("model", "dataset", "partition")}
     return RunConfig.from_dict(settings | named)
-
-
-def _as_list(name: str, value: Any) -> list[Any]:
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise InputError(f"{name}: the list is empty")
-    for item in values:
-        if name in ("participation", "buffer"):
-            if isinstance(item, bool) or not isinstance(item, int | float):
-                raise InputError(f"{name}: {item!r} is not a number; accepted: per cent of the clients")
-        elif name in AXES and not isinstance(item, str):
-            raise InputError(f"{name}: {item!r} is not a name")
-        elif isinstance(item, list | dict):
-            raise InputError(f"{name}: {item!r} cannot be used; accepted: a single value, or a list of such")
-    return values
-
-
-def _seeds(value: Any) -> tuple[int, ...]:
-    """A number of seeds (3 is 0, 1, 2) or the seeds themselves; no more than the command line takes."""
-    number = len(value) if isinstance(value, list) else value
-    if isinstance(number, int) and number > MOST:
-        shown = f"a list of {number}" if isinstance(value, list) else value
-        raise InputError(f"seeds: {shown} are too many; accepted: at most {MOST}")
-    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
-    good = isinstance(seeds, list) and seeds and len(set(map(str, seeds))) == len(seeds)
-    if not good or any(isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1e15 for seed in seeds):
-        raise InputError(
-            f"seeds: {value!r} cannot be used; accepted: how many, or a list of different whole numbers "
-            "(at most 15 digits)"
-        )
-    return tuple(seeds)
 
 
 def _per_cent(part: int, whole: int) -> float:
