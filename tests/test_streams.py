@@ -23,7 +23,8 @@ from fedentopt.simulation.loop import LoopTrainer
 from fedentopt.simulation.packed_rows import RowFormat
 from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.randomness import GOLDEN, mix64
-from fedentopt.simulation.streams import Slot, StreamsTrainer
+from fedentopt.simulation.slot import Slot
+from fedentopt.simulation.streams import StreamsTrainer
 from fedentopt.simulation.work import Row, Work, build_work
 
 CPU = torch.device("cpu")
