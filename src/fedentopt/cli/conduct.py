@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from fedentopt.simulation.engine import RoundEvent
 
 
-def conduct(
-    configs: Sequence[RunConfig], execution: Execution, *, also_needs: Sequence[str] = ()
-) -> list[RunResult]:
+def conduct(configs: Sequence[RunConfig], execution: Execution, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
     """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130.
 
     Packages that are missing are named before anything trains: those of the simulator, and `also_needs`, which
@@ -34,7 +32,9 @@ def conduct(
     missing = [name for name in ("torch", "safetensors", *also_needs) if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"this needs {', '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
-    if execution.page and not _is_text(execution.out):
+    from fedentopt.datasets.npz import is_text
+
+    if execution.page and not is_text(execution.out):
         raise InputError(
             f"out: {execution.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
         )
@@ -44,14 +44,6 @@ def conduct(
         again = "" if execution.resume else " without --no-resume"
         note(f"stopped; what was done is saved in {execution.out}: the same command{again} continues there")
         raise typer.Exit(130) from None
-
-
-def _is_text(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:  # stray bytes in a name, which Python keeps as halves of characters
-        return False
-    return True
 
 
 def page_of(execution: Execution) -> dict[str, str]:
@@ -96,9 +88,7 @@ def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult
 
 
 @contextlib.contextmanager
-def _progress(
-    configs: Sequence[RunConfig], console: Console
-) -> Iterator[Callable[[RoundEvent], None] | None]:
+def _progress(configs: Sequence[RunConfig], console: Console) -> Iterator[Callable[[RoundEvent], None] | None]:
     """A bar over all rounds of all runs, with each method's accuracy so far; nothing unless on a terminal."""
     if not console.is_terminal:
         yield None
