@@ -18,10 +18,10 @@ import torch
 
 from fedentopt.models import build
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.loop import Worker
 from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.trainers.loop import Worker
 from fedentopt.simulation.work import Row, build_work
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.kernels import (
+from fedentopt.simulation.triton import (
     convolution,
     convolution_input_grad,
     convolution_weight_grad,
@@ -39,8 +39,8 @@ from fedentopt.simulation.kernels import (
     ops,
     update,
 )
-from fedentopt.simulation.kernels.plain import PlainKernels
-from fedentopt.simulation.kernels.stacked import TritonKernels
+from fedentopt.simulation.triton.plain import PlainKernels
+from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
 LAYERS = {"conv1": (3, 6, 5, 32), "conv2": (6, 16, 5, 14)}
 LINEAR = {"fc1": (400, 120, True), "fc2": (120, 84, True), "fc3": (84, 10, False)}

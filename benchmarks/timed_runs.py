@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedentopt.datasets import Dataset
-from fedentopt.experiments.environment import environment, source_digest
-from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunStart
+from fedentopt.results.environment import environment, source_digest
+from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
 
 
 def random_images() -> Dataset:

@@ -28,10 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fedentopt.models import build
-from fedentopt.simulation.kernels import ops
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.wide_blocks import wide_blocks
-from fedentopt.simulation.wide_model import WideNet
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import ops
 
 PRECISIONS: dict[str, dict[str, bool]] = {"fp32-exact": {"exact": True}, "tf32": {}, "bf16": {"bf16": True}}
 REPEATS = 9

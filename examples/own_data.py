@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fedentopt.experiments.sweep import run_sweep
 from fedentopt.report import write_report
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.sweep import run_sweep
 
 
 def save_images(file: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torch import nn
 
-from fedentopt.experiments.sweep import run_sweep
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.sweep import run_sweep
 
 
 def small_net(num_classes: int) -> nn.Module:

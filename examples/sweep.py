@@ -6,11 +6,11 @@ Run it again and finished runs are read instead of repeated; stop it and it goes
 import argparse
 from pathlib import Path
 
-from fedentopt.experiments.aggregate import by_method
-from fedentopt.experiments.sweep import run_sweep
 from fedentopt.report import write_report
+from fedentopt.results.aggregate import by_method
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.sweep import run_sweep
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

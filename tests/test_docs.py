@@ -27,7 +27,7 @@ from fedentopt.cli import app
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 # Pages whose commands start servers and nodes; other tests start the same ones, on free ports.
-RUN_ELSEWHERE = {"flower.md": ("test_flower_deployment.py", "test_flower_simulation.py")}
+RUN_ELSEWHERE = {"flower.md": ("flower/test_deployment.py", "flower/test_simulation.py")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 

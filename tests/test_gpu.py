@@ -7,8 +7,8 @@ import torch
 
 import toy
 from fedentopt.simulation.engine import EngineOptions, Task, simulate
-from test_second_stage import in_second_stage, spoilt_checkpoint
-from test_trainers import METHODS
+from second_stages import in_second_stage, spoilt_checkpoint
+from toy import METHODS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 HARD = {"stragglers": 0.5, "dropout": 0.2, "epochs": 3, "rounds": 4, "lr": 0.02, "precision": "fp32-exact"}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedentopt.simulation.randomness import GOLDEN, generator, key, mix64, mix64_torch, signed, uniform_torch
+from fedentopt.randomness import GOLDEN, generator, key, mix64, mix64_torch, signed, uniform_torch
 
 # First outputs of splitmix64 from state 0 (Vigna's splitmix64.c; also the test vector of Java's SplittableRandom).
 PUBLISHED = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]

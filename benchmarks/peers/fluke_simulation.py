@@ -39,9 +39,7 @@ def main() -> None:
         clients.append(
             Client(number, batches, None, sgd, torch.nn.CrossEntropyLoss(), local_epochs=work.EPOCHS, persistency=False)
         )
-    algorithm = FedAVG(
-        work.CLIENTS, None, {}, clients=clients, server=Server(model, None, clients, weighted=True)
-    )
+    algorithm = FedAVG(work.CLIENTS, None, {}, clients=clients, server=Server(model, None, clients, weighted=True))
     algorithm.attach([Ends(clock)])
     algorithm.run(options.rounds, work.COHORT / work.CLIENTS, finalize=False)
     clock.write(options.out, algorithm.server.model, data, ("fluke-fl",))

@@ -31,10 +31,10 @@ def make_own(setting: str, path: str, argument: Any) -> Any:
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{setting}: calling {path} raised {told(error)}") from error
+            raise InputError(f"{setting}: calling {path} raised {describe_error(error)}") from error
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -49,9 +49,9 @@ def _find(setting: str, path: str) -> Any:
         if error.name and (module == error.name or module.startswith(error.name + ".")):
             where = "nor in the current directory"
             raise InputError(f"{setting}: no module {error.name!r} for {path!r}, {where}") from error
-        raise InputError(f"{setting}: importing {module} raised {told(error)}") from error
+        raise InputError(f"{setting}: importing {module} raised {describe_error(error)}") from error
     except Exception as error:
-        raise InputError(f"{setting}: importing {module} raised {told(error)}") from error
+        raise InputError(f"{setting}: importing {module} raised {describe_error(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise InputError(f"{setting}: {module} has no attribute {attribute!r}")

@@ -18,13 +18,13 @@ from flwr.app import MetricRecord, UserConfig
 from flwr.serverapp.strategy import Result
 
 from fedentopt.datasets import Dataset
-from fedentopt.experiments.results import RunFolder
 from fedentopt.flower import LabelAware
 from fedentopt.flower.report import ClientId, id_order
 from fedentopt.partition import partition
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.records import Outcome, RoundRecord, RunStart
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.recording import Outcome, RoundRecord, RunStart
 
 
 class Bookkeeper:

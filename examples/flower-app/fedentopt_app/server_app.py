@@ -12,9 +12,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvgM, FedProx, FedYogi
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.models import build
+from fedentopt.randomness import key
 from fedentopt.selection import RandomSelector
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.randomness import key
 from fedentopt_app.data import class_names, load_data
 from fedentopt_app.evaluation import evaluate
 from fedentopt_app.record import Bookkeeper

@@ -12,12 +12,12 @@ from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, field_options, fields_of, gather, option, shared_options
 from fedentopt.errors import InputError
-from fedentopt.experiments.execution import Execution
-from fedentopt.experiments.methods import parse_method
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.methods import parse_method
+from fedentopt.simulation.options import Execution
 
 if TYPE_CHECKING:
-    from fedentopt.experiments.aggregate import MethodResult
+    from fedentopt.results.aggregate import MethodResult
 
 METHODS = ["fedavg", "fedentopt", "fedentopt-dp"]
 SEEDS = (0, 1, 2)
@@ -42,8 +42,8 @@ def compare(given: dict[str, Any]) -> None:
     execution = request.execution
     runs = conduct(configs, execution, also_needs=("matplotlib", "plotly") if execution.page else ("matplotlib",))
 
-    from fedentopt.experiments.aggregate import by_method, reached_by_all
-    from fedentopt.experiments.curve_plot import plot_accuracy
+    from fedentopt.report.curve_plot import plot_accuracy
+    from fedentopt.results.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
     plots = plot_accuracy(methods, execution.out_dir, title(methods))
@@ -61,9 +61,7 @@ def compare(given: dict[str, Any]) -> None:
         console.print(f"page:  {page}", soft_wrap=True, markup=False)
 
 
-def method_configs(
-    names: list[str], settings: dict[str, Any], seeds: tuple[int, ...] | None
-) -> list[RunConfig]:
+def method_configs(names: list[str], settings: dict[str, Any], seeds: tuple[int, ...] | None) -> list[RunConfig]:
     """One config a method and seed. `epsilon` among the settings is that of the methods with -dp."""
     parsed = {name: parse_method(name) for name in names}
     if len(parsed) < len(names) or len({tuple(sorted(p.items(), key=str)) for p in parsed.values()}) < len(names):

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedentopt.cli.console import err, note
 from fedentopt.errors import InputError
-from fedentopt.experiments.execution import Execution
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.options import Execution
 
 if TYPE_CHECKING:
-    from fedentopt.experiments.results import RunResult
+    from fedentopt.results.folder import RunResult
     from fedentopt.simulation.engine import RoundEvent
 
 
@@ -56,9 +56,9 @@ def page_of(execution: Execution) -> dict[str, str]:
 
 
 def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
-    from fedentopt.experiments.sweep import run_sweep
-    from fedentopt.experiments.tensorboard_log import CurveRecorder, need_tensorboard, write_missing_curves
+    from fedentopt.results.tensorboard import CurveRecorder, need_tensorboard, write_missing_curves
     from fedentopt.simulation.engine import EngineOptions
+    from fedentopt.simulation.sweep import run_sweep
 
     if execution.log:
         need_tensorboard()

@@ -144,9 +144,7 @@ def _print_finding(name: str, mark: str, what: str, detail: str) -> None:
 
 
 def _state(name: str, folder: Path) -> dict[str, Any]:
-    from fedentopt.datasets.catalog import ENTRIES
-    from fedentopt.datasets.locations import resolve_data_dir
-    from fedentopt.datasets.missing import remedy
+    from fedentopt.datasets.catalog import ENTRIES, remedy, resolve_data_dir
     from fedentopt.datasets.verify import caches, sources, there
 
     entry = ENTRIES[name]

@@ -16,8 +16,8 @@ import typer
 
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.counts_file import counts_lines
-from fedentopt.cli.written_aside import written_aside
 from fedentopt.errors import InputError
+from fedentopt.files import written_aside
 from fedentopt.labels import check_labels
 from fedentopt.partition import Partition, parse
 from fedentopt.partition import partition as split
@@ -64,9 +64,7 @@ def partition(
     y, names = _labels(labels, dataset, data_dir)
     if min_samples is None:
         min_samples = 1 if dataset in SMALL_DATASETS else 10
-    parts = split(
-        y, kind, clients, seed, num_classes=None if names is None else len(names), min_samples=min_samples
-    )
+    parts = split(y, kind, clients, seed, num_classes=None if names is None else len(names), min_samples=min_samples)
     classes = names or tuple(str(c) for c in range(parts.counts.shape[1]))
     if out_file is not None:
         _write_counts(out_file, classes, parts)

@@ -17,7 +17,7 @@ from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
 
 if TYPE_CHECKING:
-    from fedentopt.experiments.paper.reproduction import How, Reproduction
+    from fedentopt.paper.reproduction import How, Reproduction
 
 OUT, COMMITTED = Path("out/paper"), Path("results/paper")
 
@@ -77,8 +77,8 @@ def reproduce(
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
-    from fedentopt.experiments.paper.cells import select
-    from fedentopt.experiments.paper.reproduction import (
+    from fedentopt.paper.cells import select
+    from fedentopt.paper.reproduction import (
         How,
         Reproduction,
         ask_for,
@@ -86,7 +86,7 @@ def reproduce(
         find_results,
         plan_cells,
     )
-    from fedentopt.experiments.seeds import parse_seeds
+    from fedentopt.simulation.methods import parse_seeds
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds: {rounds} is out of range; accepted: at least 1")
@@ -129,7 +129,7 @@ def reproduce(
     if export is not None:
         written += request.export(export, results or folder)
     if results_page is not None:
-        from fedentopt.experiments.paper.results_page import write_results_page
+        from fedentopt.paper.results_page import write_results_page
 
         source = export or results or folder
         written += write_results_page(results_page, request, source, own=cells is not None)
@@ -162,9 +162,9 @@ def _list(request: Reproduction, as_json: bool) -> None:
 
 def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: bool) -> None:
     from fedentopt.cli.reproduce_show import print_estimate
-    from fedentopt.experiments.paper.cells import distinct_runs
-    from fedentopt.experiments.paper.data import train_size
-    from fedentopt.experiments.paper.estimate import estimate, measured_speed, total
+    from fedentopt.paper.cells import distinct_runs
+    from fedentopt.paper.data import train_size
+    from fedentopt.paper.estimate import estimate, measured_speed, total
 
     runs = request.unfinished()
     absent = request.without_data(runs)
@@ -186,7 +186,7 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
 
 def _run(request: Reproduction, folder: Path, how: How, export: Path | None) -> None:
     """Do what is to do; whatever ends it, the command is logged and, where asked for, what is finished exported."""
-    from fedentopt.experiments.paper.provenance import command_line, note_command
+    from fedentopt.paper.provenance import command_line, note_command
 
     unfinished = request.unfinished()
     if not unfinished:

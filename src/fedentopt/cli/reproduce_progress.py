@@ -13,7 +13,7 @@ from fedentopt.cli.console import err
 from fedentopt.simulation.config import RunConfig
 
 if TYPE_CHECKING:
-    from fedentopt.experiments.paper.ray_worker import WorkerReport
+    from fedentopt.paper.ray_worker import WorkerReport
     from fedentopt.simulation.engine import RoundEvent
 
 EVERY = 30.0

@@ -15,8 +15,8 @@ from fedentopt.cli.console import out
 from fedentopt.cli.reproduce_progress import duration
 
 if TYPE_CHECKING:
-    from fedentopt.experiments.paper.comparison import Comparison
-    from fedentopt.experiments.paper.estimate import Estimate
+    from fedentopt.paper.comparison import Comparison
+    from fedentopt.paper.estimate import Estimate
 
 
 def print_list(listed: Sequence[dict[str, Any]]) -> None:
@@ -40,7 +40,7 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
 
 def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, source: str) -> None:
     """What is to do, by model and data set."""
-    from fedentopt.experiments.paper.estimate import total
+    from fedentopt.paper.estimate import total
 
     table = _table(("model", "data set"), ("runs", "samples", "time"))
     for line in lines:
@@ -54,8 +54,8 @@ def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, source: s
 
 def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:
     """The tables of the cells; sections without any result are left out."""
-    from fedentopt.experiments.paper.tables import tables
-    from fedentopt.experiments.paper.wording import heading
+    from fedentopt.paper.names import heading
+    from fedentopt.paper.tables import tables
 
     known = {(entry.cell.table, heading(entry.cell)) for entry in entries if entry.ours is not None}
     console = _out()

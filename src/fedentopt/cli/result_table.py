@@ -13,9 +13,9 @@ from rich.table import Table
 from fedentopt.cli.console import note, out
 
 if TYPE_CHECKING:
-    from fedentopt.experiments.aggregate import MethodResult
-    from fedentopt.experiments.results import RunResult
-    from fedentopt.experiments.summary import Spread
+    from fedentopt.results.aggregate import MethodResult
+    from fedentopt.results.folder import RunResult
+    from fedentopt.results.summary import Spread
 
 
 def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
@@ -91,7 +91,7 @@ def size(count: float) -> str:
 
 
 def _targets(run: RunResult, targets: Sequence[float]) -> dict[str, int | None]:
-    from fedentopt.experiments.summary import rounds_to
+    from fedentopt.results.summary import rounds_to
 
     # From the rounds: a run finished long ago was not asked for these targets.
     return {f"{target:g}": rounds_to(run.curve, target) for target in targets}

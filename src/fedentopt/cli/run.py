@@ -10,8 +10,8 @@ from fedentopt.cli.conduct import conduct, page_of
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, field_options, fields_of, gather, shared_options
-from fedentopt.experiments.execution import Execution
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.options import Execution
 
 FIELDS = fields_of(RunConfig, Execution)
 DEFAULTS = {"out": "out/run"}
@@ -29,7 +29,7 @@ def run(given: dict[str, Any]) -> None:
     execution = request.execution
     runs = conduct(configs, execution, also_needs=("plotly",) if execution.page else ())
 
-    from fedentopt.experiments.aggregate import by_method, reached_by_all
+    from fedentopt.results.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
     targets = list(execution.target)

@@ -12,11 +12,18 @@ import typer
 
 from fedentopt.cli.console import err, note, print_json
 from fedentopt.cli.counts_file import CountsFile, read_counts, read_target
-from fedentopt.cli.select_lock import alone_with
 from fedentopt.cli.select_show import show_sweep, show_trial, sweep_json, trial_json
-from fedentopt.cli.select_sizes import buffer_size, cohort_size, size_rule, sweep_sizes
-from fedentopt.cli.select_state import continue_from, read_state, write_state
+from fedentopt.cli.select_state import (
+    buffer_size,
+    cohort_size,
+    continue_from,
+    read_state,
+    size_rule,
+    sweep_sizes,
+    write_state,
+)
 from fedentopt.errors import InputError
+from fedentopt.files import locked_state
 from fedentopt.privacy import check_epsilon, laplace_noise
 from fedentopt.selection import EntropySelector, KLSelector, RandomSelector
 from fedentopt.selection.selector import TableSelector
@@ -97,7 +104,7 @@ def select(
         about["rules"]["buffer"] = size_rule(buffer)
     elif buffer is not None:
         note(f"--buffer: {selector} selection has none, so {buffer} is not used")
-    with alone_with(state):
+    with locked_state(state):
         before = None if state is None else read_state(state)
         seed = about["seed"] = _seed(seed, before, state)
         chosen = _selector(selector, size, about["buffer"], seed, prior)

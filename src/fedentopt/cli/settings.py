@@ -14,11 +14,10 @@ from typing import Any
 import typer
 
 from fedentopt.errors import InputError
-from fedentopt.experiments.execution import Execution
-from fedentopt.experiments.seeds import parse_seeds
-from fedentopt.experiments.setting_values import from_word, is_list, kind_of
-from fedentopt.experiments.toml_config import read_toml
+from fedentopt.settings import from_word, is_list, kind_of, read_toml
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.methods import parse_seeds
+from fedentopt.simulation.options import Execution
 
 PANELS = {
     "Data": ("dataset", "fine_labels", "image_size", "partition", "min_samples", "clients", "data_dir"),
@@ -46,9 +45,7 @@ def fields_of(*classes: type) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for one in classes for f in dataclasses.fields(one)}
 
 
-def field_options(
-    fields: Mapping[str, dataclasses.Field[Any]], defaults: Mapping[str, Any]
-) -> list[inspect.Parameter]:
+def field_options(fields: Mapping[str, dataclasses.Field[Any]], defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
     """An option for each field. All default to None, "not given", since a file may give the value instead."""
     parameters = []
     for name, field in fields.items():
@@ -76,9 +73,7 @@ def option(
 ) -> inspect.Parameter:
     """One option as a parameter of a command."""
     panel = PANEL_OF.get(name, "Other settings")
-    info = typer.Option(
-        default, flag, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=False
-    )
+    info = typer.Option(default, flag, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=annotation)
 
 

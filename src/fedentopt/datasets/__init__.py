@@ -6,8 +6,8 @@ once to memory-mapped arrays, and checked against what was converted at every la
 
 from __future__ import annotations
 
+from fedentopt.datasets.catalog import resolve_data_dir
 from fedentopt.datasets.dataset import Dataset
 from fedentopt.datasets.loading import default_image_size, load
-from fedentopt.datasets.locations import resolve_data_dir
 
 __all__ = ["Dataset", "default_image_size", "load", "resolve_data_dir"]

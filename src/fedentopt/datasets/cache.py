@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedentopt.datasets.catalog import CACHE
 from fedentopt.datasets.fingerprint import Fingerprint, sha256
-from fedentopt.datasets.locations import CACHE
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
+from fedentopt.files import aside
 
 FORMAT = 2  # 1 read grey TIFFs of 12 bits, and those in which 0 is white, as if they were ordinary ones
 META = "meta.json"
@@ -260,14 +261,8 @@ def _told(path: Path) -> dict[str, Any]:
 
 def _commit(target: Path, meta: Mapping[str, Any]) -> None:
     old = read_meta(target)
-    part = target / f"{META}.part-{secrets.token_hex(4)}"
-    try:
+    with aside(target / META) as part:
         part.write_text(json.dumps(meta, indent=1))
-        _sync(part)
-        os.replace(part, target / META)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     for name in set(old["files"] if old else ()) - set(meta["files"]):
         # A process that has the old arrays mapped keeps them until it ends.
         (target / name).unlink(missing_ok=True)

@@ -1,4 +1,8 @@
-"""The data sets known by name: what they are, where they come from, which checksums their publishers give.
+"""What to say when official files are not there.
+
+Where the official files and their converted arrays lie.
+
+The data sets known by name: what they are, where they come from, which checksums their publishers give.
 
 Sources of the checksums: CIFAR-10/-100 https://www.cs.toronto.edu/~kriz/cifar.html; CINIC-10 the archive of
 https://doi.org/10.7488/ds/2448 as checked by its common loaders; MedMNIST `medmnist/info.py`, version 3.0.2
@@ -7,7 +11,40 @@ https://doi.org/10.7488/ds/2448 as checked by its common loaders; MedMNIST `medm
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
+
+from fedentopt.errors import InputError
+
+
+def missing(name: str, path: Path, data_dir: Path) -> InputError:
+    """The refusal for a missing file: which one, and how to get it."""
+    return InputError(f"{name}: {path} is not there. {remedy(name, data_dir)}")
+
+
+def remedy(name: str, data_dir: Path) -> str:
+    """How to get a data set's files, and where they have to lie."""
+    entry = ENTRIES[name]
+    if entry.by_hand:
+        return f"{entry.by_hand} {data_dir} holds {entry.place}"
+    return f"`fedentopt data fetch {name} --data-dir {shlex.quote(str(data_dir))}` gets it; or put there: {entry.place}"
+
+
+CACHE = ".fedentopt"  # inside the data folder: the converted arrays
+
+
+def resolve_data_dir(data_dir: Path | str | None) -> Path:
+    """The data folder: the given one, else FEDENTOPT_DATA, else the user's cache folder. It need not exist."""
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    if chosen := os.environ.get("FEDENTOPT_DATA"):
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("fedentopt", appauthor=False)
+
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _CINIC = "https://datashare.ed.ac.uk"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedentopt.datasets.catalog import missing
 from fedentopt.datasets.fingerprint import md5
-from fedentopt.datasets.missing import missing
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 

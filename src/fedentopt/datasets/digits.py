@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedentopt.datasets.dataset import held_out
 from fedentopt.datasets.source import Content, Images, Labels
-from fedentopt.datasets.split import held_out
 
 
 def digits() -> Content:

@@ -22,10 +22,8 @@ from pathlib import Path
 
 from fedentopt import __version__
 from fedentopt.datasets.cache import STALE_SECONDS
-from fedentopt.datasets.catalog import ENTRIES, Download
+from fedentopt.datasets.catalog import CACHE, ENTRIES, Download, remedy
 from fedentopt.datasets.loading import source
-from fedentopt.datasets.locations import CACHE
-from fedentopt.datasets.missing import remedy
 from fedentopt.errors import InputError
 
 MIRROR = "FEDENTOPT_MIRROR"  # base address to fetch the same file names from; the checksums stay the published ones

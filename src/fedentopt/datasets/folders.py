@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedentopt.datasets.missing import missing
+from fedentopt.datasets.catalog import missing
+from fedentopt.datasets.dataset import held_out
 from fedentopt.datasets.npz import absent, check_names, own_key
 from fedentopt.datasets.source import Content, Images, Labels
-from fedentopt.datasets.split import held_out
 from fedentopt.errors import InputError
 
 KINDS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedentopt.datasets.cache import Progress, in_memory
-from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.catalog import ENTRIES, resolve_data_dir
 from fedentopt.datasets.conversion import converted
 from fedentopt.datasets.dataset import Dataset
-from fedentopt.datasets.locations import resolve_data_dir
 from fedentopt.datasets.source import Source
 from fedentopt.errors import InputError
 

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedentopt.datasets.catalog import ENTRIES, Download
+from fedentopt.datasets.catalog import ENTRIES, Download, missing
 from fedentopt.datasets.fingerprint import md5
-from fedentopt.datasets.missing import missing
-from fedentopt.datasets.npz import check_images, check_range, image_pieces, read_labels
-from fedentopt.datasets.npz_reading import array
+from fedentopt.datasets.npz import array, check_images, check_range, image_pieces, read_labels
 from fedentopt.datasets.source import Content, Labels
 from fedentopt.errors import InputError
 

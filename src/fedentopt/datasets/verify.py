@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedentopt.datasets import cache
-from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.catalog import CACHE, ENTRIES
 from fedentopt.datasets.fingerprint import changed, sha256
 from fedentopt.datasets.loading import source
-from fedentopt.datasets.locations import CACHE
 from fedentopt.datasets.source import Source
 from fedentopt.errors import InputError
 

@@ -7,7 +7,6 @@ and everything that is not an array. It is read with `allow_pickle=False`.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
+from fedentopt.files import aside
 
 FILE = "checkpoint.npz"
 FORMAT = "fedentopt flower checkpoint"
@@ -65,16 +65,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "meta": checkpoint.meta,
     }
     members["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    handle, aside = tempfile.mkstemp(prefix=FILE, dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **members)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, folder / FILE)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with aside(folder / FILE, private=True) as part, part.open("wb") as file:
+        np.savez(file, **members)  # type: ignore[arg-type]
 
 
 def load(folder: Path) -> Checkpoint | None:

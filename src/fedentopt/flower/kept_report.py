@@ -19,7 +19,6 @@ import json
 import math
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
+from fedentopt.files import aside, lock_file
 
 FORMAT = "fedentopt label reports"
 
@@ -106,16 +106,8 @@ class ReportFile:
     def put(self, client: str, report: KeptReport) -> None:
         """Keep a report; on disk before this returns, so that no answer leaves that would be drawn again."""
         self._reports[client] = report.to_dict()
-        handle, aside = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)  # mode 0600
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump({"format": FORMAT, "version": 1, "reports": self._reports}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, self.path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        with aside(self.path, private=True) as part:
+            part.write_text(json.dumps({"format": FORMAT, "version": 1, "reports": self._reports}, indent=1))
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -137,16 +129,15 @@ def open_report_file(path: Path) -> Iterator[ReportFile]:
     A link is followed first, so that the file it points to is written and locked, not the link replaced. What exists
     and is not a regular file is refused.
     """
-    import fcntl  # POSIX; a server on another system must still be able to import this package
-
     path = Path(os.path.realpath(path))
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):  # still a link: it leads back to itself
         raise InputError(f"label-report-file: {path} is not a regular file; accepted: a file of kept reports, or none")
     if not path.parent.is_dir():
         raise InputError(f"label-report-file: there is no folder {path.parent}")
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = path.with_name(path.name + ".lock")
+    with lock_file(lock, _unlockable, _unlockable, patience=math.inf, among_threads=True, mode=0o600):
         yield ReportFile(path)
-    finally:
-        os.close(lock)
+
+
+def _unlockable(error: object) -> InputError:
+    return InputError(f"label-report-file: cannot be locked ({error})")

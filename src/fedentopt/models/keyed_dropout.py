@@ -25,36 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from fedentopt.errors import InputError
-
-
-def _signed(value: int) -> int:
-    """The same 64 bits as a signed number, the only kind torch computes with everywhere."""
-    return value - (1 << 64) if value >> 63 else value
-
-
-GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX1 = _signed(0xBF58476D1CE4E5B9)
-_MIX2 = _signed(0x94D049BB133111EB)
-
-
-def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix64(x: Tensor) -> Tensor:
-    """splitmix64 of int64 numbers, elementwise, modulo 2^64."""
-    z = x + GOLDEN
-    z = (z ^ shift_right(z, 30)) * _MIX1
-    z = (z ^ shift_right(z, 27)) * _MIX2
-    return z ^ shift_right(z, 31)
+from fedentopt.randomness import GOLDEN, mix64_torch, shift_right, signed
 
 
 def uniform(key: Tensor, layer: int, count: int) -> Tensor:
     """`count` float32 draws in [0, 1) of layer number `layer` under a key of shape ()."""
-    start = mix64(key + _signed(((layer + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)))
+    start = mix64_torch(key + signed(((layer + 1) * GOLDEN) & ((1 << 64) - 1)))
     elements = torch.arange(count, device=key.device, dtype=torch.int64)
-    return shift_right(mix64(start + elements * GOLDEN), 40).to(torch.float32) * 2.0**-24
+    return shift_right(mix64_torch(start + elements * signed(GOLDEN)), 40).to(torch.float32) * 2.0**-24
 
 
 class DropoutKey:
@@ -68,7 +46,7 @@ class DropoutKey:
         if isinstance(key, Tensor):
             self.value.copy_(key)
         else:
-            self.value.fill_(_signed(key & ((1 << 64) - 1)))
+            self.value.fill_(signed(key & ((1 << 64) - 1)))
 
 
 class KeyedDropout(nn.Module):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
-import tempfile
 from functools import cache
 from html import escape
 from importlib import resources
@@ -21,6 +19,7 @@ from typing import Any
 
 from fedentopt import __version__
 from fedentopt.errors import InputError
+from fedentopt.files import aside
 from fedentopt.report.figures import figures
 from fedentopt.report.findings import findings
 from fedentopt.report.grouping import Group, group_runs
@@ -43,16 +42,8 @@ def write_report(directory: Path, *, out: Path | None = None) -> Path:
     text = render(read_folder(directory))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: a reader never sees half a page.
-        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(text)
-            os.chmod(aside, 0o644)
-            os.replace(aside, target)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        with aside(target, durable=False) as part:  # a reader never sees half a page
+            part.write_bytes(text.encode())
     except OSError as error:
         raise InputError(
             f"{target}: cannot be written ({error.strerror}); accepted: a file in a writable folder"

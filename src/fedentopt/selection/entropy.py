@@ -30,7 +30,7 @@ from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
 from fedentopt.selection.scorer import Scorer
-from fedentopt.selection.selector import TableSelector, whole
+from fedentopt.selection.selector import TableSelector, check_int
 
 _DRAW = 0x4645  # keeps these draws apart from others made with the same seed
 ZERO_WEIGHT_BITS = 1000.0
@@ -48,8 +48,8 @@ class EntropySelector(TableSelector):
 
     def __init__(self, cohort_size: int, buffer_size: int = 0, seed: int = 0, target: ArrayLike | None = None) -> None:
         super().__init__(cohort_size)
-        self.buffer_size = whole("buffer_size", buffer_size, 0)
-        self.seed = whole("seed", seed, 0)
+        self.buffer_size = check_int("buffer_size", buffer_size, 0)
+        self.seed = check_int("seed", seed, 0)
         self.target = None if target is None else _distribution(target)
         self._log_target = None if self.target is None else _log2(self.target)
         self._buffer: OrderedDict[ClientId, None] = OrderedDict()
@@ -149,8 +149,8 @@ class EntropySelector(TableSelector):
         registered, one twice, or more than fit.
         """
         self._check_state(state)
-        seed = whole("state: seed", state["seed"], 0)
-        most_clients = whole("state: most_clients", state["most_clients"], 0)
+        seed = check_int("state: seed", state["seed"], 0)
+        most_clients = check_int("state: most_clients", state["most_clients"], 0)
         try:
             buffer = client_ids(state["buffer"])
         except InputError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.selection.cohort import Cohort
-from fedentopt.selection.selector import TableSelector, whole
+from fedentopt.selection.selector import TableSelector, check_int
 
 _DRAW = 0x5253  # keeps these draws apart from others made with the same seed
 
@@ -23,7 +23,7 @@ class RandomSelector(TableSelector):
 
     def __init__(self, cohort_size: int, seed: int = 0) -> None:
         super().__init__(cohort_size)
-        self.seed = whole("seed", seed, 0)
+        self.seed = check_int("seed", seed, 0)
 
     def _pick(self, rows: np.ndarray) -> Cohort:
         rng = np.random.default_rng([self.seed, _DRAW, self._round])
@@ -35,6 +35,6 @@ class RandomSelector(TableSelector):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the selector that made `state` stood; its seed becomes this one's."""
         self._check_state(state)
-        seed = whole("state: seed", state["seed"], 0)
+        seed = check_int("state: seed", state["seed"], 0)
         super().load_state_dict(state)
         self.seed = seed

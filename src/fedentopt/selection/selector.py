@@ -44,7 +44,7 @@ class TableSelector(ABC):
     settings: ClassVar[tuple[str, ...]] = ("cohort_size",)  # what a state must agree with
 
     def __init__(self, cohort_size: int) -> None:
-        self.cohort_size = whole("cohort_size", cohort_size, 1)
+        self.cohort_size = check_int("cohort_size", cohort_size, 1)
         self._round = 0
         self._table = CountTable()
 
@@ -144,10 +144,10 @@ class TableSelector(ABC):
         for key in ("selector", *self.settings):
             if state[key] != expected[key]:
                 raise InputError(f"state: {key} is {state[key]!r}; accepted: {expected[key]!r}, as set here")
-        whole("state: round", state["round"], 0)
+        check_int("state: round", state["round"], 0)
 
 
-def whole(name: str, value: Any, low: int) -> int:
+def check_int(name: str, value: Any, low: int) -> int:
     """A whole number of at least `low`; anything else is refused."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise InputError(f"{name}: {value!r} is out of range; accepted: a whole number, at least {low}")

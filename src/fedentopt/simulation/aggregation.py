@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedentopt.simulation.device import to_device
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.transfer import to_device
 
 
 @dataclass
@@ -24,9 +24,7 @@ class Blend:
     shares: np.ndarray
 
 
-def blend_models(
-    starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], layout: FlatLayout
-) -> torch.Tensor:
+def blend_models(starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], layout: FlatLayout) -> torch.Tensor:
     """New global models (G, width); rows without a blend stay as they are, and so does what never changes.
 
     On CUDA all rows are one exact fp32 product; on the CPU each row is computed by itself, so that its bits do not

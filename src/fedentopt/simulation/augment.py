@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.randomness import uniform_torch
+from fedentopt.randomness import uniform_torch
 
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision's rgb_to_grayscale
 FLIP, BRIGHTNESS, CONTRAST, SATURATION, GREYED = range(5)  # draw numbers of a sample's key

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from fedentopt.models import head_name
-from fedentopt.simulation.bound_model import BoundModel
+from fedentopt.randomness import key
+from fedentopt.simulation.device import to_device
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.randomness import key
-from fedentopt.simulation.stacked_model import LoweredNet
-from fedentopt.simulation.transfer import to_device
-from fedentopt.simulation.wide_model import WideNet
+from fedentopt.simulation.trainers.bound_model import BoundModel
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet
+from fedentopt.simulation.trainers.wide_net import WideNet
 
 FEATURE_BATCH = 2048
 COPIED = 2**26  # floats of encoders that runs taken together may have

@@ -78,9 +78,7 @@ class RunConfig:
     weight_decay: float = _setting(5e-4, "weight decay")
     momentum: float = _setting(0.9, "momentum; the optimiser starts anew every round")
     mu: float = _setting(1e-4, "FedProx: weight of the proximal term")
-    scaffold_variant: str = _setting(
-        "niid", "SCAFFOLD: niid (correction after the step) or gradient (inside momentum)"
-    )
+    scaffold_variant: str = _setting("niid", "SCAFFOLD: niid (correction after the step) or gradient (inside momentum)")
     fedrs_alpha: float = _setting(0.5, "FedRS: factor on the logits of absent classes")
     fedrs_soft: bool = _setting(
         False, "FedRS: the authors' code's soft version, alpha + (1 - alpha) * share of the largest class"

@@ -18,21 +18,19 @@ from fedentopt.algorithms import Scaffold
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
+from fedentopt.randomness import key
+from fedentopt.results.records import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.selection.fedentropy import judge
 from fedentopt.simulation.aggregation import Blend, blend_models
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator, Scores
-from fedentopt.simulation.interrupts import interrupts
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
-from fedentopt.simulation.randomness import key
-from fedentopt.simulation.recording import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
-from fedentopt.simulation.torch_settings import torch_settings
-from fedentopt.simulation.trainer import (
+from fedentopt.simulation.trainers.choice import (
     Room,
     Trainer,
     choose_trainer,
@@ -40,7 +38,6 @@ from fedentopt.simulation.trainer import (
     resolve_device,
     wants_channels_last,
 )
-from fedentopt.simulation.transfer import to_device, to_host
 from fedentopt.simulation.work import Row, Work, build_work
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.device import DeviceData, to_device, to_host
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
-from fedentopt.simulation.trainer import Trainer
-from fedentopt.simulation.transfer import to_device, to_host
+from fedentopt.simulation.trainers.choice import Trainer
 
 TEST_BATCH = 1000
 

@@ -10,14 +10,14 @@ from torch import nn
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
+from fedentopt.randomness import key
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.device_data import DeviceData
+from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.loop import Worker
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.randomness import key
 from fedentopt.simulation.run_state import build_algorithm
+from fedentopt.simulation.trainers.loop import Worker
 from fedentopt.simulation.work import Row, build_work
 
 

@@ -13,10 +13,10 @@ from fedentopt.own_code import make_own
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
+from fedentopt.randomness import generator, key
 from fedentopt.selection import Cohort, EntropySelector, KLSelector, RandomSelector, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.randomness import generator, key
 
 
 @dataclass(frozen=True)

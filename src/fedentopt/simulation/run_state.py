@@ -26,11 +26,11 @@ from fedentopt.algorithms import (
 from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
 from fedentopt.errors import InputError
 from fedentopt.own_code import make_own
+from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
 from fedentopt.simulation.concat import ConcatStage, head_sizes
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan, RunPlanner
-from fedentopt.simulation.recording import Checkpoint, Outcome, RoundRecord, RunRecorder
 from fedentopt.simulation.work import CORRECTION_MODES, Row
 
 LABEL_BYTES = 4  # of one label count or one soft label on the wire

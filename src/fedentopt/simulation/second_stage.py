@@ -27,16 +27,15 @@ from fedentopt.simulation.concat import (
     joined,
     last_layer,
 )
-from fedentopt.simulation.device_data import DeviceData
-from fedentopt.simulation.kernels import PlainKernels
+from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
-from fedentopt.simulation.stacked import StackedTrainer
-from fedentopt.simulation.stacked_model import LoweredNet
-from fedentopt.simulation.trainer import Trainer
-from fedentopt.simulation.transfer import to_device
-from fedentopt.simulation.wide_model import WideNet
+from fedentopt.simulation.trainers.choice import Trainer
+from fedentopt.simulation.trainers.stacked import StackedTrainer
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import Work, build_work
 
 ROOM = 2**28  # floats that a group's images, features and new layers may take

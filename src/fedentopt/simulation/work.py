@@ -14,9 +14,9 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 import torch
 
+from fedentopt.randomness import GOLDEN, mix64_torch, signed
+from fedentopt.simulation.device import to_device
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.randomness import GOLDEN, mix64_torch, signed
-from fedentopt.simulation.transfer import to_device
 
 HASH_BITS = 43  # of the 63 usable bits of a sort key; the rest number the (client, epoch) segments
 PER_ROW = (

@@ -1,0 +1,1 @@
+"""Benchmarks of selection and of the engine."""

@@ -1,0 +1,222 @@
+"""From a cells file (`paper.toml`, or a user's own) to cells with complete settings.
+
+The format is explained at the top of `paper.toml`. A user's file stands on the paper's settings: what it says in
+its own sections wins over all of `paper.toml`, its `[[cells]]` replace the paper's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedentopt.errors import InputError
+from fedentopt.paper.block_checks import (
+    AXES,
+    REQUIRED,
+    SECTIONS,
+    Document,
+    as_list,
+    check_known,
+    check_paper,
+    check_sections,
+    check_settings,
+    check_table,
+    read_seeds,
+)  # fmt: skip
+from fedentopt.paper.cells import METRICS, Cell
+from fedentopt.paper.printed import Place, Printed, printed_figures
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.methods import parse_method
+
+USED_BY = {
+    "mu": ("fedprox",),
+    "scaffold_variant": ("scaffold",),
+    "fedrs_alpha": ("fedrs",),
+    "fedrs_soft": ("fedrs",),
+    "fedlc_tau": ("fedlc",),
+    "clusters": ("fedconcat",),
+    "concat_share": ("fedconcat",),
+    "concat_max_rounds": ("fedconcat",),
+}
+"""Settings that only these algorithms look at; for others they must not tell two runs apart."""
+
+
+def paper_cells() -> list[Cell]:
+    """Every cell of the paper, and the extras, with the printed figure where there is one."""
+    return _cells([_paper()], "paper.toml", printed_figures())
+
+
+def cells_from_file(path: Path) -> list[Cell]:
+    """The cells a user's file names; refused with the file and the block where something in it cannot be used."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"cells: {path} cannot be read ({error.strerror}); accepted: a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"cells: {path} is not text in UTF-8 ({error.reason}); accepted: a TOML file") from None
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
+        raise InputError(f"cells: {path} is not valid TOML: {error}") from None
+    return _cells([_paper(), document], str(path), {})
+
+
+def _paper() -> Document:
+    return tomllib.loads(files(__package__).joinpath("paper.toml").read_text(encoding="utf-8"))
+
+
+def _cells(documents: Sequence[Document], source: str, printed: Mapping[Place, Printed]) -> list[Cell]:
+    """Cells of the last document, whose settings build on those of the documents before it."""
+    check_sections(documents[-1], source)
+    blocks = documents[-1].get("cells")
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
+        raise InputError(f"{source}: has no [[cells]] block; accepted: at least one, with {', '.join(REQUIRED)}")
+    cells: dict[Any, Cell] = {}
+    for number, block in enumerate(blocks, 1):
+        where = f"{source}: [[cells]] block {number}"
+        try:
+            for cell in _block_cells(documents, block, printed):
+                if cell.identity in cells:
+                    raise InputError(f"names a cell that is already there: {_name(cell)}")
+                cells[cell.identity] = cell
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+    return list(cells.values())
+
+
+def _block_cells(documents: Sequence[Document], block: Document, printed: Mapping[Place, Printed]) -> list[Cell]:
+    for name in REQUIRED:
+        if name not in block:
+            raise InputError(f"{name} is missing")
+    check_table(block["table"])
+    check_paper(block.get("paper"))
+    if not isinstance(block.get("extra", False), bool):
+        raise InputError(f"extra: {block['extra']!r} cannot be used; accepted: true or false")
+    fixed = {"table", "extra", "paper", "seeds"}
+    check_settings({name: value for name, value in block.items() if name not in ("dataset", "model", "partition")})
+    settings = [name for name in block if name not in fixed and name not in AXES]
+    swept = [name for name in settings if isinstance(block[name], list)]
+    axes = [name for name in AXES if name in block]
+    values = [as_list(name, block[name]) for name in (*axes[:-1], *swept, axes[-1])]  # metric stays innermost
+    cells = []
+    for combination in itertools.product(*values):
+        chosen = dict(zip((*axes[:-1], *swept, axes[-1]), combination, strict=True))
+        plain = {name: block[name] for name in settings} | {name: chosen[name] for name in swept}
+        cells.append(_cell(documents, block, chosen, plain, tuple(swept), printed))
+    return cells
+
+
+def _cell(
+    documents: Sequence[Document],
+    block: Document,
+    chosen: Mapping[str, Any],
+    settings: dict[str, Any],
+    swept: tuple[str, ...],
+    printed: Mapping[Place, Printed],
+) -> Cell:
+    """One cell: the axes' values it was given, and the runs they lead to."""
+    table, metric, method = block["table"], chosen["metric"], chosen.get("method")
+    if metric not in METRICS:
+        raise InputError(f"metric: {metric!r} is unknown; accepted: {', '.join(METRICS)}")
+    place = Place(
+        table,
+        metric,
+        chosen["model"],
+        chosen["dataset"],
+        chosen.get("partition"),
+        method,
+        chosen.get("availability"),
+        chosen.get("buffer"),
+    )
+    figure = printed.get(place)
+    common: dict[str, Any] = {
+        **{name: chosen.get(name) for name in ("model", "dataset", "partition", "method", "availability")},
+        "table": table,
+        "metric": metric,
+        "paper": figure.mean if figure else block.get("paper"),
+        "paper_std": figure.std if figure else None,
+        "extra": block.get("extra", False),
+        "swept": tuple((name, chosen[name]) for name in swept),
+    }
+    if metric == "model_mb":
+        check_known(settings)
+        return Cell(**common)
+    availability = common["availability"]
+    if availability is not None and not any(availability in doc.get("availability", {}) for doc in documents):
+        known = {name for doc in documents for name in doc.get("availability", {})}
+        raise InputError(f"availability: {availability!r} has no section; accepted: {', '.join(sorted(known))}")
+    if method is None or common["partition"] is None:
+        raise InputError(f"{'method' if method is None else 'partition'} is missing")
+
+    def config(name: str) -> RunConfig:
+        merged = _over(_layered(documents, {**chosen, "method": name}), settings)
+        merged = _over(merged, {key: chosen[key] for key in ("participation", "buffer") if key in chosen})
+        return _run_config(merged, {**chosen, "method": name})
+
+    own = config(method)
+    if metric == "accuracy_change" and (own.selector != "fedentopt" or own.algorithm == "fedavg"):
+        raise InputError(f"method: {method!r} has no baseline to change from; accepted: such as fedprox+fedentopt")
+    merged = _layered(documents, chosen) | settings
+    return Cell(
+        **common,
+        participation=chosen.get("participation", _per_cent(own.cohort_size, own.clients)),
+        buffer=chosen.get("buffer", _per_cent(own.buffer_size, own.clients)) if own.selector == "fedentopt" else None,
+        seeds=read_seeds(block.get("seeds", merged.get("seeds", 1))),
+        config=own,
+        baseline=config(own.algorithm) if metric == "accuracy_change" else None,
+        reference=config("fedavg"),
+        full_rounds=own.rounds,
+    )
+
+
+def _layered(documents: Sequence[Document], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of all sections that speak of this cell, later documents and later sections winning."""
+    merged: dict[str, Any] = {}
+    for document in documents:
+        merged = _over(merged, document.get("settings", {}))
+        for section in SECTIONS:
+            name = chosen.get(section)
+            # A combination takes the settings of its parts, then its own.
+            parts = [*name.split("+"), name] if section == "method" and name else [name]
+            for part in parts:
+                merged = _over(merged, document.get(section, {}).get(part, {}))
+    return merged
+
+
+def _over(merged: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with later ones on top; a number of clients and a share of them are the same setting."""
+    replaced = {"cohort", "participation"} if {"cohort", "participation"} & later.keys() else set()
+    return {**{name: value for name, value in merged.items() if name not in replaced}, **later}
+
+
+def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConfig:
+    """A run from merged settings, without those its method does not look at."""
+    settings = {name: value for name, value in merged.items() if name != "seeds"}
+    for name, key in (("participation", "cohort"), ("buffer", "buffer")):
+        if name in settings:
+            value = settings.pop(name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{name}: {value!r} is not a number; accepted: per cent of the clients")
+            settings[key] = f"{value:g}%"
+    method = parse_method(chosen["method"])
+    if method["epsilon"] is not None:
+        method["epsilon"] = settings.get("epsilon", method["epsilon"])
+    settings |= method
+    if method["selector"] != "fedentopt":
+        settings.pop("buffer", None)
+    for name, algorithms in USED_BY.items():
+        if method["algorithm"] not in algorithms:
+            settings.pop(name, None)
+    named = {name: chosen[name] for name in ("model", "dataset", "partition")}
+    return RunConfig.from_dict(settings | named)
+
+
+def _per_cent(part: int, whole: int) -> float:
+    share = 100 * part / whole
+    return int(share) if share == int(share) else round(share, 2)
+
+
+def _name(cell: Cell) -> str:
+    return ", ".join(str(part) for part in cell.identity if part is not None)

@@ -1,0 +1,110 @@
+"""A cell beside what the paper prints there: our mean and spread, the difference, and what is more than noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fedentopt.paper.cells import Cell
+from fedentopt.paper.measures import Measured, Results
+from fedentopt.paper.sizes import size
+from fedentopt.paper.statistics import Interval, mean, mean_interval, paired_interval, sample_std
+
+DONE, PARTLY, MISSING_DATA, NOT_RUN = "done", "partly", "missing-data", "not-run"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One cell with its results. `values` are by seed; `ours` and `std` their mean and sample deviation.
+
+    `against` compares with FedAvg under the same settings, seed by seed (None for FedAvg itself, and where fewer
+    than two seeds are shared); `interval` is that of a change's own mean. `state` is one of done, partly,
+    missing-data and not-run.
+    """
+
+    cell: Cell
+    values: dict[int, float]
+    ours: float | None
+    std: float | None
+    state: str
+    against: Interval | None = None
+    interval: Interval | None = None
+    runs: tuple[Measured, ...] = ()
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.ours is None or self.cell.paper is None else self.ours - self.cell.paper
+
+    @property
+    def diverged(self) -> int:
+        """How many of the seeds diverged; they count as chance from that round on."""
+        return sum(run.diverged_round is not None for run in self.runs)
+
+    def listed(self) -> dict[str, Any]:
+        """What `--list --json` says of it; the settings of a grid come on top."""
+        cell = self.cell
+        names = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer")
+        entry: dict[str, Any] = {name: getattr(cell, name) for name in (*names, "metric", "paper")}
+        entry |= {"ours": _short(self.ours), "std": _short(self.std)}
+        entry |= {"seeds": sorted(self.values), "state": self.state}
+        return entry | ({"settings": dict(cell.swept)} if cell.swept else {})
+
+
+def compare(cells: Iterable[Cell], results: Results, has_data: Callable[[str], bool]) -> list[Comparison]:
+    """Every cell with what is known of it. `has_data` says whether a data set's files are there."""
+    return [_compare(cell, results, has_data) for cell in cells]
+
+
+def _compare(cell: Cell, results: Results, has_data: Callable[[str], bool]) -> Comparison:
+    if cell.metric == "model_mb":
+        found = size(cell)
+        if found is None:
+            return Comparison(cell, {}, None, None, NOT_RUN)
+        return Comparison(cell, {}, found.parameters / 1e6, None, DONE)
+    known = {seed: results.value(cell, seed) for seed in cell.seeds}
+    values = {seed: value for seed, value in known.items() if value is not None}
+    if len(values) == len(cell.seeds) and not cell.shortened:
+        state = DONE
+    elif values:
+        state = PARTLY
+    else:
+        state = NOT_RUN if has_data(cell.dataset) else MISSING_DATA
+    numbers = list(values.values())
+    return Comparison(
+        cell,
+        values,
+        mean(numbers),
+        sample_std(numbers),
+        state,
+        against=_against(cell, values, results),
+        interval=mean_interval(numbers) if cell.metric == "accuracy_change" else None,
+        runs=_runs(cell, values, results),
+    )
+
+
+def _against(cell: Cell, seeds: Iterable[int], results: Results) -> Interval | None:
+    """The same figure of plain FedAvg, subtracted seed by seed."""
+    if cell.metric == "h_norm" or cell.config == cell.reference:
+        return None
+    metric = "accuracy" if cell.metric == "accuracy_change" else cell.metric
+    fedavg = dataclasses.replace(cell, config=cell.reference, metric=metric)
+    ours = {seed: results.value(cell, seed, metric) for seed in seeds}
+    theirs = {seed: results.value(fedavg, seed) for seed in seeds}
+    return paired_interval(_known(ours), _known(theirs))
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _known(values: dict[int, float | None]) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _runs(cell: Cell, seeds: Iterable[int], results: Results) -> tuple[Measured, ...]:
+    assert cell.config is not None
+    found = [results.get(cell.config, seed) for seed in seeds]
+    return tuple(run for run in found if run is not None)

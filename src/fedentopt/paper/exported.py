@@ -1,0 +1,207 @@
+"""Results small enough to commit: one CSV a table, a row per cell and seed, without the run folders.
+
+    DIR/<table>.csv         cell, seed, its figure, and what else is known of the run
+    DIR/<table>_curves.csv  thinned curves: settings, seed, round, accuracy, entropy
+    DIR/provenance.json     which commands made them, with which code, on what
+
+`settings` in both files is `measures.settings_key` of the run, by which rows find back to their cells: a row made
+with other settings than the cell has now is not counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedentopt.errors import InputError
+from fedentopt.files import make_folder, write_text
+from fedentopt.paper.cells import Cell
+from fedentopt.paper.measures import Curve, Measured, Results, settings_key
+from fedentopt.simulation.config import RunConfig
+
+CELL = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer", "swept")
+MEASURED = tuple(field.name for field in dataclasses.fields(Measured) if field.name not in ("settings", "seed"))
+COLUMNS = (*CELL, "metric", "seed", "value", *MEASURED, "baseline", "baseline_accuracy", "settings")
+CURVE_COLUMNS = ("settings", "seed", "round", "accuracy", "entropy")
+POINTS = 20
+"""About how many rounds of a run stay in its thinned curve."""
+
+Key = tuple[str, int]
+
+
+def read_exported(folder: Path, option: str = "results") -> Results:
+    """Everything an exported folder holds; a file that cannot be used is an `InputError` naming file and line."""
+    if not folder.is_dir():
+        raise InputError(f"{option}: {folder} is not a folder; accepted: one that `reproduce --export` wrote")
+    measured: dict[Key, Measured] = {}
+    baselines: dict[Key, Measured] = {}
+    points: dict[Key, dict[int, tuple[int, float | None, float | None]]] = {}
+    for path in sorted(folder.glob("*.csv")):
+        if path.stem.endswith("_curves"):
+            for row in _rows(path, CURVE_COLUMNS):
+                number = row.need("round", int)
+                point = (number, row.read("accuracy", float), row.read("entropy", float))
+                # A run that several tables share has its curve in each of their files.
+                points.setdefault((row.need("settings", str), row.need("seed", int)), {})[number] = point
+            continue
+        for row in _rows(path, COLUMNS):
+            run = _read_measured(row)
+            measured[run.settings, run.seed] = run
+            baseline = row.read("baseline", str)
+            if baseline:
+                baselines[baseline, run.seed] = Measured(
+                    settings=baseline, seed=run.seed, rounds=run.rounds, accuracy=row.read("baseline_accuracy", float)
+                )
+    # A baseline is known by its accuracy alone unless it has a row of its own.
+    curves: dict[Key, Curve] = {key: [curve[number] for number in sorted(curve)] for key, curve in points.items()}
+    return Results(None, baselines | measured, curves)
+
+
+def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
+    """Write all that is known of `cells` into `folder`; rows of other seeds and cells that are there already stay.
+
+    Gives the files written. Files of tables without any result are not made.
+    """
+    known = read_exported(folder, "export") if folder.is_dir() else Results()
+    make_folder(folder)
+    written = []
+    for table in dict.fromkeys(cell.table for cell in cells):
+        rows, curves = [], []
+        for cell in (cell for cell in cells if cell.table == table and not cell.shortened):
+            if cell.config is None:
+                continue
+            for seed in sorted({*cell.seeds, *known.seeds(cell.config), *results.seeds(cell.config)}):
+                source = results if results.value(cell, seed) is not None else known
+                row = _row(cell, seed, source)
+                if row is not None:
+                    rows.append(row)
+                    curves += _curve_rows(cell, cell.config, seed, source)
+        for name, columns, content, same in (
+            (f"{table}.csv", COLUMNS, rows, (*CELL, "metric", "seed", "settings")),
+            (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves)), ("settings", "seed")),
+        ):
+            lines = _with_others(folder / name, columns, content, same)
+            if lines:
+                write_text(folder / name, _csv(columns, lines))
+                written.append(folder / name)
+    return written
+
+
+def _with_others(
+    path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]], same: Sequence[str]
+) -> list[list[str]]:
+    """Rows as text, and behind them the file's own that say something else: whose columns `same` are no new row's."""
+    lines = [["" if value is None else str(value) for value in row] for row in rows]
+    places = [columns.index(name) for name in same]
+    new = {tuple(line[place] for place in places) for line in lines}
+    there = [[row.text(name) for name in columns] for row in _rows(path, columns)] if path.exists() else []
+    return lines + [line for line in there if tuple(line[place] for place in places) not in new]
+
+
+def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
+    value = results.value(cell, seed)
+    run = results.get(cell.config, seed) if cell.config else None
+    if value is None or run is None:
+        return None
+    baseline = results.get(cell.baseline, seed) if cell.baseline else None
+    fields: Mapping[str, Any] = {
+        **{name: getattr(cell, name) for name in (*CELL, "metric")},
+        "swept": " ".join(f"{name}={value}" for name, value in cell.swept),
+        **dataclasses.asdict(run),
+        "value": value,
+        "baseline": baseline.settings if baseline else None,
+        "baseline_accuracy": baseline.accuracy if baseline else None,
+    }
+    return [fields[name] for name in COLUMNS]
+
+
+def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> list[tuple[Any, ...]]:
+    """The curve of one run, thinned to about `POINTS` rounds; every round where the figure is the curve itself.
+
+    Figure 2 keeps none: its hundreds of runs are points, not curves.
+    """
+    if cell.table == "figure2":
+        return []
+    curve = results.curve(config, seed)
+    last = curve[-1][0] if curve else 0
+    every = 1 if cell.metric == "entropy" else max(1, config.rounds // POINTS)
+    key = settings_key(config)
+    return [
+        (key, seed, number, accuracy, None if entropy is None else round(entropy, 4))
+        for number, accuracy, entropy in curve
+        if number % every == 0 or number == last
+    ]
+
+
+def _read_measured(row: _Row) -> Measured:
+    whole = {"rounds", "never_selected", "rounds_to_40", "rounds_to_45", "rounds_to_50", "diverged_round"}
+    fields: dict[str, Any] = {name: row.read(name, int if name in whole else float) for name in MEASURED}
+    return Measured(**fields | {"settings": row.need("settings", str), "seed": row.need("seed", int)})
+
+
+class _Row:
+    """A line of an exported file whose cells are read by name."""
+
+    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
+        self._where, self._cells = where, cells
+
+    def read(self, column: str, convert: type) -> Any:
+        """The cell's value, None where it is empty."""
+        text = self._cells[column]
+        if not text:
+            return None
+        try:
+            value = convert(text)
+        except ValueError:
+            raise InputError(f"{self._where}: {column} {text!r} is not a number") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{self._where}: {column} {text!r} is not a finite number")
+        return value
+
+    def text(self, column: str) -> str:
+        """The cell as it is written."""
+        return self._cells[column]
+
+    def need(self, column: str, convert: type) -> Any:
+        """The cell's value, which must be there."""
+        value = self.read(column, convert)
+        if value is None:
+            raise InputError(f"{self._where}: {column} is empty")
+        return value
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterable[_Row]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    # A quote that is never closed would swallow all rows behind it.
+    lines = csv.reader(io.StringIO(text), strict=True)
+    advice = "accepted: a file that `reproduce --export` wrote"
+    try:
+        header = next(lines, [])
+        missing = [name for name in columns if name not in header]
+        if missing:
+            raise InputError(f"{path}: column {missing[0]} is missing; {advice}")
+        for cells in lines:
+            if len(cells) not in (0, len(header)):
+                raise InputError(
+                    f"{path}, line {lines.line_num}: {len(cells)} cells, the header has {len(header)}; {advice}"
+                )
+            if cells:
+                yield _Row(f"{path}, line {lines.line_num}", dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        raise InputError(f"{path}, line {lines.line_num}: cannot be read as CSV ({error}); {advice}") from None
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,234 @@
+"""Figures 1 and 2, and accuracy over rounds, as one puts them into a paper: SVG and PNG.
+
+Lines are means over seeds, bands one standard deviation to either side. Colours are Okabe and Ito's, which people
+with colour-blindness can tell apart; methods differ in marker or line style as well, for print without colour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedentopt.errors import InputError
+from fedentopt.files import make_folder, write_aside
+from fedentopt.paper import names
+from fedentopt.paper.cells import Cell
+from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.measures import Results
+from fedentopt.paper.names import by_participation, row_names
+from fedentopt.paper.sizes import shapes
+from fedentopt.paper.statistics import mean, sample_std
+
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
+)  # fmt: skip
+LEGEND = 0.6  # inches below the panels
+STYLES: Mapping[str, tuple[str, str, str]] = {
+    "fedavg": (BLACK, "-", "o"),
+    "fedprox": (SKY, "-", "s"),
+    "fednova": (BLUE, "-", "v"),
+    "scaffold": (GREEN, "-", "^"),
+    "fedconcat": (PURPLE, "-", "D"),
+    "fedlc": (ORANGE, "-", "P"),
+    "fedrs": (PURPLE, "--", "X"),
+    "kl": (GREY, "-", "h"),
+    "fedentropy": (BLUE, "-.", "v"),
+    "fedentopt": (VERMILLION, "-", "*"),
+    "fedentopt-dp": (VERMILLION, "--", "p"),
+}
+REPEATED = [(colour, style) for style in (":", "--", "-.") for colour in (BLACK, SKY, GREEN, ORANGE, BLUE, PURPLE)]
+"""For further lines of a method that has its own style already."""
+
+LOOK: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.4,
+    "grid.alpha": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "savefig.bbox": "tight",
+    "savefig.dpi": 200,
+    "svg.hashsalt": "fedentopt",  # the same figure gives the same file
+    "svg.fonttype": "none",
+}
+Spread = list[tuple[float, float, float]]
+"""Position, mean, standard deviation (0 for one seed)."""
+
+
+def write_figures(folder: Path, comparisons: Sequence[Comparison], results: Results) -> list[Path]:
+    """Draw every figure for which there are results; gives the files written.
+
+    Refused where Matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise InputError(
+            "figures: Matplotlib is not installed; pip install 'fedentopt[sim]' or leave them out"
+        ) from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn: list[tuple[str, Any]] = []
+    with mpl.rc_context(LOOK):
+        for name in dict.fromkeys(entry.cell.table for entry in comparisons):
+            entries = [entry for entry in comparisons if entry.cell.table == name and entry.values]
+            metrics = {entry.cell.metric for entry in entries}
+            if metrics == {"entropy"}:
+                drawn.append((name, _entropy(entries, results)))
+            elif metrics == {"accuracy"} and len({entry.cell.participation for entry in entries}) > 1:
+                drawn.append((name, _participation(entries)))
+            elif metrics == {"accuracy"} and name == "table1":
+                drawn.append(("accuracy", _accuracy(entries, results)))
+        written = []
+        for name, figure in drawn:
+            make_folder(folder)
+            FigureCanvasAgg(figure)  # no window system, no global figure list
+            for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+                path = folder / f"{name}.{kind}"
+                write_aside(path, partial(figure.savefig, format=kind, metadata=metadata))
+                written.append(path)
+    return written
+
+
+def _entropy(entries: Sequence[Comparison], results: Results) -> Any:
+    """Figure 1: entropy of the cohort's labels in every round."""
+    figure, axes = _panels(1, 1, width=3.5, height=2.2)
+    for entry, label in zip(entries, _labels(entries), strict=True):
+        _line(axes[0][0], entry.cell, label, _curve(entry, results, column=2), markers=False)
+    known = {shapes().get(entry.cell.dataset, (None, None))[0] for entry in entries}
+    most = known.pop() if len(known) == 1 else None
+    if most is not None:
+        for classes, text in ((most, f"log₂ {most}"), (most - 1, f"log₂ {most - 1}")):
+            axes[0][0].axhline(math.log2(classes), color=GREY, linewidth=0.8, linestyle=":")
+            axes[0][0].annotate(text, (1.0, math.log2(classes)), xycoords=("axes fraction", "data"), va="center")
+    axes[0][0].set_xlabel("Communication round")
+    axes[0][0].locator_params(axis="x", integer=True)
+    axes[0][0].set_ylabel("Label entropy of the cohort (bits)")
+    _legend(figure, axes)
+    return figure
+
+
+def _participation(entries: Sequence[Comparison]) -> Any:
+    """Figure 2: a row of panels a model, a column a data set and partition."""
+    rows, columns = _grid(entries)
+    figure, axes = _panels(len(rows), len(columns))
+    for entry_row, model in enumerate(rows):
+        for number, column in enumerate(columns):
+            axis = axes[entry_row][number]
+            here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
+            lines = by_participation(here)
+            for line, label in zip(lines, _labels([line[0] for line in lines]), strict=True):
+                points = [(entry.cell.participation or 0.0, entry.ours or 0.0, entry.std or 0.0) for entry in line]
+                _line(axis, line[0].cell, label, sorted(points))
+            axis.set_xlabel("Participation (%)")
+            axis.set_xticks(sorted({entry.cell.participation or 0.0 for entry in entries}))
+            _title(axis, model, column)
+        axes[entry_row][0].set_ylabel("Test accuracy (%)")
+    _legend(figure, axes)
+    return figure
+
+
+def _accuracy(entries: Sequence[Comparison], results: Results) -> Any:
+    """Test accuracy over rounds on the cells of Table 1."""
+    rows, columns = _grid(entries)
+    figure, axes = _panels(len(rows), len(columns))
+    for entry_row, model in enumerate(rows):
+        for number, column in enumerate(columns):
+            axis = axes[entry_row][number]
+            here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
+            for entry, label in zip(here, _labels(here), strict=True):
+                _line(axis, entry.cell, label, _curve(entry, results, column=1), markers=False)
+            axis.set_xlabel("Communication round")
+            axis.locator_params(axis="x", integer=True)
+            _title(axis, model, column)
+        axes[entry_row][0].set_ylabel("Test accuracy (%)")
+    _legend(figure, axes)
+    return figure
+
+
+def _curve(entry: Comparison, results: Results, column: int) -> Spread:
+    """Mean and deviation over the seeds in every round that all of them have."""
+    if entry.cell.config is None:
+        return []
+    curves = []
+    for seed in entry.values:
+        points = results.curve(entry.cell.config, seed)
+        curves.append({point[0]: point[column] for point in points if point[column] is not None})
+    shared = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    spread: Spread = []
+    for number in sorted(shared):
+        values = [float(curve[number] or 0.0) for curve in curves]
+        spread.append((number, mean(values) or 0.0, sample_std(values) or 0.0))
+    return spread
+
+
+def _line(axis: Any, cell: Cell, label: str, points: Spread, *, markers: bool = True) -> None:
+    if not points:
+        return
+    colour, style, marker = STYLES.get(cell.method or "", (BLACK, ":", "."))
+    drawn = [line for line in axis.lines if line.get_color() == colour and line.get_linestyle() == style]
+    if drawn:  # the same method with other settings
+        colour, style = REPEATED[len(axis.lines) % len(REPEATED)]
+    x = [point[0] for point in points]
+    front = 3 if (cell.method or "").startswith("fedentopt") else 2
+    axis.plot(
+        x, [point[1] for point in points], style, color=colour, marker=marker if markers else None,
+        label=label, zorder=front,
+    )  # fmt: skip
+    low, high = [point[1] - point[2] for point in points], [point[1] + point[2] for point in points]
+    axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
+
+
+def _labels(entries: Sequence[Comparison]) -> list[str]:
+    """What the lines of one panel are called."""
+    return [_literal(name) for name in row_names([entry.cell for entry in entries], _label)]
+
+
+def _label(cell: Cell) -> str:
+    label = (
+        "Random (FedAvg)" if cell.metric == "entropy" and cell.method == "fedavg" else names.method(cell.method or "")
+    )
+    return f"{label}, Q={cell.buffer:g} %" if cell.extra and cell.buffer is not None else label
+
+
+def _grid(entries: Sequence[Comparison]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Models from large to small, as the paper shows them, and the settings beside one another."""
+    models = list(dict.fromkeys(entry.cell.model for entry in entries))
+    columns = list(dict.fromkeys(_column(entry.cell) for entry in entries))
+    return models[::-1], columns
+
+
+def _column(cell: Cell) -> tuple[str, str]:
+    return cell.dataset, cell.partition or ""
+
+
+def _panels(rows: int, columns: int, *, width: float = 2.1, height: float = 1.9) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows + LEGEND), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _title(axis: Any, model: str, column: tuple[str, str]) -> None:
+    axis.set_title(_literal(f"{names.model(model)}, {names.dataset(column[0])}, {names.partition(column[1])}"))
+    if not axis.lines:
+        axis.set(xticks=[], yticks=[])
+        axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes, color=GREY)
+
+
+def _literal(text: str) -> str:
+    """Text that Matplotlib shows as it is: dollar signs in a user's name begin no formula."""
+    return text.replace("$", "\\$")
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    handles = {label: handle for row in axes for axis in row
+               for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, len(handles)))

@@ -1,0 +1,205 @@
+"""What is known of finished runs, from their folders on disk and from exported results.
+
+Figures are rounded the same way in both, so that a table made from exported results equals, byte for byte, the
+one made from the run folders they came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedentopt.errors import InputError
+from fedentopt.paper.cells import Cell
+from fedentopt.results.folder import RUN, SUMMARY, RunFolder, RunResult, read_run
+from fedentopt.results.summary import rounds_to
+from fedentopt.simulation.config import RunConfig
+
+TARGETS = (40, 45, 50)
+"""Accuracies in per cent whose first round is compared."""
+
+LARGEST = sys.float_info.max
+DIGITS = {"h_norm": 6, "mean_entropy": 6, "min_entropy": 6, "seconds": 1}
+FIGURES = (
+    "accuracy", "final_accuracy", "worst_class_accuracy", "h_norm", "never_selected", "mean_entropy", "min_entropy",
+    "diverged_round", "seconds",
+)  # fmt: skip
+"""What is taken over from a run's `summary.json` as it stands there."""
+
+Curve = list[tuple[int, float | None, float | None]]
+"""Round, accuracy, entropy; None where not evaluated or not kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The figures of one finished run; None where it has none. `settings` and `seed` say which run."""
+
+    settings: str
+    seed: int
+    rounds: int
+    accuracy: float | None
+    final_accuracy: float | None = None
+    worst_class_accuracy: float | None = None
+    h_norm: float | None = None
+    never_selected: int | None = None
+    mean_entropy: float | None = None
+    min_entropy: float | None = None
+    rounds_to_40: int | None = None
+    rounds_to_45: int | None = None
+    rounds_to_50: int | None = None
+    diverged_round: int | None = None
+    seconds: float | None = None
+
+
+@cache  # asked for again and again, and a config never changes
+def settings_key(config: RunConfig) -> str:
+    """Eight hexadecimal digits for the settings of a run, its seed apart.
+
+    Only what differs from the defaults counts, so results stay valid when a later version brings a new setting
+    whose default changes nothing.
+    """
+    default = RunConfig()
+    changed = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("seed", "rounds", "dataset", "model") and value != getattr(default, name)
+    }
+    named = {name: getattr(config, name) for name in ("rounds", "dataset", "model")}
+    return hashlib.sha256(json.dumps(changed | named, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class Results:
+    """Finished runs by their settings: those exported, and those in the folders below `out_dir`."""
+
+    def __init__(
+        self,
+        out_dir: Path | None = None,
+        exported: Mapping[tuple[str, int], Measured] | None = None,
+        curves: Mapping[tuple[str, int], Curve] | None = None,
+    ) -> None:
+        self._out_dir = out_dir
+        self._exported = dict(exported or {})
+        self._curves = dict(curves or {})
+        self._read: dict[tuple[str, int], Measured] = {}  # of finished runs, which never change
+
+    def get(self, config: RunConfig, seed: int) -> Measured | None:
+        """The run of these settings in this seed, if finished; a run folder wins over an exported result."""
+        key = (settings_key(config), seed)
+        if key not in self._read:
+            run = self._folder(config, seed)
+            if run is None:
+                return self._exported.get(key)
+            self._read[key] = _measured(run, config, seed)
+        return self._read[key]
+
+    def curve(self, config: RunConfig, seed: int) -> Curve:
+        """Its rounds; empty where nothing is known."""
+        run = self._folder(config, seed)
+        if run is None:
+            return list(self._curves.get((settings_key(config), seed), []))
+        curve, records = run.curve, {record.round: record for record in run.records}
+        rounds = sorted(curve.keys() | records.keys())
+        return [
+            (
+                number,
+                _rounded("accuracy", curve.get(number)),
+                _rounded("mean_entropy", records[number].entropy) if number in records else None,
+            )
+            for number in rounds
+        ]
+
+    def seeds(self, config: RunConfig) -> set[int]:
+        """The seeds in which a run of these settings is finished, asked for or not."""
+        key = settings_key(config)
+        found = {seed for settings, seed in self._exported if settings == key}
+        if self._out_dir is not None:
+            # A run's folder is named by its settings in words, so only those of the right name are opened.
+            pattern = config.run_id.rpartition("_s")[0]
+            for path in self._out_dir.glob(f"{glob.escape(pattern)}_s*/{SUMMARY}"):
+                number = path.parent.name.removeprefix(f"{pattern}_s").partition("_")[0]
+                if number.isdigit() and self._folder(config, int(number)) is not None:
+                    found.add(int(number))
+        return found
+
+    def on(self, out_dir: Path) -> Results:
+        """The same exported results, and the run folders below `out_dir`."""
+        return Results(out_dir, self._exported, self._curves)
+
+    def value(self, cell: Cell, seed: int, metric: str | None = None) -> float | None:
+        """The cell's figure in one seed (or another metric of the same run), None while it is not known."""
+        if cell.config is None:
+            return None
+        measured = self.get(cell.config, seed)
+        if measured is None:
+            return None
+        metric = metric or cell.metric
+        if metric == "accuracy_change":
+            baseline = self.get(cell.baseline, seed) if cell.baseline else None
+            if baseline is None or baseline.accuracy is None or measured.accuracy is None:
+                return None
+            return round(measured.accuracy - baseline.accuracy, 4)
+        return figure(measured, metric)
+
+    def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
+        if self._out_dir is None:
+            return None
+        config = dataclasses.replace(config, seed=seed)
+        if not (self._out_dir / config.run_id / SUMMARY).exists():
+            return None
+        folder = RunFolder(self._out_dir, config)
+        return read_run(folder.path) if folder.is_finished() else None
+
+
+def figure(measured: Measured, metric: str) -> float | None:
+    """One of a run's figures by the name a cell gives it."""
+    return {"accuracy": measured.accuracy, "h_norm": measured.h_norm, "entropy": measured.mean_entropy}[metric]
+
+
+def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
+    _check(run)
+    summary = run.summary
+    given: dict[str, Any] = {name: _rounded(name, summary[name]) for name in FIGURES}
+    known = summary["rounds_to"]
+    given |= {
+        f"rounds_to_{target}": known[str(target)] if str(target) in known else rounds_to(run.curve, target)
+        for target in TARGETS
+    }
+    # A run of FedConcat has more rounds than asked for; what was asked for is what tells a full run from a cut one.
+    return Measured(**given | {"settings": settings_key(config), "seed": seed, "rounds": config.rounds})
+
+
+def _check(run: RunResult) -> None:
+    """Refuse a run's folder whose files lack what is read here, as one written by hand or by other code may."""
+    advice = "delete the run's folder to run it again"
+    path = run.path / SUMMARY
+    for name in (*FIGURES, "rounds", "rounds_to"):
+        if name not in run.summary:
+            raise InputError(f"{path}: {name} is missing; {advice}")
+    to = run.summary["rounds_to"]
+    if not isinstance(to, dict):
+        raise InputError(f"{path}: rounds_to is {to!r}; accepted: rounds by accuracy; {advice}")
+    numbers = {name: run.summary[name] for name in FIGURES} | {f"rounds_to {key}": to[key] for key in to}
+    for name, value in numbers.items():
+        if value is not None and not _is_number(value):
+            raise InputError(f"{path}: {name} is {value!r}; accepted: a finite number or null; {advice}")
+    if not isinstance(run.summary["rounds"], int):
+        raise InputError(f"{path}: rounds is {run.summary['rounds']!r}; accepted: a whole number; {advice}")
+    dataset = run.about.get("dataset")
+    if not isinstance(dataset, dict) or not isinstance(dataset.get("classes"), list) or not dataset["classes"]:
+        raise InputError(f"{run.path / RUN}: the classes of the dataset are missing; {advice}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _rounded(name: str, value: Any) -> Any:
+    return round(value, DIGITS.get(name, 4)) if isinstance(value, float) else value

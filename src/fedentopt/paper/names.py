@@ -1,0 +1,207 @@
+"""How tables and figures name things and put figures into words: methods, models, data sets and partitions as the paper
+writes them, rows so that no two of them read alike, a cell's figures the same in every table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fedentopt.paper.cells import Cell
+from fedentopt.paper.comparison import PARTLY, Comparison
+from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
+from fedentopt.paper.statistics import Interval
+from fedentopt.simulation.config import RunConfig
+
+METHODS = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "scaffold": "SCAFFOLD",
+    "fedconcat": "FedConcat",
+    "fedlc": "FedLC",
+    "fedrs": "FedRS",
+    "kl": "KL",
+    "fedentropy": "FedEntropy",
+    "fedentopt": "FedEntOpt",
+}
+TABLES = {
+    "table1": "Table 1: baselines and FedEntOpt",
+    "table2": "Table 2: combinations with FedEntOpt",
+    "table3": "Table 3: dropout and straggling",
+    "table4": "Table 4: medical images",
+    "table5": "Table 5: communication",
+    "table6": "Table 6: buffer size and selection diversity",
+    "figure1": "Figure 1: entropy of the cohort's labels",
+    "figure2": "Figure 2: participation",
+    "grid-mu": "Grid: FedProx's proximal weight",
+    "grid-weight-decay": "Grid: weight decay",
+    "grid-buffer": "Grid: buffer size",
+    "single-class": "Limit: clients with a single class",
+}
+
+
+def method(name: str) -> str:
+    """`fedprox+fedentopt-dp` as FedProx + FedEntOpt (DP)."""
+    plain = name.removesuffix("-dp")
+    written = " + ".join(METHODS.get(part, part) for part in plain.split("+"))
+    return f"{written} (DP)" if plain != name else written
+
+
+def model(name: str) -> str:
+    """`lenet5` as LeNet-5."""
+    return _written(MODELS, name)
+
+
+def dataset(name: str) -> str:
+    """`cifar10` as CIFAR-10."""
+    return _written(DATASETS, name)
+
+
+def partition(name: str) -> str:
+    """`dir:0.1` as Dir(0.1), `classes:2` as C=2."""
+    if name.startswith("classes:"):
+        return f"C={name.removeprefix('classes:')}"
+    if name.startswith("dir:"):
+        return f"Dir({name.removeprefix('dir:')})"
+    return _written(PARTITIONS, name)
+
+
+def table(name: str) -> str:
+    """A table's title."""
+    return TABLES.get(name, name)
+
+
+def _written(names: dict[str, str], name: str) -> str:
+    return {ours: printed for printed, ours in names.items()}.get(name, name)
+
+
+NAMED_BY_CELL = ("dataset", "model", "partition", "algorithm", "selector", "cohort", "buffer", "seed")
+"""Settings of a run for which a cell has words of its own."""
+
+
+def row_names(cells: Sequence[Cell], name: Callable[[Cell], str]) -> list[str]:
+    """One name a cell, in their order: what `name` says, and where several say the same, how those differ."""
+    plain = [name(cell) for cell in cells]
+    alike: dict[str, list[int]] = {}
+    for number, text in enumerate(plain):
+        alike.setdefault(text, []).append(number)
+    names = list(plain)
+    for text, numbers in alike.items():
+        if len(numbers) > 1:
+            for number, words in zip(numbers, _differences([cells[number] for number in numbers]), strict=True):
+                names[number] = ", ".join([text, *words])
+    return names
+
+
+def by_participation(entries: Iterable[Comparison]) -> list[list[Comparison]]:
+    """Entries that differ in participation alone, together; in the order they first appear."""
+    rows: dict[Any, list[Comparison]] = {}
+    for entry in entries:
+        settings = entry.cell.config.to_dict() if entry.cell.config else {}
+        settings.pop("cohort", None)
+        key = (dataclasses.replace(entry.cell, participation=None).identity, tuple(settings.items()))
+        rows.setdefault(key, []).append(entry)
+    return list(rows.values())
+
+
+def _differences(cells: Sequence[Cell]) -> list[list[str]]:
+    """For each of the cells, in words, everything in which not all of them are the same."""
+    swept = list(dict.fromkeys(name for cell in cells for name, _ in cell.swept))
+    fields = [field.name for field in dataclasses.fields(RunConfig) if field.name not in (*NAMED_BY_CELL, *swept)]
+    wordings: list[Callable[[Cell], str]] = [
+        *(lambda cell, name=name: f"{name} {_setting(cell, name)}" for name in (*swept, *fields)),
+        *([] if "cohort" in swept else [lambda cell: f"participation {_number(cell.participation)} %"]),
+        lambda cell: f"buffer {_number(cell.buffer)} %",
+        *(lambda cell, name=name: f"{name} {getattr(cell, name)}"
+          for name in ("method", "availability", "partition", "dataset", "model")),
+    ]  # fmt: skip
+    columns = [[words(cell) for cell in cells] for words in wordings]
+    differing = [column for column in columns if len(set(column)) > 1]
+    if not differing:  # the same runs, over other seeds
+        differing = [[f"seeds {', '.join(map(str, cell.seeds))}" for cell in cells]]
+    return [list(words) for words in zip(*differing, strict=True)]
+
+
+def _setting(cell: Cell, name: str) -> Any:
+    """A setting as the cell's block gives it, else as its run has it."""
+    given = dict(cell.swept)
+    return given[name] if name in given else getattr(cell.config, name, None)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "none"
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)
+
+
+NOTHING = "–"
+
+
+def ours(entry: Comparison, *, signed: bool = False) -> str:
+    """Mean ± deviation; how many seeds diverged behind it."""
+    if entry.ours is None:
+        return NOTHING
+    text = _figure(entry.cell, entry.ours, signed)
+    if entry.std is not None:
+        text += f" ± {_figure(entry.cell, entry.std)}"
+    return f"{text} ({entry.diverged} diverged)" if entry.diverged else text
+
+
+def paper(entry: Comparison, *, signed: bool = False) -> str:
+    """What is printed in the paper."""
+    cell = entry.cell
+    if cell.paper is None:
+        return NOTHING
+    text = _figure(cell, cell.paper, signed)
+    return text if cell.paper_std is None else f"{text} ± {_figure(cell, cell.paper_std)}"
+
+
+def gap(entry: Comparison) -> str:
+    """Ours minus the paper's."""
+    return NOTHING if entry.difference is None else _figure(entry.cell, entry.difference, signed=True)
+
+
+def against(entry: Comparison) -> str:
+    """Ours minus FedAvg's, bold where zero lies outside the interval."""
+    if entry.against is None:
+        return NOTHING
+    text = f"{_figure(entry.cell, entry.against.mean, signed=True)} {limits(entry.cell, entry.against)}"
+    return f"**{text}**" if entry.against.clear else text
+
+
+def limits(cell: Cell, interval: Interval) -> str:
+    """The two ends of an interval."""
+    return f"[{_figure(cell, interval.low, signed=True)}, {_figure(cell, interval.high, signed=True)}]"
+
+
+def seeds(entry: Comparison) -> str:
+    """How many of the wanted seeds stand behind a row, and whether their runs were cut short."""
+    wanted, found = len(entry.cell.seeds), len(entry.values)
+    text = str(found) if found == wanted else f"{found} of {wanted}"
+    if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
+        return f"{text}, cut to {entry.cell.config.rounds} rounds"
+    return text
+
+
+def _figure(cell: Cell, value: float, signed: bool = False) -> str:
+    digits = 2 if cell.metric in ("accuracy", "accuracy_change") else 3
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def row_name(cell: Cell) -> str:
+    """The method, and what else tells rows of one section apart."""
+    parts = [method(cell.method or "")]
+    if cell.extra:
+        parts += [f"{name} {value}" for name, value in cell.swept]
+        parts += [f"participation {cell.participation:g} %"] if cell.table == "single-class" else []
+        parts += [f"buffer {cell.buffer:g} %"] if cell.buffer is not None else []
+    return ", ".join(parts)
+
+
+def heading(cell: Cell) -> str:
+    """The setting that rows of one section share."""
+    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), dataset(cell.dataset)]
+    return ", ".join(part for part in (*parts, cell.partition and partition(cell.partition)) if part)

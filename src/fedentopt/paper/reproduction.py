@@ -1,0 +1,209 @@
+"""A reproduction: the cells asked for, what is known of them, what is still to do, and what to make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedentopt.errors import InputError
+from fedentopt.paper import provenance
+from fedentopt.paper.blocks import cells_from_file, paper_cells
+from fedentopt.paper.cells import Cell, distinct_runs
+from fedentopt.paper.comparison import Comparison, compare
+from fedentopt.paper.data import has_data
+from fedentopt.paper.exported import export, read_exported
+from fedentopt.paper.measures import Results
+from fedentopt.paper.tables import write_paper_figures, write_tables
+from fedentopt.simulation.config import RunConfig
+
+if TYPE_CHECKING:
+    from fedentopt.paper.ray_worker import WorkerReport
+    from fedentopt.simulation.engine import RoundEvent
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and how runs execute; none of it changes their figures."""
+
+    device: str = "auto"
+    trainer: str = "auto"
+    workers: int | None = None
+    max_stack: int | None = None
+    checkpoint_every: int = 50
+    ray: str | None = None
+    ray_workers: int | None = None
+
+
+class Listener(Protocol):
+    """Whoever shows how far the runs are."""
+
+    def say(self, line: str) -> None: ...
+
+    def round_done(self, event: RoundEvent) -> None: ...
+
+    def worker_report(self, report: WorkerReport) -> None: ...
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """`plan` are all cells as written down; `cells` those asked for, with the seeds and rounds asked for.
+
+    What is to be committed (`export`, the results page) is of the plan, whatever this command asks for.
+    """
+
+    plan: list[Cell]
+    cells: list[Cell]
+    results: Results
+    data_dir: Path | None = None
+
+    def compare(self, cells: Sequence[Cell] | None = None) -> list[Comparison]:
+        """Cells (those asked for) beside what is known of them."""
+        wanted = self.cells if cells is None else cells
+        return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
+
+    def unfinished(self) -> list[RunConfig]:
+        """Runs of the cells that are still to do, whether their data is there or not."""
+        return [
+            run
+            for run in distinct_runs(self.cells)
+            if self.results.get(dataclasses.replace(run, seed=0), run.seed) is None
+        ]
+
+    def without_data(self, runs: Sequence[RunConfig]) -> dict[str, int]:
+        """How many of these runs cannot start, by the data set that is not there."""
+        absent = (run.dataset for run in runs if not has_data(run.dataset, self.data_dir))
+        return dict(Counter(absent))
+
+    def ready(self, runs: Sequence[RunConfig]) -> list[RunConfig]:
+        """Those whose data is there; refused where none is, with what to do about it."""
+        found = [run for run in runs if has_data(run.dataset, self.data_dir)]
+        if runs and not found:
+            from fedentopt.datasets import load
+
+            load(runs[0].dataset, self.data_dir)  # refuses it, and says how to get it
+        return found
+
+    def run(
+        self, runs: Sequence[RunConfig], out_dir: Path, how: How, listener: Listener, done: Callable[[], None]
+    ) -> None:
+        """Bring runs to their end in folders below `out_dir`; `done` is called after every stack."""
+        _need_simulator()
+        from fedentopt.paper.runner import plan_stacks, run_stacks
+        from fedentopt.simulation.engine import EngineOptions
+
+        if how.ray is not None:
+            from fedentopt.paper.ray_runner import run_on_ray
+
+            run_on_ray(
+                runs,
+                out_dir,
+                address=how.ray,
+                workers=how.ray_workers,
+                max_stack=how.max_stack,
+                data_dir=self.data_dir,
+                device=how.device,
+                trainer=how.trainer,
+                checkpoint_every=how.checkpoint_every,
+                say=listener.say,
+                report=listener.worker_report,
+                done=lambda number: done(),
+            )
+            return
+        if how.ray_workers is not None:
+            raise InputError(f"ray-workers: {how.ray_workers} only goes with --ray local")
+        stacks = plan_stacks(runs, how.max_stack)
+
+        def begin(number: int) -> None:
+            first, size = stacks[number][0], len(stacks[number])
+            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {size} runs")
+
+        options = EngineOptions(
+            device=how.device,
+            trainer=how.trainer,
+            workers=how.workers,
+            checkpoint_every=how.checkpoint_every,
+            say=listener.say,
+        )
+        run_stacks(
+            stacks,
+            out_dir,
+            options,
+            data_dir=self.data_dir,
+            progress=listener.round_done,
+            begin=begin,
+            done=lambda number: done(),
+        )
+
+    def write(self, folder: Path, *, figures: bool) -> list[Path]:
+        """Tables and figures of every table that is touched; gives the files.
+
+        Tables are whole, with the cells that were not asked for, unless runs are cut short: then they are a trial's.
+        """
+        asked = {cell.identity: cell for cell in self.cells}
+        trial = any(cell.shortened for cell in self.cells)
+        touched = {cell.table for cell in self.cells}
+        whole = [asked.get(cell.identity, cell) for cell in self.plan if cell.table in touched]
+        entries = self.compare(self.cells if trial else whole)
+        written = write_tables(folder / "tables", entries)
+        if figures:
+            from fedentopt.paper.figures import write_figures
+
+            written += write_figures(folder / "figures", entries, self.results)
+        return written
+
+    def write_page(self, folder: Path) -> Path | None:
+        """The HTML page of all runs in `folder`; None where there are none, or no Plotly to draw it with."""
+        if not any(folder.glob("[!.]*/rounds.csv")) or importlib.util.find_spec("plotly") is None:
+            return None
+        from fedentopt.report import write_report
+
+        write_paper_figures(folder, self.plan)
+        return write_report(folder)
+
+    def export(self, folder: Path, source: Path) -> list[Path]:
+        """All results as rows per cell and seed, tables made from nothing but them, and the log of `source`."""
+        written = export(folder, self.plan, self.results)
+        alone = dataclasses.replace(self, results=read_exported(folder))
+        known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
+        written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
+        provenance.merge(folder, provenance.read(source))
+        return written
+
+
+def plan_cells(file: Path | None) -> list[Cell]:
+    """All cells of the paper, or of a user's file."""
+    return paper_cells() if file is None else cells_from_file(file)
+
+
+def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | None) -> list[Cell]:
+    """Cells over other seeds and with fewer rounds, where asked for."""
+    if seeds is not None:
+        cells = [cell.with_seeds(seeds) for cell in cells]
+    return list(cells) if rounds is None else [cell.cut(rounds) for cell in cells]
+
+
+def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Results:
+    """Exported results alone (`results`), or run folders, with exported results (`known`) or without."""
+    if results is not None:
+        return read_exported(results)
+    if out_dir.exists() and not out_dir.is_dir():
+        raise InputError(f"out: {out_dir} is not a folder; accepted: a folder of runs, or one to be made")
+    return Results(out_dir) if known is None else read_exported(known, "known").on(out_dir)
+
+
+def check_export(folder: Path) -> None:
+    """Refuse a folder to export into before anything is trained for it: no folder, or damaged files."""
+    if folder.exists():
+        read_exported(folder, "export")
+        provenance.read(folder)
+
+
+def _need_simulator() -> None:
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"training needs {' and '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")

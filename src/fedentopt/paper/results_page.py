@@ -1,0 +1,179 @@
+"""The page `docs/RESULTS.md`: what was run, what the paper claims and ours says, every table, the figures.
+
+Everything on it comes from exported results; what a person has to add lies beside them in `remarks.md` and is taken
+over as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedentopt.errors import InputError
+from fedentopt.files import make_folder, write_text
+from fedentopt.paper import names, provenance
+from fedentopt.paper.cells import Cell, Identity
+from fedentopt.paper.comparison import DONE, PARTLY, Comparison
+from fedentopt.paper.figures import write_figures
+from fedentopt.paper.findings import FAR, agreement, far, findings
+from fedentopt.paper.formats import Table, markdown
+from fedentopt.paper.names import row_names
+from fedentopt.paper.tables import tables
+
+if TYPE_CHECKING:
+    from fedentopt.paper.reproduction import Reproduction
+
+REMARKS = "remarks.md"
+INTRODUCTION = """# Results
+
+The tables and figures of *Optimizing Federated Learning by Entropy-Based Client Selection*
+(A. Lutz, G. Steidl, K. Müller, W. Samek, arXiv:2411.01240) with our figures beside the printed ones. This page is
+made by one command from the files in `results/paper`, which hold a row for every cell and seed:
+
+```console
+fedentopt reproduce all --results results/paper --results-page docs/RESULTS.md
+```
+
+How to run the cells oneself, what every setting is and what the paper leaves open:
+[Reproducing the paper](reproducing.md).
+"""
+OWN_INTRODUCTION = """# Results
+
+The cells of a file of one's own, made by `fedentopt reproduce --cells FILE --results-page PAGE`.
+"""
+
+
+def write_results_page(path: Path, request: Reproduction, source: Path, *, own: bool = False) -> list[Path]:
+    """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks.
+
+    With `own` the cells are a user's, of which the paper claims nothing, whatever their tables are called.
+    Refused, before anything is written: a log or remarks that cannot be read.
+    """
+    commands, remarks = provenance.read(source), _remarks(source / REMARKS)
+    entries = request.compare(request.plan)
+    folder = path.parent / "results"
+    make_folder(path.parent)
+    drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
+    text = page(
+        entries,
+        commands=commands,
+        remarks=remarks,
+        figures={file.stem: f"{folder.name}/{file.name}" for file in drawn},
+        own=own,
+    )
+    write_text(path, text)
+    return [path, *drawn]
+
+
+def _remarks(path: Path) -> str:
+    if not path.exists():
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not text in UTF-8 ({error.reason}); accepted: Markdown in UTF-8") from None
+
+
+def page(
+    entries: Sequence[Comparison],
+    commands: Sequence[dict[str, Any]],
+    remarks: str,
+    figures: dict[str, str],
+    *,
+    own: bool = False,
+) -> str:
+    """The page as text. Tables without any result are named, not shown."""
+    parts = [OWN_INTRODUCTION] if own else [INTRODUCTION, _in_short(entries)]
+    if not own or any(entry.cell.paper is not None for entry in entries):
+        parts.append(_far(entries))
+    if remarks.strip():
+        parts.append(remarks.strip() + "\n")
+    parts.append(_state(entries))
+    known = {entry.cell.table for entry in entries if entry.ours is not None}
+    for table in tables([entry for entry in entries if entry.cell.table in known]):
+        parts.append(_shown(table, entries, figures))
+    parts.append(_commands(commands))
+    return "\n".join(parts)
+
+
+def _in_short(entries: Sequence[Comparison]) -> str:
+    lines = ["## In short", "", agreement(entries), "", "| the paper says | where | ours |", "| --- | --- | --- |"]
+    lines += [f"| {found.claim} | {found.place} | {found.ours} |" for found in findings(entries)]
+    return "\n".join([*lines, ""])
+
+
+def _far(entries: Sequence[Comparison]) -> str:
+    apart = far(entries)
+    lines = ["## Where we differ", ""]
+    if not apart:
+        return "\n".join([*lines, f"No cell with results is more than {FAR:g} points from the printed figure.", ""])
+    lines += [f"Cells more than {FAR:g} points from the printed figure, farthest first.", ""]
+    lines += ["| table | setting | method | ours | paper | difference |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    methods = _told_apart(apart)
+    for entry in apart:
+        cell = entry.cell
+        method = methods[cell.identity]
+        place = f"| {cell.table.removeprefix('table')} | {names.heading(cell)} | {method} "
+        lines.append(f"{place}| {names.ours(entry)} | {names.paper(entry)} | {names.gap(entry)} |")
+    return "\n".join([*lines, ""])
+
+
+def _told_apart(entries: Sequence[Comparison]) -> dict[Identity, str]:
+    """The method of every cell, and what tells it from others of the same table and setting."""
+
+    def plain(cell: Cell) -> str:
+        method = names.method(cell.method or "")
+        return f"{method}, Q={cell.buffer:g} %" if cell.table == "table6" and cell.buffer is not None else method
+
+    told: dict[Identity, str] = {}
+    for place in dict.fromkeys((entry.cell.table, names.heading(entry.cell)) for entry in entries):
+        cells = [entry.cell for entry in entries if (entry.cell.table, names.heading(entry.cell)) == place]
+        told |= {cell.identity: name for cell, name in zip(cells, row_names(cells, plain), strict=True)}
+    return told
+
+
+def _state(entries: Sequence[Comparison]) -> str:
+    """How many cells of every table have results, by model and data set where not all do."""
+    lines = [
+        "## What was run",
+        "",
+        "| table | cells | all seeds | some seeds | none |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name in dict.fromkeys(entry.cell.table for entry in entries):
+        own = [entry.state for entry in entries if entry.cell.table == name]
+        done, partly = own.count(DONE), own.count(PARTLY)
+        lines.append(f"| {names.table(name)} | {len(own)} | {done} | {partly} | {len(own) - done - partly} |")
+    return "\n".join([*lines, ""])
+
+
+def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str]) -> str:
+    """A table without its empty sections, and the figure that goes with it."""
+    name = "table1" if table.name == "rounds-to-target" else table.name
+    known = {names.heading(e.cell) for e in entries if e.cell.table == name and e.ours is not None}
+    sections = tuple(section for section in table.sections if not section.heading or section.heading in known)
+    text = markdown(dataclasses.replace(table, sections=sections), level=2)
+    picture = figures.get("accuracy" if table.name == "rounds-to-target" else table.name)
+    return f"{text}\n![{table.title}]({picture})\n" if picture else text
+
+
+def _commands(commands: Sequence[dict[str, Any]]) -> str:
+    lines = ["## Commands behind the results", ""]
+    if not commands:
+        return "\n".join([*lines, "None yet.", ""])
+    lines += [
+        "| started | command | runs | minutes | device | torch | code |",
+        "| --- | --- | ---: | ---: | --- | --- | --- |",
+    ]
+    for entry in commands:
+        commit = str(entry.get("commit") or "")[:12]
+        code = f"{entry.get('fedentopt')}, {commit or 'sources ' + str(entry.get('sources'))[:12]}"
+        lines.append(
+            f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
+            f"{float(entry.get('seconds') or 0) / 60:.1f} | {entry.get('device')} | {entry.get('torch')} | {code} |"
+        )
+    return "\n".join([*lines, ""])

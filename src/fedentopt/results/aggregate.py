@@ -1,0 +1,92 @@
+"""Runs that differ in nothing but their seed, taken together as one method's result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedentopt.results.folder import RunResult
+from fedentopt.results.summary import Spread, rounds_to
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method over its seeds. `label` is its name, with settings behind it where the name alone is ambiguous."""
+
+    label: str
+    runs: tuple[RunResult, ...]
+
+    def spread(self, figure: str) -> Spread | None:
+        """Mean and sample standard deviation of one figure of `summary.json`; None where a run lacks it."""
+        values = [run.summary[figure] for run in self.runs]
+        return None if None in values else Spread.of(values)
+
+    def rounds_to(self, target: float) -> list[int | None]:
+        """First round of each run with at least `target` per cent."""
+        return [rounds_to(run.curve, target) for run in self.runs]
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """Round by seed, for the runs that diverged."""
+        rounds = {run.config.seed: run.summary["diverged_round"] for run in self.runs}
+        return {seed: number for seed, number in rounds.items() if number is not None}
+
+    @property
+    def curve(self) -> dict[int, Spread]:
+        """Accuracy over the seeds in every round that all of them evaluated."""
+        shared = set.intersection(*(set(run.curve) for run in self.runs))
+        return {number: Spread.of([run.curve[number] for run in self.runs]) for number in sorted(shared)}
+
+    def to_dict(self, targets: Iterable[float] = ()) -> dict[str, Any]:
+        """JSON form. Rounds to a target have a mean only where every seed reached it."""
+        figures = ("accuracy", "final_accuracy", "best_accuracy", "worst_class_accuracy", "h_norm", "mean_entropy")
+        spreads = {name: self.spread(name) for name in figures}
+        return {
+            "method": self.label,
+            "seeds": [run.config.seed for run in self.runs],
+            **{name: spread and spread.to_dict() for name, spread in spreads.items()},
+            "rounds_to": {f"{t:g}": self._rounds_to(t) for t in targets},
+            "bytes_up": sum(run.summary["bytes_up"] for run in self.runs) / len(self.runs),
+            "bytes_down": sum(run.summary["bytes_down"] for run in self.runs) / len(self.runs),
+            "diverged": {str(seed): number for seed, number in self.diverged.items()},
+            "chance": self.runs[0].summary["chance"],
+        }
+
+    def _rounds_to(self, target: float) -> dict[str, Any]:
+        rounds = self.rounds_to(target)
+        reached = [number for number in rounds if number is not None]
+        mean = sum(reached) / len(reached) if reached and len(reached) == len(rounds) else None
+        return {"mean": mean, "reached": len(reached), "runs": rounds}
+
+
+def by_method(runs: Iterable[RunResult]) -> list[MethodResult]:
+    """Group runs that differ in their seed only, in order of first appearance, each with a label of its own."""
+    groups: dict[str, list[RunResult]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
+    members = list(groups.values())
+    labels = _labels([group[0] for group in members])
+    return [MethodResult(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+
+
+def reached_by_all(methods: Sequence[MethodResult]) -> float | None:
+    """The highest multiple of five per cent that every run reached: a target that says something about each."""
+    best = min((run.summary["best_accuracy"] or 0 for method in methods for run in method.runs), default=0)
+    return float(best // 5 * 5) or None
+
+
+def _settings(run: RunResult) -> dict[str, Any]:
+    return {name: value for name, value in run.config.to_dict().items() if name != "seed"}
+
+
+def _labels(firsts: Sequence[RunResult]) -> list[str]:
+    """Method names; where several groups share one, the settings in which those differ stand behind it."""
+    labels = []
+    for run in firsts:
+        twins = [_settings(other) for other in firsts if other.config.method == run.config.method]
+        differing = [name for name, value in twins[0].items() if any(t[name] != value for t in twins)]
+        mine = ", ".join(f"{name}={_settings(run)[name]}" for name in differing)
+        labels.append(f"{run.config.method} ({mine})" if mine else run.config.method)
+    return labels

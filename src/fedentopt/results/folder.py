@@ -1,0 +1,249 @@
+"""A run's folder: what the engine tells a run's recorder, kept on disk, and read back.
+
+    DIR/<run id>/  run.json              settings, versions, hardware, data set
+                   rounds.csv            one row a round
+                   label_counts.csv      true label counts, one row a client
+                   reported_counts.csv   what the server saw instead, where noise was added
+                   checkpoint.safetensors  while the run is unfinished: model, state and all rounds so far
+                   model.safetensors     the final model
+                   summary.json          written last: its presence says that the run is finished
+
+Every file is written aside and renamed. Numbers read back equal, so a run that was stopped and continued leaves
+the same `rounds.csv` as one that went straight through, apart from its `seconds`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedentopt.errors import InputError
+from fedentopt.files import locked_folder, make_folder, read_json, write_json, write_text
+from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from fedentopt.results.environment import environment
+from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
+from fedentopt.results.rounds import counts_csv, read_rounds, rounds_csv
+from fedentopt.results.summary import accuracy_curve, summarise
+from fedentopt.simulation.config import RunConfig
+
+RUN, ROUNDS, SUMMARY = "run.json", "rounds.csv", "summary.json"
+COUNTS, REPORTED = "label_counts.csv", "reported_counts.csv"
+CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
+
+
+def command_of(config: RunConfig) -> str:
+    """The command that makes this run again, alone: every setting that is not the default."""
+    default, words = RunConfig(), ["fedentopt", "run"]
+    for name, value in config.to_dict().items():
+        if value == getattr(default, name):
+            continue
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", "none" if value is None else str(value)]
+    return shlex.join(words)
+
+
+class RunFolder:
+    """Recorder of one run in `out_dir/<run id>/`.
+
+    With `resume` a checkpoint of the same settings is continued; without, the run starts afresh and what an
+    earlier one left stays until the new one has its first rounds to put in its place.
+    """
+
+    def __init__(
+        self,
+        out_dir: Path,
+        config: RunConfig,
+        *,
+        resume: bool = True,
+        targets: Iterable[float] = (),
+        command: str | None = None,
+    ) -> None:
+        self.config = config
+        self.path = Path(out_dir) / config.run_id
+        self._resume = resume
+        self._targets = tuple(targets)
+        self._command = command or command_of(config)
+        self._records: list[RoundRecord] = []
+        self._resumed_round = 0
+        self._start: RunStart | None = None  # told, not yet written
+
+    def is_finished(self) -> bool:
+        """Whether the folder holds this run complete; a folder with another run in it is an `InputError`."""
+        try:
+            if not (self.path / SUMMARY).exists():
+                return False
+        except OSError as error:  # a name too long, a folder that may not be entered
+            raise InputError(f"out: {self.path} cannot be used: {error.strerror or error}") from error
+        if read_json(self.path / RUN).get("config") != self.config.to_dict():
+            raise InputError(
+                f"{self.path / RUN}: holds a run with other settings; move the folder away or give another --out"
+            )
+        return read_json(self.path / SUMMARY).get("finished") is True
+
+    def is_of(self, digest: str) -> bool:
+        """Whether the run in the folder was made of data with this digest, as far as it is known."""
+        noted = read_json(self.path / RUN).get("dataset", {}).get("digest") if (self.path / RUN).exists() else None
+        return not noted or not digest or noted == digest
+
+    def can_resume(self) -> bool:
+        """Whether the folder holds a checkpoint that `resume` would try to continue from."""
+        return self._resume and (self.path / CHECKPOINT).exists()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of the folder, which is created if need be and removed if it stays empty."""
+        make_folder(self.path)
+        try:
+            with locked_folder(self.path):
+                yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()  # refuses unless empty
+
+    def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
+        """The last checkpoint and the records up to it, or None to start at round 1."""
+        if not self.can_resume():
+            return None
+        checkpoint, records = load_checkpoint(self.path / CHECKPOINT, self.config)
+        self._records = list(records)
+        self._resumed_round = checkpoint.round
+        return checkpoint, records
+
+    def start(self, start: RunStart) -> None:
+        """Note what is fixed before round 1; after `resume`, refuse data that are not those of the first part."""
+        make_folder(self.path)
+        self._start = start
+        if self._resumed_round:
+            self._check_same_data(start)
+            self._write_resumed(start)
+            self._start = None
+        elif not ((self.path / SUMMARY).exists() or (self.path / CHECKPOINT).exists()):
+            self._write_start()
+
+    def record(self, record: RoundRecord) -> None:
+        """Keep one round; it reaches the disk with the next checkpoint."""
+        self._records.append(record)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint, which is the moment from which the run continues, then the readable table."""
+        self._write_start()
+        save_checkpoint(self.path / CHECKPOINT, self.config, checkpoint, self._records)
+        # Not waited for: the checkpoint holds the same rounds, so a power cut loses nothing.
+        write_text(self.path / ROUNDS, rounds_csv(self._records), durable=False)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write the results; `summary.json` comes last and makes the run a finished one."""
+        self._write_start()
+        run_id = self.config.run_id
+        save_tensors(self.path / MODEL, outcome.model, {"run_id": run_id, "model": self.config.model})
+        write_text(self.path / ROUNDS, rounds_csv(outcome.records))
+        summary = summarise(
+            outcome.records,
+            rounds=outcome.rounds,
+            num_classes=outcome.num_classes,
+            clients=outcome.clients,
+            diverged_round=outcome.diverged_round,
+            targets=self._targets,
+        )
+        write_json(self.path / SUMMARY, summary)
+        (self.path / CHECKPOINT).unlink(missing_ok=True)
+
+    def _write_start(self) -> None:
+        """Write what `start` told, once; an older finished run stops being one before anything is replaced."""
+        start, self._start = self._start, None
+        if start is None:
+            return
+        # A checkpoint that is not continued goes too: beside the new notes it would pass for one of the new data.
+        for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED):
+            (self.path / name).unlink(missing_ok=True)
+        write_json(
+            self.path / RUN,
+            {
+                "config": self.config.to_dict(),
+                "method": self.config.method,
+                "run_id": self.config.run_id,
+                **environment(),
+                "device": start.device,
+                "trainer": start.trainer,
+                "command": self._command,
+                "started": _now(),
+                "dataset": {
+                    "name": self.config.dataset,
+                    "classes": list(start.class_names),
+                    "train": start.train_samples,
+                    "test": start.test_samples,
+                    **({"digest": start.data_digest} if start.data_digest else {}),
+                },
+            },
+        )
+        write_text(self.path / COUNTS, counts_csv(start.label_counts, start.class_names))
+        if start.reported_counts is not None:
+            write_text(self.path / REPORTED, counts_csv(start.reported_counts, start.class_names))
+
+    def _check_same_data(self, start: RunStart) -> None:
+        path = self.path / COUNTS
+        same = not path.exists() or path.read_text(encoding="utf-8") == counts_csv(
+            start.label_counts, start.class_names
+        )
+        if not same or not self.is_of(start.data_digest):
+            raise InputError(
+                f"dataset: {self.config.dataset!r} is not what {path} was made from; "
+                f"bring the old data back, or start the run again with --no-resume"
+            )
+
+    def _write_resumed(self, start: RunStart) -> None:
+        """Add to `run.json` where the run was continued: another machine or version may have done it."""
+        path = self.path / RUN
+        about = read_json(path)
+        again = {"round": self._resumed_round + 1, "started": _now(), **environment()}
+        again |= {"device": start.device, "trainer": start.trainer}
+        write_json(path, about | {"resumed": [*about.get("resumed", []), again]})
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run, read from its folder."""
+
+    path: Path
+    config: RunConfig
+    about: dict[str, Any]
+    summary: dict[str, Any]
+
+    @cached_property
+    def records(self) -> list[RoundRecord]:
+        """Its rounds, read when first asked for."""
+        return read_rounds(self.path / ROUNDS)
+
+    @cached_property
+    def curve(self) -> dict[int, float]:
+        """Accuracy by evaluated round, chance from where the run diverged."""
+        return accuracy_curve(
+            self.records,
+            rounds=self.summary["rounds"],
+            num_classes=len(self.about["dataset"]["classes"]),
+            diverged_round=self.summary["diverged_round"],
+        )
+
+
+def read_run(path: Path) -> RunResult:
+    """Read a finished run's folder; a missing or unreadable file is an `InputError` naming it."""
+    about = read_json(path / RUN)
+    return RunResult(path, RunConfig.from_dict(about["config"]), about, read_json(path / SUMMARY))
+
+
+def find_runs(out_dir: Path) -> list[RunResult]:
+    """All finished runs below `out_dir`, by folder name."""
+    return [read_run(path.parent) for path in sorted(Path(out_dir).glob(f"*/{SUMMARY}"))]
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

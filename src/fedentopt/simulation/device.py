@@ -1,0 +1,121 @@
+"""What the engine asks of torch and of the machine: data on the device, copies that never make the host wait, a second
+stream, global switches, Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedentopt.datasets import Dataset
+
+
+def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on `device`. For CUDA it passes through page-locked memory: only from there is a copy truly queued."""
+    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory; from CUDA it is only queued, so synchronise before reading it."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+@contextlib.contextmanager
+def torch_settings(device: torch.device, precision: str) -> Iterator[None]:
+    """Torch's global switches for the time of a simulation, put back afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, torch.get_num_threads())
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "fp32-exact"
+    cudnn.benchmark = device.type == "cuda"
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before[:3]
+        torch.set_num_threads(before[3])
+
+
+@dataclass(frozen=True)
+class DeviceData:
+    """Train and test split on one device: uint8 images (n, 1 or 3, H, W), int64 labels."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+    num_classes: int
+
+    @classmethod
+    def place(cls, data: Dataset, device: torch.device) -> DeviceData:
+        """Copy a data set to `device`; memory-mapped files are read once."""
+
+        def put(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.array(array)).to(device)
+
+        return cls(
+            put(data.x_train),
+            put(data.y_train.astype(np.int64)),
+            put(data.x_test),
+            put(data.y_test.astype(np.int64)),
+            data.num_classes,
+        )
+
+
+class SideStream:
+    """Runs work beside the current stream of a tensor's device; on the CPU, in order like everything else.
+
+    Until `join`, the caller keeps every tensor that the work reads: given back, its memory could be written by the
+    current stream while the side still reads it. That holds inside a CUDA graph's capture too, which then contains the
+    fork and the join.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    def fork(self, x: torch.Tensor) -> AbstractContextManager[object]:
+        """What is queued inside runs after all that has been queued so far, and beside all that comes next."""
+        if not x.is_cuda:
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(x.device)
+        self._stream.wait_stream(torch.cuda.current_stream(x.device))
+        return torch.cuda.stream(self._stream)
+
+    def join(self, x: torch.Tensor) -> None:
+        """What is queued from here on runs after the work beside."""
+        if self._stream is not None:
+            torch.cuda.current_stream(x.device).wait_stream(self._stream)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the engine to stop after this round; a second one stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: object) -> None:
+        if asked.is_set():
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
+        asked.set()
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,1 @@
+"""Trainers: start models and work in, trained models out."""

@@ -1,0 +1,153 @@
+"""An ordinary module that lives inside one flat row."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedentopt.models import dropout_key
+from fedentopt.randomness import GOLDEN, mix64_torch, signed
+from fedentopt.simulation.layout import FlatLayout, Slot
+from fedentopt.simulation.trainers.lowering import pool_before_relu
+
+
+class BoundModel:
+    """A copy of `model` whose tensors are views of `row` and whose gradients are views of `gradient`."""
+
+    def __init__(self, model: nn.Module, layout: FlatLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.module = pool_before_relu(copy.deepcopy(model)).to(device)
+        _normalise_lone_values(self.module)
+        self.row = torch.zeros(layout.width, device=device)
+        self.gradient = torch.zeros(layout.width, device=device)
+        layout.bind(self.module, self.row, self.gradient)
+        self._integers = _gather_integers(self.module, layout, device)
+        self._key = dropout_key(self.module)
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        return self.row[: self.layout.parameter_width]
+
+    @property
+    def parameter_gradient(self) -> torch.Tensor:
+        return self.gradient[: self.layout.parameter_width]
+
+    @property
+    def integers(self) -> list[torch.Tensor]:
+        """The whole numbers of the model, which live beside the row while it trains."""
+        return [values for values, _ in self._integers]
+
+    def load(self, row: torch.Tensor) -> None:
+        """Take over a model, whole numbers included."""
+        self.row.copy_(row)
+        self.read_integers()
+
+    def store(self, out: torch.Tensor) -> None:
+        """Write the model, whole numbers included, into `out` (width,)."""
+        for values, places in self._integers:
+            self.row.index_copy_(0, places, values.to(self.row.dtype))
+        out.copy_(self.row)
+
+    def read_integers(self) -> None:
+        """Take the whole numbers from the row, after something else than `load` has written it."""
+        for values, places in self._integers:
+            values.copy_(self.row.index_select(0, places).round_())
+
+    def set_dropout_key(self, client_key: torch.Tensor, step: torch.Tensor) -> None:
+        """The key of this step's dropout masks, from the client's key and the step number, on the device."""
+        if self._key is not None:
+            self._key.set(step_keys(client_key, step).reshape(()))
+
+    def pick_dropout_key(self, keys: torch.Tensor, step: torch.Tensor) -> None:
+        """The same from the keys of all steps (T,): a look-up, where the hash is a dozen kernels of one number each."""
+        if self._key is not None:
+            self._key.set(keys.index_select(0, step).reshape(()))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Plain logits in evaluation mode."""
+        self.module.eval()
+        with torch.no_grad():
+            result: torch.Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
+        return result.float()
+
+
+def mixes_samples(model: nn.Module) -> bool:
+    """Whether a sample's gradient depends on the others of its batch: BatchNorm's does, with or without statistics."""
+    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+
+
+def step_keys(client_key: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """The keys of a client's dropout masks in the given steps."""
+    return mix64_torch(client_key + step * signed(GOLDEN))
+
+
+def _gather_integers(
+    model: nn.Module, layout: FlatLayout, device: torch.device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Make the integer buffers of `model` views of one tensor per type; these tensors and their places in a row.
+
+    BatchNorm counts its batches in a tensor of one number a layer: together they move in a few operations, not in a
+    few for every layer.
+    """
+    by_type: dict[torch.dtype, list[Slot]] = defaultdict(list)
+    for slot in layout.integer_slots():
+        by_type[slot.dtype].append(slot)
+    gathered = []
+    for dtype, slots in by_type.items():
+        places = torch.cat([torch.arange(slot.offset, slot.offset + slot.size) for slot in slots])
+        values = torch.zeros(len(places), dtype=dtype, device=device)
+        first = 0
+        for slot in slots:
+            owner, _, leaf = slot.name.rpartition(".")
+            module = model.get_submodule(owner)
+            view = replace(slot, offset=first).view(values[None])[0]
+            view.copy_(module._buffers[leaf])  # type: ignore[arg-type]
+            module._buffers[leaf] = view
+            first += slot.size
+        gathered.append((values, places.to(device)))
+    return gathered
+
+
+def _normalise_lone_values(model: nn.Module) -> None:
+    """Let BatchNorm take a batch that gives it one value a channel: a last batch of one sample, its map shrunk to 1x1.
+
+    Such a batch has no variance, and torch refuses it. The layer normalises it by its running statistics, as in
+    evaluation, and leaves those as they are; one without such statistics finds every value at the mean. Batches with
+    more values are none of its business.
+    """
+
+    def before(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x = inputs[0]
+        layer.lone = layer.training and x.numel() == x.shape[1]  # type: ignore[assignment]
+        if layer.lone:
+            layer.eval()
+
+    def after(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if layer.lone:
+            layer.train()
+
+    for layer in model.modules():
+        if not isinstance(layer, _BatchNorm):
+            continue
+        if layer.running_mean is None:
+            layer.forward = partial(_at_the_mean, layer, layer.forward)  # type: ignore[method-assign]
+        else:
+            layer.register_forward_pre_hook(before)
+            layer.register_forward_hook(after)
+
+
+def _at_the_mean(layer: _BatchNorm, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    if x.numel() != x.shape[1]:
+        return forward(x)
+    centred = x - x.detach()
+    if layer.weight is None:
+        return centred
+    shape = (1, -1, *(1,) * (x.dim() - 2))
+    return centred * layer.weight.view(shape) + layer.bias.view(shape)

@@ -1,0 +1,122 @@
+"""The contract of trainers, and the choice among them."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.errors import InputError
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import DeviceData
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers.loop import LoopTrainer
+from fedentopt.simulation.trainers.stacked import StackedTrainer
+from fedentopt.simulation.trainers.stacked_nets import can_stack, lower
+from fedentopt.simulation.trainers.streams import StreamsTrainer
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
+from fedentopt.simulation.work import Room, Work
+
+__all__ = ["Room", "Trainer", "choose_trainer", "make_trainer", "resolve_device", "wants_channels_last"]
+
+TRAINERS = ("auto", "stacked", "streams", "loop")
+STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
+STREAM_SLOTS = 10
+
+
+class Trainer(Protocol):
+    """Turns start models and a stack of work into trained models. Rows of models are flat (`FlatLayout`)."""
+
+    name: str
+    layout: FlatLayout
+
+    def describe(self) -> str:
+        """One line for people: what runs."""
+
+    def reserve(self, room: Room) -> None:
+        """Said once before the first round: how large a round can get. What is captured then serves all rounds."""
+
+    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """(G, width) start models -> (N, width) trained ones, in the order of `work`."""
+
+    def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Logits (G, M, C) of every model for uint8 images (M, c, H, W), without augmentation."""
+
+    def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """Mean softmax of each model over its own training samples, (N, C)."""
+
+    def shrink(self) -> str | None:
+        """Use less memory from now on; says how, or None if nothing is left to give."""
+
+    def close(self) -> None: ...
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N; a device that is not there is refused."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise InputError(f"device: {name!r} is unknown; accepted: auto, cpu, cuda, cuda:N")
+    if not torch.cuda.is_available():
+        raise InputError(f"device: {name!r} was asked for, but torch sees no CUDA device; accepted here: auto, cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        raise InputError(f"device: {name!r} was asked for, but there are {torch.cuda.device_count()} CUDA device(s)")
+    return torch.device(name)
+
+
+def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size: int) -> str:
+    """The trainer that "auto" stands for; a named one is checked against model and device."""
+    if name not in TRAINERS:
+        raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
+    wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
+    if name == "stacked" and not wide and not can_stack(model):
+        raise InputError(
+            "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
+            "accepted: auto, streams, loop"
+        )
+    if name == "loop" and device.type != "cpu":
+        raise InputError("trainer: loop runs on the CPU only; accepted with CUDA: auto, stacked, streams")
+    if name != "auto":
+        return name
+    if device.type == "cpu":
+        return "loop"
+    small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
+    return "stacked" if wide or (small and can_stack(model)) else "streams"
+
+
+def make_trainer(
+    name: str, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, *,
+    precision: str, workers: int | None,
+) -> Trainer:  # fmt: skip
+    """Build a chosen trainer."""
+    if name == "loop":
+        return LoopTrainer(model, layout, data, transform, workers or usable_cores(), precision)
+    kernels = _kernels(data.images.device, precision)
+    if name == "stacked":
+        return StackedTrainer(model, layout, data, transform, kernels)
+    slots = STREAM_SLOTS if data.images.is_cuda else 1
+    return StreamsTrainer(model, layout, data, transform, kernels, slots, precision)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which a container or a batch system may have narrowed."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def wants_channels_last(name: str, model: nn.Module, image_size: int, device: torch.device, precision: str) -> bool:
+    """Ordinary and wide convolutions like weights in that order; the stacked kernels for few channels do not."""
+    if name != "stacked":
+        return True
+    few = lower(model, _kernels(device, precision).fuses_conv) is not None
+    return not few and wide_blocks(model, image_size) is not None
+
+
+def _kernels(device: torch.device, precision: str) -> Kernels:
+    return ops(device, exact=precision == "fp32-exact", bf16=precision == "bf16")

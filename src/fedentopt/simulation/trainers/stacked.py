@@ -1,0 +1,218 @@
+"""The stacked trainer: the clients of all runs on one leading axis, one step for all of them.
+
+Rows are sorted by step count, so the clients still training are a prefix and the stack shrinks as clients finish.
+On CUDA the step is captured once per prefix size (a short ladder of sizes, see `ladder`) and replayed; the step number
+lives on the device, so one graph serves every step of every round. Nothing is read back inside a round. A row that has
+finished but still lies inside the replayed prefix is left bit for bit as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.models import dropout_key
+from fedentopt.randomness import GOLDEN, mix64_torch, signed
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import DeviceData
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet, lower
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import Kernels
+from fedentopt.simulation.work import Room, Work
+
+LINE = 32  # floats
+PREDICT_SAMPLES = 65536  # images times models in flight during evaluation
+
+
+def ladder(n: int) -> int:
+    """The smallest captured prefix size that holds n rows: at most an eighth of its rows idle."""
+    step = 1
+    while n > 16 * step:
+        step *= 2
+    return -(-n // step) * step
+
+
+def _stacked_net(model: nn.Module, layout: FlatLayout, data: DeviceData, kernels: Kernels) -> StackedNet:
+    """The fastest form of the model: on the kernels for few channels, on those for many, or through vmap."""
+    blocks = lower(model, kernels.fuses_conv)
+    if blocks is not None:
+        return LoweredNet(blocks, layout, kernels)
+    wide = wide_blocks(model, int(data.images.shape[-1]))
+    if wide is not None and kernels.wide is not None:
+        return WideNet(wide, layout, kernels)
+    return VmapNet(model.to(data.images.device), layout)
+
+
+def _lines(n: int, p: int, device: torch.device) -> torch.Tensor:
+    """Zeros (n, p) whose rows start at multiples of 128 bytes: a tile of weights then touches no memory line twice."""
+    return torch.zeros(n, -(-p // LINE) * LINE, device=device)[:, :p]
+
+
+class StepBuffers:
+    """The tensors a step reads and writes. Their addresses are captured in graphs, so rounds are copied into them."""
+
+    def __init__(self, room: Room, work: Work, layout: FlatLayout) -> None:
+        device = work.index.device
+        self.room = replace(room, rows=ladder(room.rows))
+        n, p = self.room.rows, layout.parameter_width
+        batch, classes = work.index.shape[2], work.logit_scale.shape[1]
+        self.w, self.v, self.g = (_lines(n, p, device) for _ in range(3))
+        self.start = torch.zeros(room.starts, p, device=device)
+        self.index = torch.full((room.steps, n, batch), -1, dtype=torch.int32, device=device)
+        self.correction = torch.zeros(room.corrections, p, device=device) if room.corrections else None
+        self.scale = torch.ones(n, classes, device=device)
+        self.shift = torch.zeros(n, classes, device=device)
+        self.per_row = {
+            name: torch.zeros(n, dtype=getattr(work, name).dtype, device=device)
+            for name in (
+                "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay", "momentum", "mu",
+                "correction_row", "correction_mode",
+            )
+        }  # fmt: skip
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def load(self, work: Work, starts: torch.Tensor) -> None:
+        """Copy a round in. Rows beyond it have zero steps, so they never move."""
+        n, p = work.rows, self.w.shape[1]
+        self.start[: len(starts)].copy_(starts[:, :p])
+        self.w[:n].copy_(starts[:, :p].index_select(0, work.start_row))
+        self.v.zero_()
+        self.index[: work.index.shape[0], :n].copy_(work.index)
+        self.index[:, n:].fill_(-1)
+        for name, room in self.per_row.items():
+            room[:n].copy_(getattr(work, name))
+            room[n:].zero_()
+        self.scale[:n].copy_(work.logit_scale)
+        self.shift[:n].copy_(work.logit_shift)
+        if self.correction is not None and work.correction is not None:
+            self.correction[: len(work.correction)].copy_(work.correction)
+        self.step.zero_()
+
+
+class StackedTrainer:
+    """Trains all rows of a stack together, on CUDA with graphs, on the CPU without."""
+
+    name = "stacked"
+
+    def __init__(
+        self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, kernels: Kernels
+    ) -> None:
+        self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
+        self.net = _stacked_net(model, layout, data, kernels)
+        self._draws = dropout_key(model) is not None
+        self._buffers: StepBuffers | None = None
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
+        self._most_rows: int | None = None
+        self._last_rows = 0
+        self._room = Room()
+
+    def describe(self) -> str:
+        return f"stacked trainer, {self.net.describe()}"
+
+    def reserve(self, room: Room) -> None:
+        self._room = self._room.grown(room)
+
+    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """Trained models of all rows, (N, width)."""
+        self._last_rows = work.rows
+        if self._most_rows is not None and work.rows > self._most_rows:
+            cuts = range(0, work.rows, self._most_rows)
+            return torch.cat([self._train(starts, work.part(i, i + self._most_rows)) for i in cuts])
+        return self._train(starts, work)
+
+    def _train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        self._room = self._room.grown(work.room(len(starts)))
+        if self._buffers is None or self._buffers.room != replace(self._room, rows=ladder(self._room.rows)):
+            self.close()
+            self._buffers = StepBuffers(self._room, work, self.layout)
+        buffers = self._buffers
+        buffers.load(work, starts)
+        # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
+        active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
+        cuda = starts.device.type == "cuda"
+        for n in active:
+            if cuda:
+                self._replay(buffers, min(ladder(int(n)), buffers.room.rows), work.plain_loss)
+            else:
+                self._step(buffers, int(n), work.plain_loss)
+        out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
+        out[:, : self.layout.parameter_width].copy_(buffers.w[: work.rows])
+        return out
+
+    def _step(self, b: StepBuffers, n: int, plain_loss: bool) -> None:
+        x, labels = self.kernels.gather_augment(
+            self.data.images, self.data.labels, b.index, b.per_row["augment_key"], b.step, self.transform, n
+        )
+        scale, shift = (None, None) if plain_loss else (b.scale[:n], b.shift[:n])
+        keys = mix64_torch(b.per_row["dropout_key"][:n] + b.step * signed(GOLDEN)) if self._draws else None
+        self.net.step(b.w, b.g, x, labels, scale, shift, keys)
+        self.kernels.sgd_update(
+            b.w, b.v, b.g, n=n, start=b.start, step=b.step, correction=b.correction,
+            **{k: v for k, v in b.per_row.items() if not k.endswith("_key")},
+        )  # fmt: skip
+        b.step.add_(1)
+
+    def _replay(self, b: StepBuffers, n: int, plain_loss: bool) -> None:
+        graph = self._graphs.get((n, plain_loss))
+        if graph is None:
+            graph = self._capture(b, n, plain_loss)
+        graph.replay()
+
+    def _capture(self, b: StepBuffers, n: int, plain_loss: bool) -> torch.cuda.CUDAGraph:
+        # A warm-up outside the capture compiles kernels and sets up libraries; what it changes is put back.
+        saved = [t.clone() for t in (b.w, b.v, b.step)]
+        # One stream for all warm-ups, so that they share their memory.
+        self._side = side = self._side or torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(b, n, plain_loss)
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip((b.w, b.v, b.step), saved, strict=True):
+            tensor.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(b, n, plain_loss)
+        self._pool = graph.pool()
+        self._graphs[(n, plain_loss)] = graph
+        return graph
+
+    def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Logits (G, M, C) of every model for one batch of uint8 images."""
+        x = self.transform.standardise(images)[None]
+        room = max(1, PREDICT_SAMPLES // x.shape[1])
+        parameters = models[:, : self.layout.parameter_width].contiguous()
+        return torch.cat([self.net.logits(part, x) for part in parameters.split(room)])
+
+    def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """Mean softmax of each trained model over its own samples, (N, C)."""
+        sums = []
+        for row, chosen in zip(trained[:, : self.layout.parameter_width], samples, strict=True):
+            index = torch.from_numpy(chosen).to(self.data.images.device, torch.int64)
+            x = self.transform.standardise(self.data.images[index])[None]
+            sums.append(self.net.logits(row[None].contiguous(), x)[0].softmax(1).mean(0))
+        return torch.stack(sums).double().cpu().numpy()
+
+    def shrink(self) -> str | None:
+        """Train half as many rows at a time from now on."""
+        rows = min(self._last_rows, self._most_rows or self._last_rows)
+        if rows <= 1:
+            return None
+        self._most_rows = -(-rows // 2)
+        self._room = replace(self._room, rows=self._most_rows)
+        self.close()
+        return f"stacks of {self._most_rows} clients"
+
+    def close(self) -> None:
+        """Give back buffers and graphs; they come back with the next round."""
+        self._graphs.clear()
+        self._buffers, self._pool = None, None
+        if self.data.images.is_cuda:
+            torch.cuda.empty_cache()

@@ -1,0 +1,148 @@
+"""A slot of the streams trainer: one module with a CUDA stream and a captured step, which takes client after client.
+
+A step is captured once and replayed. Partial batches at their real size (BatchNorm must not see padding) run outside
+the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fedentopt.simulation.trainers.bound_model import BoundModel
+from fedentopt.simulation.trainers.packed_rows import RowFormat
+
+if TYPE_CHECKING:
+    from fedentopt.simulation.trainers.streams import StreamsTrainer
+
+
+@dataclass(frozen=True)
+class Client:
+    """A row of a round: the sizes of its batches, what a slot copies to begin it, its correction, its result.
+
+    `begin` is its packed row, its start model, that model's parameters and no momentum, all as int32. The correction
+    is a row of a matrix whose number only the device knows. All of it is views of tensors that the round keeps.
+    """
+
+    sizes: list[int]
+    begin: tuple[torch.Tensor, ...]
+    corrections: torch.Tensor | None
+    correction_row: torch.Tensor | None
+    result: torch.Tensor
+
+
+class Slot:
+    """One module, the buffers of its step, its stream and its graph.
+
+    The buffers are made on the stream that calls the trainer and used on the slot's own. That is sound because the
+    trainer joins the two around every round.
+    """
+
+    def __init__(self, trainer: StreamsTrainer, model: nn.Module) -> None:
+        device = trainer.data.images.device
+        self.trainer = trainer
+        self.bound = BoundModel(model, trainer.layout, device)
+        self.bound.module.train()
+        self.stream = torch.cuda.Stream() if device.type == "cuda" else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        width = trainer.layout.parameter_width
+        self.velocity = torch.zeros(1, width, device=device)
+        self.start = torch.zeros(1, width, device=device)
+        self.push = torch.zeros(1, width, device=device)
+        self.own = torch.zeros(1, dtype=torch.int32, device=device)  # the row of `start` and `push`
+        self.form: RowFormat | None = None
+        self.packed = torch.empty(0, dtype=torch.int32, device=device)
+        self.fields: dict[str, torch.Tensor] = {}
+        self._targets: list[torch.Tensor] = []
+
+    def prepare(self, form: RowFormat) -> None:
+        """Before a round whose rows have this format. Another than before costs a new capture of the step."""
+        if not self.bound.module.training:  # it has predicted since; telling every layer takes long
+            self.bound.module.train()
+        if self.form == form:
+            return
+        if self.stream is not None:
+            self.stream.synchronize()  # nothing may still replay what is given back here
+        self.graph = None
+        self.form, self.packed = form, torch.zeros(form.width, dtype=torch.int32, device=self.packed.device)
+        self.fields = form.views(self.packed[None])
+        floats = (self.bound.row, self.start[0], self.velocity[0])
+        self._targets = [self.packed, *(tensor.view(torch.int32) for tensor in floats)]
+
+    def load(self, client: Client) -> None:
+        """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
+        torch._foreach_copy_(self._targets, client.begin)
+        self.bound.read_integers()
+        if client.corrections is not None and client.correction_row is not None:
+            torch.index_select(client.corrections, 0, client.correction_row, out=self.push)
+
+    def run(self, size: int) -> None:
+        """One step on the first `size` samples of a batch."""
+        assert self.form is not None
+        if size < self.form.batch:
+            with _untuned():
+                self._step(size)
+            return
+        if self.stream is None:
+            self._step(size)
+            return
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        self.graph.replay()
+
+    def _step(self, size: int) -> None:
+        t, row = self.trainer, self.fields
+        x, labels = t.kernels.gather_augment(
+            t.data.images, t.data.labels, row["index"], row["augment_key"], row["step"], t.transform, 1
+        )
+        self.bound.pick_dropout_key(row["dropout_keys"][0], row["step"])
+        self.bound.gradient.zero_()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
+            logits = self.bound.module(x[0, :size].contiguous(memory_format=torch.channels_last))
+        logits = logits.float()
+        upstream, _ = t.kernels.softmax_xent_grad(
+            logits.detach()[None], labels[:, :size].contiguous(), row["logit_scale"], row["logit_shift"]
+        )
+        logits.backward(upstream[0])
+        t.kernels.sgd_update(
+            self.bound.parameters[None], self.velocity, self.bound.parameter_gradient[None], n=1, lr=row["lr"],
+            momentum=row["momentum"], weight_decay=row["weight_decay"], mu=row["mu"], start=self.start,
+            start_row=self.own, steps=row["steps"], step=row["step"], correction=self.push, correction_row=self.own,
+            correction_mode=row["correction_mode"],
+        )  # fmt: skip
+        row["step"].add_(1)
+
+    def _capture(self) -> None:
+        """Capture a step at full batch size. What the warm-up changes (BatchNorm counts included) is put back."""
+        assert self.form is not None
+        state = [self.bound.row, self.velocity, self.fields["step"], *self.bound.integers]
+        saved = [tensor.clone() for tensor in state]
+        self._step(self.form.batch)
+        torch.cuda.synchronize()
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._step(self.form.batch)
+
+    def enter(self) -> None:
+        """What is queued from here on goes to this slot's stream. Cheaper by far than a context for every visit."""
+        if self.stream is not None:
+            torch.cuda.set_stream(self.stream)
+
+
+@contextlib.contextmanager
+def _untuned() -> Iterator[None]:
+    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new size of a last batch."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,188 @@
+"""The streams trainer: ordinary modules in a few slots, each with a CUDA stream and a graph of its own.
+
+For models with BatchNorm and for large ones, whose single step already fills much of the GPU. A slot takes one client
+after another; slots run side by side. A step is captured once per slot and replayed. BatchNorm must not see padding,
+so a model with BatchNorm or other buffers runs its partial batches outside the graph at their real size; without them
+padding is masked in the loss and one graph serves all batches. On the CPU the same code runs in turn, without streams.
+Steps of small clients are shorter than the host takes to prepare a client piece by piece: so a round is packed once
+(`packed_rows`), a slot takes over a client in one copy, and the host goes from slot to slot by several steps at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import DeviceData
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers.bound_model import mixes_samples
+from fedentopt.simulation.trainers.packed_rows import RowFormat
+from fedentopt.simulation.trainers.stream_slot import Client, Slot
+from fedentopt.simulation.triton import Kernels
+from fedentopt.simulation.work import Room, Work
+
+VISIT = 8  # steps queued on one slot before the next has its turn: few enough that no stream runs dry meanwhile
+STEP_ROOM = 64  # slots make room for multiples of so many steps, so that few rounds ask for more
+PREDICT_BATCH = 256  # images in one forward pass, or as many more as have so many pixels together
+PREDICT_PIXELS = 1 << 22
+
+
+def _visits(slot: Slot, clients: Sequence[Client]) -> Iterator[bool]:
+    """Train the clients one after another; True between the visits, each of one client and few steps."""
+    for client in clients:
+        slot.load(client)
+        for first in range(0, len(client.sizes), VISIT):
+            if first:
+                yield True
+            for size in client.sizes[first : first + VISIT]:
+                slot.run(size)
+        slot.bound.store(client.result)
+        yield True
+
+
+@contextlib.contextmanager
+def side_by_side(slots: Sequence[Slot]) -> Iterator[None]:
+    """Inside, slots run after all that was queued before; what is queued afterwards runs after them.
+
+    Memory that the caller took on its own stream and slots read or write inside may therefore be given back right
+    after, also when something inside fails: its next user waits for the slots.
+    """
+    streams = [slot.stream for slot in slots if slot.stream is not None]
+    if not streams:
+        yield
+        return
+    caller = torch.cuda.current_stream()
+    before = caller.record_event()
+    for stream in streams:
+        stream.wait_event(before)
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(caller)
+        for stream in streams:
+            caller.wait_stream(stream)
+
+
+class StreamsTrainer:
+    """Trains rows in `slots` concurrent slots."""
+
+    name = "streams"
+
+    def __init__(
+        self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, kernels: Kernels,
+        slots: int, precision: str = "fp32",
+    ) -> None:  # fmt: skip
+        self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
+        self.bf16 = precision == "bf16"
+        # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+        self.sees_padding = bool(layout.buffers) or mixes_samples(model)
+        self._model = model
+        self._room = slots
+        self._slots: list[Slot] = []
+        self._steps = 0
+        self._form: RowFormat | None = None
+        self._no_momentum = torch.zeros(layout.parameter_width, dtype=torch.int32, device=data.images.device)
+
+    def describe(self) -> str:
+        return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}"
+
+    def _take(self, count: int) -> list[Slot]:
+        while len(self._slots) < min(count, self._room):
+            self._slots.append(Slot(self, self._model))
+        return self._slots[:count]
+
+    def _fit(self, work: Work) -> RowFormat:
+        """A format for the rows of `work`: the same from round to round if it can be, as captured steps have it."""
+        if self._form is None or not self._form.holds(work):
+            steps, _, batch = work.index.shape
+            room = max(self._steps, -(-steps // STEP_ROOM) * STEP_ROOM)
+            self._form = RowFormat(room, batch, work.logit_scale.shape[1])
+        return self._form
+
+    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+        """Trained models of all rows, (N, width)."""
+        slots = self._take(work.rows)
+        form = self._fit(work)
+        for slot in slots:
+            slot.prepare(form)
+        packed = form.pack(work)
+        out = torch.empty(work.rows, self.layout.width, device=starts.device)
+        # Longest first onto the least loaded slot, so that slots end together.
+        queues: list[list[Client]] = [[] for _ in slots]
+        loads = [(0, i) for i in range(len(slots))]
+        for client in self._clients(starts, work, packed, out):
+            load, lightest = loads[0]
+            queues[lightest].append(client)
+            heapq.heapreplace(loads, (load + len(client.sizes), lightest))
+        with side_by_side(slots):
+            turns = deque(zip(slots, map(_visits, slots, queues), strict=True))
+            while turns:
+                slot, visits = turns.popleft()
+                slot.enter()
+                if next(visits, False):
+                    turns.append((slot, visits))
+        return out
+
+    def _clients(self, starts: torch.Tensor, work: Work, packed: torch.Tensor, out: torch.Tensor) -> list[Client]:
+        """The rows of a round, cut up all at once: a slice by itself costs the host about as much as a copy."""
+        steps, batch = work.steps_host.tolist(), work.index.shape[2]
+        sizes = [work.filled(i).tolist() if self.sees_padding else [batch] * steps[i] for i in range(work.rows)]
+        # One start model is read where it is; of several, every client finds its own where its result will be.
+        one = len(starts) == 1
+        begin = starts.expand(work.rows, -1) if one else torch.index_select(starts, 0, work.start_row, out=out)
+        begin = begin.view(torch.int32)
+        parameters = begin[:, : self.layout.parameter_width]
+        begins = zip(packed.unbind(), begin.unbind(), parameters.unbind(), repeat(self._no_momentum), strict=False)
+        corrections: Sequence[torch.Tensor | None] = [None] * work.rows
+        if work.correction is not None:
+            # A row without a correction is given any: its mode says that it is not used.
+            corrections = work.correction_row.clamp(min=0).split(1)
+        rows = zip(sizes, begins, corrections, out.unbind(), strict=True)
+        return [Client(s, b, work.correction, c, result) for s, b, c, result in rows]
+
+    def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Logits (G, M, C) of every model for one batch of uint8 images."""
+        bound = self._take(1)[0].bound
+        at_once = max(PREDICT_BATCH, PREDICT_PIXELS // (images.shape[2] * images.shape[3]))
+        results = []
+        for row in models:
+            bound.load(row)
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+                parts = [bound.logits(self.transform.standardise(p)) for p in images.split(at_once)]
+            results.append(torch.cat(parts))
+        return torch.stack(results)
+
+    def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """Mean softmax of each trained model over its own samples, (N, C)."""
+        means = []
+        for row, chosen in zip(trained, samples, strict=True):
+            index = torch.from_numpy(chosen).to(self.data.images.device, torch.int64)
+            means.append(self.predict(row[None], self.data.images[index])[0].softmax(1).mean(0))
+        return torch.stack(means).double().cpu().numpy()
+
+    def reserve(self, room: Room) -> None:
+        """Steps captured from here on have room for the longest client to come."""
+        self._steps = max(self._steps, room.steps)
+
+    def shrink(self) -> str | None:
+        """Give back slots and graphs, and take half as many from now on."""
+        if self._room == 1:
+            return None
+        self._room = max(1, min(self._room, len(self._slots) or 1) // 2)
+        self.close()
+        return f"{self._room} client(s) side by side"
+
+    def close(self) -> None:
+        self._slots.clear()
+        if self.data.images.is_cuda:
+            torch.cuda.empty_cache()

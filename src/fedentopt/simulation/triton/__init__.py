@@ -1,0 +1,55 @@
+"""Stacked kernels: the pieces of a training step of many small models, on CUDA in Triton, elsewhere in plain torch.
+
+`ops(device)` picks; `interface.Kernels` documents every piece; `plain` is the reference. Triton is imported only where
+it runs. With TRITON_INTERPRET=1 its kernels run on the CPU, one operation at a time, which is how they are tested.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+
+import torch
+
+from fedentopt.errors import InputError
+from fedentopt.simulation.triton.interface import AFTER_STEP, DEAD, IN_GRADIENT, NO_CORRECTION, Kernels
+from fedentopt.simulation.triton.plain import PlainKernels
+
+__all__ = ["AFTER_STEP", "DEAD", "IN_GRADIENT", "NO_CORRECTION", "Kernels", "PlainKernels", "ops", "wide_runs_on"]
+
+OLDEST_CAPABILITY = (8, 0)  # TF32 and bf16 tensor cores
+WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
+OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
+
+
+def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) -> Kernels:
+    """The kernels for a device; `exact` keeps products at fp32's accuracy (no TF32), `bf16` rounds their operands."""
+    if exact and bf16:
+        raise InputError("precision: products cannot be exact and bf16 at once; accepted: one of the two, or neither")
+    if not _triton_runs_on(torch.device(device)):
+        return PlainKernels(bf16=bf16)
+    from fedentopt.simulation.triton.triton_kernels import TritonKernels
+
+    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)))
+
+
+def wide_runs_on(device: torch.device) -> bool:
+    """Whether the kernels for wide convolutions run there: their tiles want more shared memory than small GPUs have."""
+    if not _triton_runs_on(device):
+        return False
+    return device.type == "cpu" or (
+        torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= WIDE_SHARED_MEMORY
+    )
+
+
+def _triton_runs_on(device: torch.device) -> bool:
+    if importlib.util.find_spec("triton") is None or _triton_version() < OLDEST_TRITON:
+        return False
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _triton_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])

@@ -1,0 +1,157 @@
+"""`fedentopt compare`, whole commands on the embedded digits."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command_line import Said, commander
+from fedentopt.cli import compare as compare_command
+from fedentopt.cli.compare import FOR_DIGITS, METHODS, method_configs
+from fedentopt.results.folder import find_runs
+from fedentopt.simulation.config import RunConfig
+
+SMALL = shlex.split("--clients 20 --cohort 2 --buffer 4 --rounds 3 --epochs 1 --device cpu --workers 1")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    return commander(monkeypatch, capsys)
+
+
+def test_a_comparison_ends_with_a_table_plots_and_a_page(command: Callable[..., Said], tmp_path: Path) -> None:
+    said = command("compare", *SMALL, "--seeds", "0,1", "--out", tmp_path, "--target", 9)
+    assert said.code == 0, said.err
+    runs = find_runs(tmp_path)
+    assert sorted((run.config.method, run.config.seed) for run in runs) == [
+        (method, seed) for method in ("fedavg", "fedentopt", "fedentopt-dp") for seed in (0, 1)
+    ]
+    table = [line for line in said.out.splitlines() if "±" in line and line.startswith("fed")]
+    assert [line.split()[0] for line in table] == ["fedavg", "fedentopt", "fedentopt-dp"]
+    for line in table:
+        mine = [run.summary["accuracy"] for run in runs if run.config.method == line.split()[0]]
+        mean = sum(mine) / 2
+        std = abs(mine[0] - mine[1]) / 2**0.5
+        assert re.match(rf"\S+\s+{mean:.1f} ± {std:.1f} ", line)
+    assert "to 9 %" in said.out
+    for name in ("accuracy.png", "accuracy.svg", "report.html"):
+        assert (tmp_path / name).stat().st_size > 1000
+        assert str(tmp_path / name) in said.out
+    assert said.out.rstrip().endswith("report.html")
+
+
+def test_a_comparison_as_json_with_methods_and_epsilon(command: Callable[..., Said], tmp_path: Path) -> None:
+    words = "--method fednova --method fedprox+kl --method fedentopt-dp --epsilon 2 --seed 3"
+    said = command("compare", *SMALL, *shlex.split(words), "--out", tmp_path, "--json")
+    assert said.code == 0, said.err
+    printed = json.loads(said.out)
+    assert [method["method"] for method in printed["methods"]] == ["fednova", "fedprox+kl", "fedentopt-dp"]
+    assert [method["accuracy"]["std"] for method in printed["methods"]] == [None] * 3
+    assert Path(printed["page"]).exists()
+    epsilons = {run.config.method: run.config.epsilon for run in find_runs(tmp_path)}
+    assert epsilons == {"fednova": None, "fedprox+kl": None, "fedentopt-dp": 2.0}
+    assert {run.config.seed for run in find_runs(tmp_path)} == {3}
+    # All in one stack: the engine says so once.
+    assert said.err.count("3 run(s) on cpu") == 1
+
+
+def test_methods_from_a_file(command: Callable[..., Said], tmp_path: Path) -> None:
+    file = tmp_path / "compare.toml"
+    file.write_text(
+        'methods = ["fedavg", "kl"]\nseeds = "4-5"\nclients = 20\ncohort = 2\nrounds = 1\nepochs = 1\n'
+        'device = "cpu"\nworkers = 1\nbuffer = 2\n'
+    )
+    said = command("compare", "--config", file, "--out", tmp_path / "out", "--json")
+    assert said.code == 0, said.err
+    assert [(m["method"], m["seeds"]) for m in json.loads(said.out)["methods"]] == [
+        ("fedavg", [4, 5]),
+        ("kl", [4, 5]),
+    ]
+
+
+def test_without_options_it_is_the_demonstration() -> None:
+    configs = method_configs(METHODS, FOR_DIGITS, None)
+    assert [(c.method, c.seed) for c in configs] == [
+        (method, seed) for method in ("fedavg", "fedentopt", "fedentopt-dp") for seed in (0, 1, 2)
+    ]
+    assert {(c.dataset, c.partition, c.clients, c.cohort_size) for c in configs} == {("digits", "dir:0.1", 100, 10)}
+    assert {c.epsilon for c in configs} == {None, 0.5}
+
+
+def test_the_digits_settings_are_for_digits_only(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[RunConfig] = []
+
+    class Enough(Exception):
+        pass
+
+    def conduct(configs, execution, **more):
+        asked.extend(configs)
+        raise Enough
+
+    monkeypatch.setattr(compare_command, "conduct", conduct)
+    for words in ([], ["--dataset", "cifar10"], ["--lr", "0.2"]):
+        with pytest.raises(Enough):
+            command("compare", *words, "--method", "fedavg", "--seed", 0)
+    digits, cifar, own = asked
+    assert (digits.rounds, digits.lr, digits.flip) == (30, 0.03, 0.0)
+    assert cifar == RunConfig(dataset="cifar10")
+    assert (own.rounds, own.lr, own.flip) == (30, 0.2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method fedsgd", "method: 'fedsgd' is unknown"),
+        ("--method fedavg --method fedavg", "method: fedavg, fedavg names a method more than once"),
+        ("--method fedavg --method random", "method: fedavg, random names a method more than once"),
+        ("--method fedavg --epsilon 1", "epsilon: 1 is used by none of fedavg"),
+        ("--epsilon none", "epsilon: none cannot go with fedentopt-dp"),
+        ("--epsilon 0", "epsilon: 0.0 is out of range"),
+        ("--algorithm fedprox", "--algorithm"),
+        ("--selector kl", "--selector"),
+        ("--clients 10 --cohort 10", "buffer: '50%' gives 5 clients"),
+    ],
+)
+def test_wrong_input_is_refused_by_name_with_code_2(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = command("compare", *shlex.split(words))
+    assert said.code == 2
+    assert message in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("methods = 'fedavg'", "methods: 'fedavg' cannot be used; accepted: a list of names"),
+        ("methods = []", "methods: [] cannot be used"),
+        ("methods = [1]", "methods: [1] cannot be used"),
+        ("algorithm = 'fedavg'", "algorithm: unknown setting in"),
+    ],
+)
+def test_a_wrong_file_is_refused(command: Callable[..., Said], tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    said = command("compare", "--config", file, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert message in said.err
+
+
+def test_a_package_that_the_page_needs_is_missed_before_training(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    said = command("compare", *SMALL, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "needs plotly; pip install 'fedentopt[sim]'" in said.err
+    assert not (tmp_path / "out").exists()

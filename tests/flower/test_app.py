@@ -1,0 +1,294 @@
+"""The example app's settings, data and strategies, without a federation around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("torch")
+
+import torch
+from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+
+from fedentopt.errors import InputError
+from fedentopt.flower import FedEntOpt, LabelAware
+from fedentopt.partition import partition
+from fedentopt.results.folder import RunResult, find_runs
+from fedentopt.selection.measures import entropy
+from flower_fake_grid import FakeGrid, Node, dead, model
+
+APP = Path(__file__).parent.parent.parent / "examples" / "flower-app"
+DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+@pytest.fixture(autouse=True)
+def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(APP), *sys.path])
+    monkeypatch.setenv("FEDENTOPT_DATA", str(tmp_path / "data"))
+
+
+def context(node: dict[str, Any] | None = None, **run: Any) -> Context:
+    told = {**DEFAULTS, **{name.replace("_", "-"): value for name, value in run.items()}}
+    return Context(1, 2, node or {}, RecordDict(), told)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "base", "method"),
+    [
+        ("fedavg", FedAvg, "fedentopt-dp"),
+        ("fedprox", FedProx, "fedprox+fedentopt-dp"),
+        ("fedrs", FedAvg, "fedrs+fedentopt-dp"),
+        ("fedlc", FedAvg, "fedlc+fedentopt-dp"),
+        ("fedadam", FedAdam, "flwr-fedadam+fedentopt-dp"),
+        ("fedyogi", FedYogi, "flwr-fedyogi+fedentopt-dp"),
+        ("fedavgm", FedAvgM, "flwr-fedavgm+fedentopt-dp"),
+    ],
+)
+def test_every_algorithm_of_the_app_makes_its_strategy(algorithm: str, base: type, method: str) -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import local_settings, run_settings
+
+    config = run_settings(context(algorithm=algorithm).run_config)
+    strategy = make_strategy(config, context(algorithm=algorithm), 10)
+    assert isinstance(strategy, LabelAware)
+    assert isinstance(strategy, base)
+    assert config.method == method
+    assert (strategy.cohort_size, strategy.roster.buffer_size, strategy.min_available_nodes) == (4, 8, 20)
+    assert local_settings(config).algorithm in ("fedavg", "fedprox", "fedrs", "fedlc")
+
+
+def test_random_selection_is_a_selector_like_any_other() -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    told = context(selector="random", label_epsilon="none")
+    config = run_settings(told.run_config)
+    assert (config.method, config.epsilon) == ("fedavg", None)
+    assert type(make_strategy(config, told, 10).selector).__name__ == "RandomSelector"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"algorithm": "scaffold"}, "algorithm: 'scaffold'"),
+        ({"selector": "kl"}, "selector: 'kl'"),
+        ({"cohort": "30"}, "cohort: '30' gives 30 of 20"),
+        ({"buffer": "90%"}, "buffer: '90%'"),
+        ({"partition": "dir:0"}, "partition"),
+        ({"colour": 1}, "colour: unknown setting"),
+        ({"label_epsilon": "much"}, "label-epsilon .*'much'"),
+        ({"label_epsilon": 0}, "label-epsilon .* 0 is not accepted"),
+        ({"min_nodes": 21}, "min-nodes: 21 .* 1 to 20, or 0"),
+        ({"min_nodes": -1}, "min-nodes: -1"),
+        ({"node_timeout": "long"}, "node-timeout: 'long'"),
+        ({"query_timeout": 0.0}, "query-timeout: 0.0"),
+    ],
+)
+def test_settings_the_app_cannot_honour_are_refused(setting: dict[str, Any], told: str) -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    with pytest.raises(InputError, match=told):
+        make_strategy(run_settings(context(**setting).run_config), context(**setting), 10)
+
+
+def test_folders_must_be_absolute() -> None:
+    from fedentopt_app.settings import folder
+
+    assert folder(context().run_config, "out") is None
+    with pytest.raises(InputError, match="out: 'results' is not an absolute path"):
+        folder(context(out="results").run_config, "out")
+
+
+def test_the_shares_of_the_nodes_are_the_simulators_partition() -> None:
+    from fedentopt_app.data import load_data, node_data
+
+    data = load_data("digits", None)
+    parts = partition(data.y_train, "dir:0.3", 20, 0, num_classes=10, min_samples=1)
+    for share in (0, 19):
+        images, labels = node_data(context({"partition-id": share, "num-partitions": 20}))
+        assert np.array_equal(labels, data.y_train[parts.indices[share]])
+        assert np.array_equal(images, data.x_train[parts.indices[share]])
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        ({}, "set data .* or partition-id"),
+        ({"partition-id": 20}, "partition-id: 20; accepted: 0 to 19"),
+        ({"partition-id": 3, "client-id": "4"}, "client-id: 4, but partition-id is 3; accepted: 3, a text"),
+        ({"partition-id": 0, "num-partitions": 4}, "clients: the app says 20, this node's num-partitions 4"),
+    ],
+)
+def test_a_node_that_is_no_share_says_why(node: dict[str, Any], told: str) -> None:
+    from fedentopt_app.data import node_data
+
+    with pytest.raises(InputError, match=told):
+        node_data(context(node))
+
+
+def test_a_nodes_own_classes_are_matched_by_name(tmp_path: Path) -> None:
+    from fedentopt_app.data import node_labels, number_of_classes
+
+    path = tmp_path / "own.npz"
+    images = np.zeros((4, 8, 8), dtype=np.uint8)
+    np.savez(path, x_train=images, y_train=[0, 1, 1, 0], x_test=images, y_test=[0, 1, 0, 1], class_names=["owl", "ant"])
+    told = context({"data": str(path)}, class_names="ant, bee, owl")
+    assert node_labels(told).tolist() == [2, 0, 0, 2]
+    assert number_of_classes(told) == 3
+    with pytest.raises(InputError, match="class 'owl' is not among the app's class-names"):
+        node_labels(context({"data": str(path)}, class_names="ant, bee"))
+
+
+def test_a_share_may_have_a_name() -> None:
+    from fedentopt_app.data import node_labels
+
+    labels = node_labels(context({"partition-id": 3}))
+    for name in ("ward-d", 3, "3", 20):
+        assert np.array_equal(node_labels(context({"partition-id": 3, "client-id": name})), labels)
+
+
+class Run:
+    """A run of the app's books on a grid in memory, which may be stopped and go on from its checkpoint."""
+
+    def __init__(self, tmp_path: Path, grid: FakeGrid, cohort: int, **settings: Any) -> None:
+        self.folder, self.grid, self.cohort = tmp_path, grid, cohort
+        self.told = context(cohort=str(cohort), buffer="1", **settings).run_config
+        self.trained: list[tuple[tuple[int | str, ...], tuple[int | str, ...]]] = []
+        self.scores: dict[int, tuple[float, float, list[float]]] = {}  # by round, where others than 50 %
+
+    def to(self, rounds: int) -> RunResult:
+        from fedentopt_app.data import load_data
+        from fedentopt_app.record import Bookkeeper
+        from fedentopt_app.settings import run_settings
+
+        strategy = FedEntOpt(
+            cohort_size=self.cohort,
+            buffer_size=1,
+            num_classes=10,
+            node_timeout=0.05,
+            min_available_nodes=1,
+            fraction_evaluate=0.0,
+            checkpoint_dir=self.folder / "checkpoint",
+        )
+        config = run_settings({**self.told, "rounds": rounds})
+        books = Bookkeeper(config, load_data("digits", None), strategy, bool(self.told["class-names"]))
+
+        def evaluate(number: int, arrays: Any) -> Any:
+            if number == 0:
+                return None
+            last = strategy.history[-1]
+            self.trained.append((last.cohort.clients, last.answered))
+            return books.round_metrics(1.0, 28, self.scores.get(number, (50.0, 1.0, [50.0] * 10)))
+
+        result = strategy.start(self.grid, model(), num_rounds=rounds, evaluate_fn=evaluate)
+        path = books.write(self.folder / f"out{rounds}", self.told, result)
+        (run,) = find_runs(path.parent)
+        return run
+
+
+def rows(path: Path) -> list[list[float]]:
+    return [[float(cell) for cell in line.split(",")[1:]] for line in path.read_text().splitlines()[1:]]
+
+
+def holding(*classes: int) -> np.ndarray:
+    return np.repeat(classes, 30)
+
+
+@pytest.mark.parametrize("stops", [[5], [1, 2, 5]])
+def test_rounds_name_the_clients_that_trained_however_late_others_join(tmp_path: Path, stops: list[int]) -> None:
+    held = {"bergen": (6, 7), "oslo": (0, 1), "turku": (2, 3), 9: (4, 5)}
+    grid = FakeGrid({10 + place: Node(name, holding(*held[name])) for place, name in enumerate(held)}, 10)
+    grid.nodes[11].train = dead
+    joins = {1: {10, 13}, 2: {13}, 3: set()}  # who is away in a round; those who come sort before those who are there
+    run = Run(tmp_path, grid, 1, clients=4, class_names=",".join(map(str, range(10))))
+    seen = grid.get_node_ids
+
+    def online() -> Any:
+        grid.offline = joins[min(len(run.trained) + 1, 3)]
+        return seen()
+
+    grid.get_node_ids = online  # type: ignore[method-assign]
+    for stop in stops:
+        done = run.to(stop)
+    order: list[int | str] = [9, "bergen", "oslo", "turku"]
+    table = rows(done.path / "label_counts.csv")
+    assert table == [np.bincount(holding(*held[name]), minlength=10).tolist() for name in order]
+    assert {client for clients, _ in run.trained for client in clients} == set(order)
+    assert [[order[row] for row in record.clients] for record in done.records] == [list(c) for c, _ in run.trained]
+    assert [[order[row] for row in record.trained] for record in done.records] == [list(a) for _, a in run.trained]
+    assert ("oslo",) in [clients for clients, answered in run.trained if not answered]
+
+
+def test_shares_whose_nodes_have_names_are_booked_by_name(tmp_path: Path) -> None:
+    names = ["ward-d", "ward-b", 2, "ward-a"]
+    noisy = {"label-epsilon": 1.0}
+    grid = FakeGrid({10 + n: Node(name, holding(n, n + 1), config=noisy) for n, name in enumerate(names)}, 10)
+    run = Run(tmp_path, grid, 2, clients=4)
+    done = run.to(4)
+    order: list[int | str] = [2, "ward-a", "ward-b", "ward-d"]
+    assert [[order[row] for row in record.clients] for record in done.records] == [list(c) for c, _ in run.trained]
+    counts, reported = rows(done.path / "label_counts.csv"), rows(done.path / "reported_counts.csv")
+    from fedentopt_app.data import load_data
+
+    data = load_data("digits", None)
+    share = partition(data.y_train, "dir:0.3", 4, 0, num_classes=10, min_samples=1).counts[2]
+    assert counts[0] == share.tolist()  # its number says which share it is, and that the server cut
+    assert counts[1:] == np.maximum(reported[1:], 0).tolist()
+    for record in done.records:
+        assert record.entropy == pytest.approx(entropy(np.sum([counts[row] for row in record.clients], axis=0)))
+
+
+def test_shares_by_number_keep_a_row_each_also_for_those_never_met(tmp_path: Path) -> None:
+    grid = FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in (3, 1)}, 10)
+    run = Run(tmp_path, grid, 1, clients=4)
+    done = run.to(2)
+    assert len(rows(done.path / "label_counts.csv")) == 4
+    assert [record.clients for record in done.records] == [clients for clients, _ in run.trained]
+
+
+@pytest.mark.parametrize("stops", [[4], [1, 3, 4]])
+def test_a_run_that_diverges_is_at_chance_from_there_on_as_in_the_simulator(tmp_path: Path, stops: list[int]) -> None:
+    run = Run(tmp_path, FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in range(4)}, 10), 2, clients=4)
+    guess = (9.9, np.nan, [99.0] + [0.0] * 9)  # the largest of ten NaNs is the first
+    run.scores = {3: guess, 4: guess}
+    for stop in stops:
+        done = run.to(stop)
+    assert [record.accuracy for record in done.records] == [50.0, 50.0, 10.0, 10.0]
+    assert [record.loss for record in done.records] == [1.0, 1.0, None, None]
+    assert done.records[2].class_accuracy == (10.0,) * 10
+    assert done.summary["diverged_round"] == 3
+    assert done.summary["accuracy"] == 30.0
+
+
+def test_a_class_without_test_images_is_none_the_model_fails(tmp_path: Path) -> None:
+    from fedentopt_app.data import load_data
+    from fedentopt_app.evaluation import evaluate
+
+    data = load_data("digits", None)
+    seen = data.y_test != 4
+    part = dataclasses.replace(data, x_test=data.x_test[seen], y_test=data.y_test[seen])
+
+    class AlwaysTwo(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.eye(10)[2].expand(len(images), 10)
+
+    accuracy, _, classes = evaluate(AlwaysTwo(), part)
+    assert accuracy == pytest.approx(100 * np.mean(part.y_test == 2))
+    assert classes[2] == 100.0
+    assert np.isnan(classes[4])
+    run = Run(tmp_path, FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in range(4)}, 10), 2, clients=4)
+    run.scores = dict.fromkeys((1, 2, 3), (90.0, 0.1, [80.0] * 4 + [np.nan] + [70.0] * 5))
+    run.to(2)
+    done = run.to(3)
+    assert [record.worst_class_accuracy for record in done.records] == [70.0] * 3
+    assert done.summary["worst_class_accuracy"] == 70.0
+    assert done.summary["class_accuracy"][4] is None

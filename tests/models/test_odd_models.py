@@ -1,0 +1,137 @@
+"""Whatever a user's model does, every trainer trains that model: FedAvg written out in float64 says what is right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import toy
+from fedentopt.errors import InputError
+from fedentopt.models import build, head_name
+from fedentopt.partition import parse, partition
+from fedentopt.randomness import key
+from fedentopt.simulation.config import RunConfig
+from sample_order import batches
+
+NOT_STACKED = ("frozen", "untracked", "masked")
+MODELS = [
+    "frozen", "tied", "shared", "sequential_with_a_forward", "linear_with_a_forward", "convolution_with_a_forward",
+    "weight_norm", "hooked", "ends_in_relu", "untracked", "stepwise", "masked", "head_first", "unused",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # steps of a few microseconds: threads would only wait for each other
+    yield
+    torch.set_num_threads(before)
+
+
+def config(model: str, **settings: object) -> RunConfig:
+    base = {
+        "model": f"odd_models:{model}", "clients": 2, "cohort": "2", "rounds": 2, "epochs": 3, "batch_size": 16,
+        "partition": "dir:0.3", "lr": 0.05, "lr_decay": 0.9, "momentum": 0.9, "weight_decay": 1e-3, "seed": 5,
+    }  # fmt: skip
+    return toy.config(**(base | toy.PLAIN | settings))
+
+
+def fedavg(cfg: RunConfig) -> dict[str, torch.Tensor]:
+    """The model that FedAvg ends with, by torch's own optimiser."""
+    data = toy.images()
+    parts = partition(data.y_train, parse(cfg.partition), 2, cfg.seed, num_classes=3, min_samples=1)
+    x, y = (torch.from_numpy(data.x_train).double() / 255 - 0.4) / 0.25, torch.from_numpy(data.y_train)
+    model = build(cfg.model, 3, seed=key(cfg.seed, "model") >> 1, image_size=8).double()
+    sizes = np.array([len(i) for i in parts.indices], dtype=float)
+    for number in range(1, cfg.rounds + 1):
+        trained = []
+        for client in range(2):
+            own = copy.deepcopy(model).train()
+            lr = cfg.lr * cfg.lr_decay ** (number - 1)
+            optimiser = torch.optim.SGD(own.parameters(), lr=lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
+            for chosen in batches(parts.indices[client], cfg, number, client):
+                optimiser.zero_grad()
+                F.cross_entropy(own(x[chosen]), y[chosen]).backward()
+                optimiser.step()
+            trained.append(own.state_dict())
+        shares = sizes / sizes.sum()
+        model.load_state_dict({n: sum(s * t[n] for s, t in zip(shares, trained, strict=True)) for n in trained[0]})
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("trainer", ["loop", "stacked", "streams"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_users_model_trains_as_torch_would(model: str, trainer: str) -> None:
+    cfg = config(model)
+    if trainer == "stacked" and model in NOT_STACKED:
+        with pytest.raises(InputError, match="cannot be stacked; accepted: auto, streams, loop"):
+            toy.run([cfg], toy.images(), trainer=trainer)
+        return
+    (outcome,) = toy.run([cfg], toy.images(), trainer=trainer)
+    expected, start = fedavg(cfg), build(cfg.model, 3, seed=key(cfg.seed, "model") >> 1, image_size=8).state_dict()
+    assert outcome.diverged_round is None
+    assert outcome.model.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(outcome.model[name].double(), value, atol=3e-6, rtol=1e-5)
+    moved = max(float((outcome.model[n] - start[n]).nan_to_num().abs().max()) for n in start)
+    assert moved > 1e-2
+
+
+def test_what_is_frozen_stays_to_the_last_bit() -> None:
+    cfg = config("frozen", algorithm="scaffold", rounds=5, seed=1)
+    (outcome,) = toy.run([cfg], toy.images())
+    start = build(cfg.model, 3, seed=key(1, "model") >> 1, image_size=8).state_dict()
+    assert torch.equal(outcome.model["1.weight"], start["1.weight"])
+    assert not torch.equal(outcome.model["3.weight"], start["3.weight"])
+
+
+def test_runs_of_several_seeds_keep_their_own_frozen_layers() -> None:
+    configs = [config("frozen", seed=seed) for seed in (1, 2)]
+    for cfg, together in zip(configs, toy.run(configs, toy.images()), strict=True):
+        (alone,) = toy.run([cfg], toy.images())
+        assert toy.difference(together, alone) == 0.0
+
+
+def test_a_shared_tensor_is_kept_under_all_its_names_and_once_in_a_row() -> None:
+    from fedentopt.simulation.layout import FlatLayout
+
+    model = build("odd_models:tied", 3, seed=0, image_size=8)
+    layout = FlatLayout(model)
+    state = layout.unpack(layout.pack(model.state_dict()))
+    assert state.keys() == model.state_dict().keys()
+    assert torch.equal(state["a.weight"], state["b.weight"])
+    assert layout.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_batch_of_one_passes_batchnorm_without_statistics() -> None:
+    (outcome,) = toy.run([config("untracked", clients=30, cohort="10", partition="iid", batch_size=3)], toy.images(61))
+    assert outcome.diverged_round is None
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(InputError, match="no parameter that requires a gradient; accepted: at least one"):
+        build("odd_models:nothing_to_train", 3, seed=0, image_size=8)
+
+
+def test_the_last_layer_is_the_one_called_last() -> None:
+    assert head_name(build("odd_models:head_first", 3, seed=0, image_size=8)) == "head"
+    settings = {"algorithm": "fedconcat", "clusters": 2, "rounds": 40, "concat_max_rounds": 10}
+    (outcome,) = toy.run([config("head_first", **settings)], toy.images())
+    assert outcome.model["head.weight"].shape == (3, 2 * 16)
+
+
+def test_weights_fit_a_model_without_a_linear_layer(tmp_path: Path) -> None:
+    name = "odd_models:without_linear"
+    save_file(build(name, 3, seed=1, image_size=8).state_dict(), tmp_path / "w.safetensors")
+    model = build(name, 3, seed=2, image_size=8, weights=str(tmp_path / "w.safetensors"))
+    assert torch.equal(model.state_dict()["0.weight"], build(name, 3, seed=1, image_size=8).state_dict()["0.weight"])
+    save_file(build(name, 4, seed=1, image_size=8).state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match="has shape"):
+        build(name, 3, seed=2, image_size=8, weights=str(tmp_path / "other.safetensors"))

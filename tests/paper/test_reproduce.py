@@ -1,0 +1,432 @@
+"""`fedentopt reproduce`, whole commands: on digits end to end, stopped and continued, on tiny official files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tiny_data
+from command_line import Said, commander
+from fedentopt.cli.reproduce_progress import RoundCount, duration
+from fedentopt.paper.estimate import training_samples
+from fedentopt.simulation.config import RunConfig
+
+MINI = """
+[settings]
+clients = 10
+participation = 20
+rounds = 3
+seeds = 2
+epochs = 1
+lr = 0.05
+evaluate_every = 1
+
+[[cells]]
+table = "mini"
+metric = "accuracy"
+model = "lenet5"
+dataset = "digits"
+partition = "classes:2"
+method = ["fedavg", "fedentopt"]
+paper = 12.5
+
+[[cells]]
+table = "mini-change"
+metric = "accuracy_change"
+model = "lenet5"
+dataset = "digits"
+partition = "classes:2"
+method = "fedprox+fedentopt"
+
+[[cells]]
+table = "mini-entropy"
+metric = "entropy"
+model = "lenet5"
+dataset = "digits"
+partition = "classes:2"
+method = ["fedavg", "fedentopt"]
+"""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    return commander(monkeypatch, capsys)
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> Path:
+    path = tmp_path / "mini.toml"
+    path.write_text(MINI)
+    return path
+
+
+def cells_of(said: Said) -> list[dict]:
+    assert said.code == 0, said.err
+    return json.loads(said.out)["cells"]
+
+
+def rounds_of(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """Rounds of every run below a folder, without the seconds they took."""
+    runs = {}
+    for path in sorted(folder.glob("*/rounds.csv")):
+        with path.open(newline="") as file:
+            rows = [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+        runs[path.parent.name] = rows
+    return runs
+
+
+def test_a_miniature_from_cells_to_tables(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    where = ("--cells", mini, "--out", out, "--device", "cpu", "--workers", 1)
+    assert {cell["state"] for cell in cells_of(command("reproduce", "all", *where, "--list", "--json"))} == {"not-run"}
+
+    planned = json.loads(command("reproduce", *where, "--dry-run", "--json", "--samples-per-second", 100).out)
+    # Five cells; FedAvg, FedEntOpt, FedProx and FedProx + FedEntOpt in two seeds each.
+    assert (planned["cells"], planned["wanted"], planned["runs"]) == (5, 8, 8)
+    assert planned["samples"] == 8 * round(3 * 2 * 1438 / 10)
+    assert planned["seconds"] == pytest.approx(planned["samples"] / 100)
+
+    # A trial of two rounds is told apart from the cells it is a trial of.
+    trial = cells_of(command("reproduce", "mini", *where, "--rounds", 2, "--seeds", 0, "--json", "--no-page"))
+    assert [cell["state"] for cell in trial] == ["partly", "partly"]
+    assert trial[0]["ours"] is not None
+    assert {cell["state"] for cell in cells_of(command("reproduce", *where, "--list", "--json"))} == {"not-run"}
+    again = cells_of(command("reproduce", "mini", *where, "--list", "--json", "--rounds", 2, "--seeds", 0))
+    assert [(cell["state"], cell["seeds"]) for cell in again] == [("partly", [0]), ("partly", [0])]
+
+    one = cells_of(command("reproduce", "mini", *where, "--method", "fedavg", "--seeds", 1, "--json", "--no-page"))
+    assert [(cell["method"], cell["state"], cell["seeds"]) for cell in one] == [("fedavg", "done", [1])]
+    before = rounds_of(out)
+
+    said = command("reproduce", "all", *where, "--export", kept, "--max-stack", 5, "--json")
+    cells = cells_of(said)
+    assert [(cell["table"], cell["method"], cell["state"], cell["seeds"]) for cell in cells] == [
+        ("mini", "fedavg", "done", [0, 1]),
+        ("mini", "fedentopt", "done", [0, 1]),
+        ("mini-change", "fedprox+fedentopt", "done", [0, 1]),
+        ("mini-entropy", "fedavg", "done", [0, 1]),
+        ("mini-entropy", "fedentopt", "done", [0, 1]),
+    ]
+    assert "stack 2 of 2" in said.err  # seven runs were left, five at most in a stack
+    after = rounds_of(out)
+    assert {name: after[name] for name in before} == before  # what was finished was not run again
+    assert len([name for name in after if name not in before]) == 7
+    accuracy = [float(row["accuracy"]) for name, rows in after.items() for row in rows
+                if name.startswith("fedavg_") and len(rows) == 3]  # fmt: skip
+    assert cells[0]["ours"] == pytest.approx(sum(accuracy) / 6, abs=1e-3)
+    assert cells[0]["paper"] == 12.5
+
+    files = {Path(name).relative_to(tmp_path).as_posix() for name in json.loads(said.out)["files"]}
+    assert {f"out/tables/mini.{kind}" for kind in ("md", "csv", "tex")} <= files
+    assert {"out/figures/mini-entropy.svg", "out/figures/mini-entropy.png", "out/report.html"} <= files
+    assert {"kept/mini.csv", "kept/mini-entropy_curves.csv", "kept/tables/mini-change.tex"} <= files
+    assert all((tmp_path / name).stat().st_size for name in files)
+    log = json.loads((kept / "provenance.json").read_text())["commands"]
+    assert [entry["runs"] for entry in log] == [1, 7]  # a trial is behind no result
+    assert "--export kept" in log[-1]["command"]
+    assert str(tmp_path) not in json.dumps(log)
+
+    # From the exported folder alone, on a machine without the runs: the same cells, the same bytes.
+    alone = tmp_path / "alone"
+    shown = command("reproduce", "--cells", mini, "--results", kept, "--out", alone, "--json")
+    assert cells_of(shown) == cells
+    for table in ("mini", "mini-change", "mini-entropy"):
+        for kind in ("md", "csv", "tex"):
+            made = (alone / "tables" / f"{table}.{kind}").read_bytes()
+            assert made == (out / "tables" / f"{table}.{kind}").read_bytes()
+            assert made == (kept / "tables" / f"{table}.{kind}").read_bytes()
+    # One seed asked for: the committed tables are those of the plan all the same.
+    before = {path.name: path.read_bytes() for path in (kept / "tables").iterdir()}
+    seed = command(
+        "reproduce", "mini", *where, "--method", "fedavg", "--seeds", 1, "--no-run", "--export", kept, "--no-page"
+    )
+    assert seed.code == 0
+    assert {path.name: path.read_bytes() for path in (kept / "tables").iterdir()} == before
+    # What another machine has exported needs no run here.
+    other = command("reproduce", "--cells", mini, "--out", tmp_path / "other", "--known", kept, "--no-page")
+    assert other.code == 0
+    assert "nothing to do" in other.err
+    assert "5 cells: 5 done" in other.out
+
+
+def test_stopped_and_continued_equals_straight_through(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    mini.write_text(MINI.replace("rounds = 3", "rounds = 40"))
+    words = [
+        "reproduce",
+        "mini",
+        "--cells",
+        str(mini),
+        "--seeds",
+        "0",
+        "--device",
+        "cpu",
+        "--workers",
+        "1",
+        "--no-page",
+    ]
+    stopped, straight = tmp_path / "stopped", tmp_path / "straight"
+    start = [sys.executable, "-c", "from fedentopt.cli import main; main()"]
+    process = subprocess.Popen(
+        [*start, *words, "--out", str(stopped), "--checkpoint-every", "1"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    end = time.monotonic() + 120
+    while time.monotonic() < end and len(rounds_of(stopped)) < 2 and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "the same command goes on there" in errors
+    done = {name: len(rows) for name, rows in rounds_of(stopped).items()}
+    assert len(done) == 2
+    assert all(0 < count < 40 for count in done.values())
+    assert not list(stopped.glob("*/summary.json"))
+    assert [cell["state"] for cell in cells_of(command(*words, "--out", stopped, "--list", "--json"))] == [
+        "not-run"
+    ] * 2
+
+    went_on = cells_of(command(*words, "--out", stopped, "--json"))
+    assert [cell["state"] for cell in went_on] == ["done", "done"]
+    for name, count in done.items():
+        about = json.loads((stopped / name / "run.json").read_text())
+        assert about["resumed"][0]["round"] == count + 1
+    assert went_on == cells_of(command(*words, "--out", straight, "--json"))
+    assert rounds_of(stopped) == rounds_of(straight)
+
+
+def test_cells_whose_data_is_not_there_are_listed_and_refused(command: Callable[..., Said], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    tiny_data.class_folders(data / "cinic10", {"train": 60, "test": 2}, tiny_data.CINIC_CLASSES)
+    listed = cells_of(command("reproduce", "table1", "--list", "--json", "--data-dir", data, "--out", tmp_path / "out"))
+    states = {cell["dataset"]: cell["state"] for cell in listed}
+    assert states == {"cifar10": "missing-data", "cifar100": "missing-data", "cinic10": "not-run"}
+    said = command("reproduce", "table1", "--dataset", "cifar10", "--data-dir", data, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "cifar10" in said.err
+    assert "data fetch" in said.err
+    # The cell of the paper itself, cut to a round, on 600 images in the official layout: 200 clients of three.
+    said = command(
+        "reproduce", "table1", "--dataset", "cifar10,cinic10", "--model", "lenet5", "--partition", "classes:2",
+        "--method", "fedavg,fedentopt", "--rounds", 1, "--seeds", 0, "--data-dir", data, "--out", tmp_path / "out",
+        "--device", "cpu", "--workers", 1, "--no-page", "--json",
+    )  # fmt: skip
+    found = {(cell["dataset"], cell["method"]): cell["state"] for cell in cells_of(said)}
+    assert found == {
+        ("cifar10", "fedavg"): "missing-data",
+        ("cifar10", "fedentopt"): "missing-data",
+        ("cinic10", "fedavg"): "partly",
+        ("cinic10", "fedentopt"): "partly",
+    }
+    assert "cifar10: its files are not there, 2 runs are left out" in said.err
+    (run,) = (tmp_path / "out").glob("fedentopt_cinic10_*/rounds.csv")
+    with run.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert len(json.loads(row["clients"])) == 20
+
+
+MEDICAL = """
+[settings]
+clients = 4
+participation = 50
+rounds = 1
+seeds = 1
+epochs = 1
+image_size = 32
+min_samples = 1
+
+[[cells]]
+table = "table4"
+metric = "accuracy"
+model = "efficientnet-b0"
+dataset = ["pathmnist", "tissuemnist", "brain-tumor-mri"]
+partition = "dir:0.1"
+method = ["fedavg", "fedentopt"]
+buffer = 25
+"""
+
+
+def test_medical_cells_run_on_tiny_files_in_their_official_layout(command: Callable[..., Said], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    tiny_data.medmnist(data / "pathmnist.npz", side=28, grey=False, classes=9, train=54)
+    tiny_data.medmnist(data / "tissuemnist.npz", side=28, grey=True, classes=8, train=48, test=8)
+    tiny_data.class_folders(data / "brain-tumor-mri", {"Training": 12, "Testing": 2}, tiny_data.BRAIN_CLASSES)
+    listed = cells_of(command("reproduce", "table4", "--list", "--json", "--data-dir", data, "--out", tmp_path / "o"))
+    assert {cell["state"] for cell in listed} == {"not-run"}  # the paper's own cells find these files
+    path = tmp_path / "medical.toml"
+    path.write_text(MEDICAL)
+    said = command(
+        "reproduce", "all", "--cells", path, "--data-dir", data, "--out", tmp_path / "out", "--device", "cpu",
+        "--workers", 1, "--no-page", "--no-figures", "--json",
+    )  # fmt: skip
+    assert [(cell["dataset"], cell["state"]) for cell in cells_of(said)] == [
+        (name, "done") for name in ("pathmnist", "tissuemnist", "brain-tumor-mri") for _ in range(2)
+    ]
+    assert said.err.count("stack ") == 3  # one a data set and model
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table9"], "'table9' is unknown; accepted: table1"),
+        (["table1", "--model", "resnet"], "model: no cell of table1 has 'resnet'; accepted: lenet5, vgg11"),
+        (
+            ["figure2", "--participation", "12"],
+            "participation: no cell of figure2 has 12.0; accepted: 4, 5, 6, 7, 8, 9",
+        ),
+        (["figure2", "--participation", "few"], "participation: 'few' is not a number"),
+        (["table1", "--seeds", "0,x"], "seeds: '0,x' cannot be read"),
+        (["table1", "--rounds", "0"], "rounds: 0 is out of range"),
+        (["table1", "--rounds", "5", "--export", "e"], "export: runs cut short with --rounds are no results"),
+        (["table1", "--results", "none"], "results: none is not a folder"),
+        (["table1", "--results", "a", "--known", "b"], "known: does not go with --results"),
+        (["table1", "--cells", "none.toml"], "none.toml cannot be read"),
+    ],
+)
+def test_wrong_words_are_refused_with_what_would_do(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = command("reproduce", *words)
+    assert (said.code, message in said.err.replace("\n", " ")) == (2, True), said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_shows_committed_results_where_there_are_no_runs(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedentopt.paper.blocks import paper_cells
+    from fedentopt.paper.exported import export
+    from fedentopt.paper.measures import Measured, Results, settings_key
+
+    cell = paper_cells()[0]
+    assert cell.config is not None
+    key = settings_key(cell.config)
+    runs = {(key, seed): Measured(settings=key, seed=seed, rounds=500, accuracy=47.0) for seed in range(5)}
+    export(tmp_path / "results" / "paper", paper_cells(), Results(None, runs))
+    monkeypatch.chdir(tmp_path)
+    row = ("table1", "--model", "lenet5", "--dataset", "cifar10", "--partition", "dir:0.1", "--method", "fedavg")
+    said = command("reproduce", *row, "--list", "--json")
+    assert "these are the results in results/paper" in said.err
+    (listed,) = cells_of(said)
+    assert (listed["state"], listed["ours"], listed["std"], listed["seeds"]) == ("done", 47.0, 0.0, [0, 1, 2, 3, 4])
+    (elsewhere,) = cells_of(command("reproduce", *row, "--list", "--json", "--out", "nowhere"))
+    assert elsewhere["seeds"] == []
+    export(tmp_path / "mine", paper_cells(), Results(None, {(key, 3): runs[key, 3]}))
+    (mine,) = cells_of(command("reproduce", *row, "--list", "--json", "--known", "mine"))
+    assert (mine["state"], mine["seeds"]) == ("partly", [3])
+    shown = command("reproduce", *row, "--list")
+    assert "table1, lenet5, cifar10, accuracy, 10 % of clients" in shown.out
+    assert "1 cells: 1 done" in shown.out
+
+
+def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    out, first, second = tmp_path / "out", tmp_path / "first", tmp_path / "second"
+    quick = ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures")
+    said = command("reproduce", "mini", "--cells", mini, "--out", out, "--seeds", "1-3", "--export", first, *quick)
+    assert said.code == 0, said.err
+
+    def seeds(folder: Path) -> list[tuple[str, str, str]]:
+        with (folder / "mini.csv").open(newline="") as file:
+            return [(row["partition"], row["method"], row["seed"]) for row in csv.DictReader(file)]
+
+    ran = [("classes:2", method, str(seed)) for method in ("fedavg", "fedentopt") for seed in (1, 2, 3)]
+    assert seeds(first) == ran
+    # Seeds that the cells do not ask for travel too, from an exported folder and from run folders.
+    assert command("reproduce", "--cells", mini, "--results", first, "--export", second).code == 0
+    assert (second / "mini.csv").read_bytes() == (first / "mini.csv").read_bytes()
+    third = tmp_path / "third"
+    assert command("reproduce", "--cells", mini, "--out", out, "--no-run", "--export", third, *quick).code == 0
+    assert seeds(third) == ran
+
+    # Another file's cells of the same table, and rows made with other settings, stay.
+    other = tmp_path / "other.toml"
+    other.write_text(mini.read_text().replace("classes:2", "iid"))
+    words = ("--cells", other, "--out", out, "--method", "fedavg", "--seeds", "0", *quick)
+    assert command("reproduce", "mini", *words, "--export", first).code == 0
+    assert seeds(first) == [("iid", "fedavg", "0"), *ran]
+    assert command("reproduce", "--cells", mini, "--results", second, "--export", first).code == 0
+    assert sorted(seeds(first)) == sorted([("iid", "fedavg", "0"), *ran])
+    once = (first / "mini.csv").read_bytes()
+    assert command("reproduce", "--cells", mini, "--results", second, "--export", first).code == 0
+    assert (first / "mini.csv").read_bytes() == once
+
+
+def test_what_cannot_be_exported_into_is_refused_before_training(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--device", "cpu", "--no-page", "--out", tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    said = command(*words, "--export", tmp_path / "file")
+    assert (said.code, "export: " in said.err, "is not a folder" in said.err) == (2, True, True)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "mini.csv").write_text("table,seed\n")
+    said = command(*words, "--export", damaged)
+    assert (said.code, "mini.csv: column" in said.err.replace("\n", "")) == (2, True)
+    assert not (tmp_path / "out").exists()
+    said = command("reproduce", "--known", tmp_path / "nowhere", "--list")
+    assert (said.code, "known: " in said.err) == (2, True)
+    said = command("reproduce", "--out", tmp_path / "file", "--list")
+    assert (said.code, "out: " in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_results_that_are_no_numbers_are_refused(command: Callable[..., Said], tmp_path: Path, number: str) -> None:
+    from fedentopt.paper.blocks import paper_cells
+    from fedentopt.paper.exported import export
+    from fedentopt.paper.measures import Measured, Results, settings_key
+
+    key = settings_key(paper_cells()[0].config)
+    runs = {(key, 0): Measured(settings=key, seed=0, rounds=500, accuracy=47.125)}
+    export(tmp_path, paper_cells(), Results(None, runs))
+    path = tmp_path / "table1.csv"
+    path.write_text(path.read_text().replace("47.125", number))
+    said = command("reproduce", "table1", "--results", tmp_path, "--list", "--json")
+    assert (said.code, said.out) == (2, "")
+    assert f"table1.csv, line 2: accuracy '{number}' is not a finite number" in said.err.replace("\n", "")
+
+
+def test_a_command_that_finished_nothing_leaves_no_trace_in_the_log(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "paper").mkdir(parents=True)
+    said = command("reproduce", "mini", "--cells", mini, "--device", "cuda:99", "--export", "kept", "--no-page")
+    assert said.code == 2
+    assert not list(tmp_path.glob("**/provenance.json"))
+    assert "these are the results in results/paper" in command("reproduce", "table5", "--list").err
+
+
+def test_samples_of_a_run_by_hand() -> None:
+    plain = RunConfig(dataset="cifar10", rounds=500)
+    assert training_samples(plain, 50_000) == 12_500_000  # 500 rounds, 10 clients, 500 samples, 5 epochs
+    lost = RunConfig(dataset="cifar10", rounds=500, dropout=0.3)
+    assert training_samples(lost, 50_000) == 8_750_000
+    slow = RunConfig(dataset="cifar10", rounds=500, stragglers=0.5)
+    assert training_samples(slow, 50_000) == 10_000_000  # half of the clients do three of five epochs
+    concat = RunConfig(dataset="cifar10", rounds=500, algorithm="fedconcat")
+    assert training_samples(concat, 50_000) == 0.9 * 12_500_000 + 500 * 10 * 3 * 64
+
+
+def test_time_left_counts_only_what_this_command_does() -> None:
+    first, second = RunConfig(rounds=10, seed=0), RunConfig(rounds=10, seed=1)
+    count = RoundCount([first, second], now=100.0)
+    assert count.line(now=100.0) == "0 of 20 rounds, 0 of 2 runs"
+    count.add(first.run_id, 6, 10)  # continued: rounds 1 to 5 were done before
+    assert (count.done, count.total) == (1, 15)
+    for number in range(7, 11):
+        count.add(first.run_id, number, 10)
+    assert count.line(now=110.0) == "5 of 15 rounds, 1 of 2 runs, 10 s so far, about 20 s left"
+    assert [duration(value) for value in (5, 600, 7200, 3 * 86400)] == ["5 s", "10 min", "2.0 h", "3.0 days"]

@@ -1,0 +1,224 @@
+"""Sweeps: what is trained together, what is trained at all, and what happens when something is in the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedentopt import datasets
+from fedentopt.errors import InputError
+from fedentopt.results.folder import RunFolder, find_runs
+from fedentopt.simulation import engine
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.methods import parse_method, parse_seeds
+from fedentopt.simulation.sweep import run_sweep
+from toy_run import CONFIG, drive
+
+
+class ToyData(str):
+    """Stands in for a data set."""
+
+    notes: tuple[str, ...] = ()
+
+
+class ToyEngine:
+    """Stands in for the engine: keeps what it was asked for, in order, and drives toy runs."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+        self.stop_in: str | None = None
+
+    def load(self, name: str, data_dir: Path | None = None, **how: object) -> ToyData:
+        if name == "missing":
+            raise InputError("dataset: 'missing' is not there")
+        self.events.append(f"load {name}")
+        return ToyData(f"data of {name}")
+
+    def simulate(self, tasks, data, options, progress=None):
+        self.events.append((data, [task.config.run_id for task in tasks]))
+        outcomes = []
+        for task in tasks:
+            if task.config.run_id == self.stop_in:
+                drive(task.recorder, task.config, stop_after=5)
+                raise KeyboardInterrupt
+            outcomes.append(drive(task.recorder, task.config))
+        return outcomes
+
+    @property
+    def stacks(self) -> list[object]:
+        return [event for event in self.events if isinstance(event, tuple)]
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> ToyEngine:
+    toy = ToyEngine()
+    monkeypatch.setattr(datasets, "load", toy.load)
+    monkeypatch.setattr(engine, "simulate", toy.simulate)
+    return toy
+
+
+def seeds(*numbers: int, **changes: object) -> list[RunConfig]:
+    return [replace(CONFIG, seed=number, **changes) for number in numbers]
+
+
+def test_runs_of_a_kind_share_a_stack_and_a_data_set_is_loaded_once(toy: ToyEngine, tmp_path: Path) -> None:
+    alike = [*seeds(0, 1), *seeds(0, algorithm="fednova", lr=0.5)]
+    wide = seeds(0, batch_size=8)
+    other = seeds(0, dataset="cifar10")
+    order = [alike[0], other[0], wide[0], *alike[1:]]
+    results = run_sweep(order, tmp_path, EngineOptions())
+    assert [run.config for run in results] == order
+    assert toy.events == [
+        "load cifar10",
+        "load digits",
+        ("data of digits", [c.run_id for c in alike]),
+        ("data of digits", [c.run_id for c in wide]),
+        ("data of cifar10", [c.run_id for c in other]),
+    ]
+
+
+def test_a_missing_data_set_is_known_before_anything_trains(toy: ToyEngine, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'missing'"):
+        run_sweep([*seeds(0), *seeds(0, dataset="missing")], tmp_path, EngineOptions())
+    assert toy.stacks == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_configs_given_twice_run_once_and_it_is_said(toy: ToyEngine, tmp_path: Path) -> None:
+    lines: list[str] = []
+    results = run_sweep([*seeds(0, 1), *seeds(0)], tmp_path, EngineOptions(say=lines.append))
+    assert [run.config.seed for run in results] == [0, 1, 0]
+    assert lines == ["1 of 3 runs are given more than once; each runs once"]
+    assert len(find_runs(tmp_path)) == 2
+
+
+def test_finished_runs_are_read_and_not_repeated(toy: ToyEngine, tmp_path: Path) -> None:
+    run_sweep(seeds(0, 1), tmp_path, EngineOptions())
+    toy.events.clear()
+    lines: list[str] = []
+    results = run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions(say=lines.append))
+    assert toy.stacks == [("data of digits", [seeds(2)[0].run_id])]
+    assert lines == ["2 of 3 runs are finished already (--no-resume repeats them)"]
+    assert [run.config.seed for run in results] == [0, 1, 2]
+    toy.events.clear()
+    run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
+    assert toy.events == []  # not even the data are touched
+    run_sweep(seeds(1), tmp_path, EngineOptions(), resume=False)
+    assert len(toy.stacks) == 1
+
+
+def test_what_a_person_should_know_about_the_data_is_said_once(
+    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyData, "notes", ("no test split, so a fifth is the test",))
+    lines: list[str] = []
+    run_sweep([*seeds(0, 1), *seeds(0, image_size=16)], tmp_path, EngineOptions(say=lines.append))
+    assert lines == ["no test split, so a fifth is the test"]
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
+    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_load(name: str, data_dir: Path | None = None, **how: object) -> ToyData:
+        drive(RunFolder(tmp_path, CONFIG))
+        return ToyData("data")
+
+    monkeypatch.setattr(datasets, "load", slow_load)
+    run_sweep(seeds(0, 1), tmp_path, EngineOptions())
+    assert toy.stacks == [("data", [seeds(1)[0].run_id])]
+
+
+def test_an_interrupted_sweep_keeps_what_is_done_and_continues(toy: ToyEngine, tmp_path: Path) -> None:
+    toy.stop_in = seeds(1)[0].run_id
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
+    assert [run.config.seed for run in find_runs(tmp_path)] == [0]
+    assert not list(tmp_path.glob("*/.lock"))
+    assert {path.name for path in tmp_path.iterdir()} == {config.run_id for config in seeds(0, 1)}
+    toy.stop_in = None
+    toy.events.clear()
+    lines: list[str] = []
+    run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions(say=lines.append))
+    assert lines == [
+        "1 of 3 runs are finished already (--no-resume repeats them)",
+        "1 of 3 runs go on from their checkpoints (--no-resume starts them afresh)",
+    ]
+    assert toy.stacks == [("data of digits", [config.run_id for config in seeds(1, 2)])]
+    resumed = json.loads((tmp_path / seeds(1)[0].run_id / "run.json").read_text())["resumed"]
+    assert [part["round"] for part in resumed] == [5]
+
+
+def test_targets_reach_the_summary(toy: ToyEngine, tmp_path: Path) -> None:
+    (run,) = run_sweep(seeds(0), tmp_path, EngineOptions(), targets=[12.5])
+    assert "12.5" in run.summary["rounds_to"]
+
+
+def test_an_out_folder_that_is_a_file_is_refused(toy: ToyEngine, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(InputError, match="out: cannot create the folder"):
+        run_sweep(seeds(0), tmp_path / "out", EngineOptions())
+
+
+def test_a_diverged_run_is_chance_and_does_not_touch_its_neighbour(tmp_path: Path) -> None:
+    sound = RunConfig(clients=20, cohort="2", rounds=3, epochs=1, seed=1)
+    wild = replace(sound, lr=1e25)
+    options = EngineOptions(device="cpu", workers=1)
+    good, bad = run_sweep([sound, wild], tmp_path / "both", options)
+    assert bad.summary["diverged_round"] == 1
+    assert bad.summary["accuracy"] == bad.summary["worst_class_accuracy"] == 10
+    assert good.summary["diverged_round"] is None
+    (alone,) = run_sweep([sound], tmp_path / "alone", options)
+    assert [replace(r, seconds=0) for r in good.records] == [replace(r, seconds=0) for r in alone.records]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0,1,2", (0, 1, 2)), ("0-4", (0, 1, 2, 3, 4)), (" 7 , 1-2", (7, 1, 2)), ("3-3", (3,))]
+)
+def test_seeds(text: str, expected: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ",", "1,", "-1", "1--2", "one", "1;2", "1.0", "²"])
+def test_seeds_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(InputError, match="seeds: "):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "selector", "epsilon"),
+    [
+        ("fedavg", "fedavg", "random", None),
+        ("fedentopt", "fedavg", "fedentopt", None),
+        ("fedentopt-dp", "fedavg", "fedentopt", 0.5),
+        ("fedprox+fedentopt", "fedprox", "fedentopt", None),
+        ("scaffold+fedentopt-dp", "scaffold", "fedentopt", 0.5),
+        ("kl", "fedavg", "kl", None),
+        ("KL-DP", "fedavg", "kl", 0.5),
+        ("fedconcat", "fedconcat", "random", None),
+        ("fedconcat-dp", "fedconcat", "random", 0.5),
+        ("fedentropy", "fedentropy", "random", None),
+        ("random", "fedavg", "random", None),
+        ("own.Code:Make", "own.Code:Make", "random", None),
+        ("fedprox+own:pick-dp", "fedprox", "own:pick", 0.5),
+    ],
+)
+def test_methods_by_name(name: str, algorithm: str, selector: str, epsilon: float | None) -> None:
+    assert parse_method(name) == {"algorithm": algorithm, "selector": selector, "epsilon": epsilon}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fednova", "scaffold", "fedrs", "fedlc", "fedconcat"])
+@pytest.mark.parametrize("selector", ["random", "fedentopt", "kl"])
+def test_a_configs_method_name_reads_back_as_its_settings(algorithm: str, selector: str) -> None:
+    for epsilon in (None, 0.5) if selector != "random" or algorithm == "fedconcat" else (None,):
+        config = RunConfig(algorithm=algorithm, selector=selector, epsilon=epsilon)
+        assert RunConfig(**parse_method(config.method)) == config
+
+
+@pytest.mark.parametrize("name", ["", "fedsgd", "fedavg+", "+kl", "fedentopt+fedavg", "a+b+c", "fedavg-dp", "-dp"])
+def test_unknown_methods_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InputError, match=r"method: '.*accepted: "):
+        parse_method(name)

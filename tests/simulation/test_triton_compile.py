@@ -1,0 +1,120 @@
+"""Every kernel, as its wrapper launches it for LeNet-5, compiles for a GPU that need not be there.
+
+The interpreter accepts programs that the compiler refuses (a variable that changes its shape in a loop, a layout that
+does not exist), so the launches are caught and handed to Triton's compiler for compute capability 9.0.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PRELUDE = """
+import inspect, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.triton.triton_kernels import TritonKernels
+
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
+compiled = set()
+
+def compile_instead(self, *args, grid, warmup, **named):
+    options = {k: named.pop(k) for k in ("num_warps", "num_stages", "maxnreg") if named.get(k, self) is not self}
+    named.pop("maxnreg", None)
+    options = {k: v for k, v in options.items() if v is not None}
+    bound = inspect.signature(self.fn).bind(*args, **named).arguments
+    signature, constants, hints = {}, {}, {}
+    for i, parameter in enumerate(self.params):
+        value = bound[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name], hints[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+    triton.compile(ASTSource(self, signature, constants, hints), target=GPUTarget("cuda", 90, 32), options=options)
+    compiled.add(self.fn.__module__.rsplit(".", 1)[1] + "." + self.fn.__name__)
+
+JITFunction.run = compile_instead
+kernels = TritonKernels()
+n, batch = 2, 64
+zeros = torch.zeros
+"""
+
+FEW_CHANNELS = """
+images, labels = zeros(9, 3, 32, 32, dtype=torch.uint8), zeros(9, dtype=torch.int64)
+plan, keys, step = zeros(2, n, batch, dtype=torch.int32), zeros(n, dtype=torch.int64), zeros(1, dtype=torch.int64)
+transform = ImageTransform((0.5,) * 3, (0.2,) * 3, jitter=0.2, flip=0.5, grayscale=0.1)
+kernels.gather_augment(images, labels, plan, keys, step, transform, n)
+w, v, g = zeros(n, 62012), zeros(n, 62012), zeros(n, 62012)
+x1, x2, top1 = zeros(n, batch, 3, 32, 32), zeros(n, batch, 6, 14, 14), zeros(n, batch, 6, 14, 14, dtype=torch.uint8)
+x3, top2 = zeros(n, batch, 16, 5, 5), zeros(n, batch, 16, 5, 5, dtype=torch.uint8)
+w1, b1 = w[:, :450].unflatten(1, (6, 3, 5, 5)), w[:, 452:458]
+w2, b2 = w[:, 460:2860].unflatten(1, (16, 6, 5, 5)), w[:, 2860:2876]
+kernels.conv_relu_pool_forward(x1, w1, b1)
+kernels.conv_relu_pool_forward(x2, w2, b2)
+kernels.conv_relu_pool_weight_grad(x1, x2, top1, w1, b1)
+kernels.conv_relu_pool_weight_grad(x2, x3, top2, w2, b2)
+kernels.conv_relu_pool_input_grad(x3, top2, w2, (14, 14))
+hidden, fc, bias = zeros(n, batch, 84), w[:, 60000:60840].unflatten(1, (10, 84)), w[:, 60840:60850]
+logits = kernels.linear_forward(hidden, fc, bias, True)
+kernels.softmax_xent_grad(logits, zeros(n, batch, dtype=torch.int64), zeros(n, 10), zeros(n, 10))
+kernels.linear_weight_grad(hidden, logits, fc, bias)
+kernels.linear_input_grad(logits, fc, hidden)
+one, row = zeros(n), zeros(n, dtype=torch.int32)
+kernels.sgd_update(w, v, g, n=n, lr=one, momentum=one, weight_decay=one, mu=one, start=w, start_row=row, steps=row,
+                   step=step, correction=w, correction_row=row, correction_mode=row)
+print(" ".join(sorted(compiled)))
+"""
+
+MANY_CHANNELS = """
+from torch import nn
+from fedentopt.models.keyed_dropout import key_dropout
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+
+same = nn.Sequential(
+    nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(128 * 16, 10),
+)
+less = nn.Sequential(
+    nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Flatten(),
+    nn.Linear(48 * 9, 10),
+)
+key_dropout(less)
+for model, size, batch in ((same, 8, 64), (less, 11, 10)):
+    layout = FlatLayout(model, channels_last=True)
+    rows, x, labels = zeros(n, layout.width), zeros(n, batch, 3, size, size), zeros(n, batch, dtype=torch.int64)
+    for bf16 in (False, True):
+        net = WideNet(wide_blocks(model, size), layout, TritonKernels(bf16=bf16))
+        net.step(rows, rows.clone(), x, labels, None, None, zeros(n, dtype=torch.int64))
+        net.logits(rows, x[:1])
+print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
+"""
+
+
+KERNELS = {
+    FEW_CHANNELS: [
+        "convolution.forward_kernel", "convolution_input_grad.input_grad_kernel", "convolution_weight_grad.fold_kernel",
+        "convolution_weight_grad.weight_grad_kernel", "gather.gather_kernel", "linear.forward_kernel",
+        "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.softmax_xent_kernel", "update.sgd_kernel",
+    ],
+    MANY_CHANNELS: [
+        "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_maps.dropout_kernel", "wide_maps.pool_kernel",
+        "wide_maps.turn_kernel", "wide_maps.unpool_kernel", "wide_maps.windows_kernel",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launches", [FEW_CHANNELS, MANY_CHANNELS], ids=["few channels", "many channels"])
+def test_the_kernels_compile_for_a_gpu(launches: str) -> None:
+    pytest.importorskip("triton")
+    run = subprocess.run([sys.executable, "-c", PRELUDE + launches], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert run.stdout.split() == KERNELS[launches]

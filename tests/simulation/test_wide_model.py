@@ -1,0 +1,115 @@
+"""Which models the wide kernels take; what they compute is tested in Triton's interpreter (`wide_interpreted.py`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedentopt.models import build
+from fedentopt.models.keyed_dropout import key_dropout
+from fedentopt.simulation.trainers.choice import choose_trainer, wants_channels_last
+from fedentopt.simulation.trainers.stacked_nets import lower
+from fedentopt.simulation.trainers.wide_blocks import Dropped, wide_blocks
+from fedentopt.simulation.triton import ops
+
+CPU = torch.device("cpu")
+
+
+def wide(**changes: object) -> nn.Sequential:
+    """A small model that fits, but for the changes to its second convolution."""
+    settings = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1} | changes
+    second = nn.Conv2d(**settings)  # type: ignore[arg-type]
+    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(second.out_channels * 64, 5))
+
+
+def test_vgg11_is_eight_convolutions_and_a_linear_layer() -> None:
+    blocks = wide_blocks(build("vgg11", 10, seed=0), 32)
+    assert blocks is not None
+    assert [c.outputs for c in blocks.convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
+    assert [c.pooled for c in blocks.convolutions] == [True, True, False, True, False, True, False, True]
+    assert [linear.weight for linear in blocks.linears] == ["classifier.weight"]
+    assert not blocks.draws
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"out_channels": 40}, {"kernel_size": 9, "padding": 4}, {"kernel_size": (3, 1)}, {"padding": (1, 0)},
+        {"padding": 3}, {"stride": 2}, {"groups": 2}, {"bias": False}, {"dilation": 2, "padding": 2},
+        {"padding_mode": "reflect"}, {"kernel_size": 4, "padding": "same"}, {"kernel_size": 7, "padding": 0},
+    ],
+)  # fmt: skip
+def test_other_convolutions_do_not_fit(changes: dict[str, object]) -> None:
+    size = 6 if changes.get("kernel_size") == 7 else 16  # a kernel larger than the map
+    assert wide_blocks(wide(), size) is not None
+    assert wide_blocks(wide(**changes), size) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "padding"),
+    [
+        ({"out_channels": 48}, 1), ({"kernel_size": 5, "padding": 2}, 2), ({"padding": 0}, 0), ({"padding": "same"}, 1),
+        ({"padding": "valid"}, 0), ({"kernel_size": 1, "padding": 0}, 0), ({"kernel_size": 2, "padding": 1}, 1),
+    ],
+)  # fmt: skip
+def test_these_convolutions_do(changes: dict[str, object], padding: int) -> None:
+    blocks = wide_blocks(wide(**changes), 16)
+    assert blocks is not None
+    assert blocks.convolutions[1].padding == padding
+
+
+def test_other_layers_do_not_fit() -> None:
+    fits = list(wide())
+    assert wide_blocks(nn.Sequential(*fits[:1], nn.BatchNorm2d(64), *fits[1:]), 16) is None
+    assert wide_blocks(nn.Sequential(*fits, nn.ReLU()), 16) is None
+    assert wide_blocks(nn.Sequential(*fits, nn.Linear(5, 5)), 16) is None  # no ReLU between
+    assert wide_blocks(nn.Sequential(nn.Conv2d(3, 64, 7, padding=3), *fits[1:]), 16) is None  # 147 entries a window
+    assert wide_blocks(nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), *fits[1:]), 16) is None  # no image
+    assert wide_blocks(nn.Sequential(*fits[:4], nn.MaxPool2d(3), *fits[5:]), 16) is None
+    assert wide_blocks(nn.Sequential(*fits[:4], nn.AdaptiveAvgPool2d(1), *fits[5:]), 16) is None
+    assert wide_blocks(nn.Sequential(*fits[:3], *fits[4:]), 16) is None  # no ReLU
+    assert wide_blocks(nn.Sequential(*fits[:4], *fits[5:]), 16) is not None  # no pool at all
+    assert wide_blocks(nn.Sequential(nn.Flatten(), nn.Linear(5, 5)), 16) is None
+    assert wide_blocks(nn.Linear(5, 5), 16) is None
+    assert wide_blocks(build("lenet5", 10, seed=0), 32) is None
+    assert wide_blocks(build("efficientnet-b0", 10, seed=0), 32) is None
+
+
+def test_dropout_between_linear_layers_and_behind_the_maps() -> None:
+    fits = list(wide())
+    ends = [nn.Linear(4096, 20), nn.ReLU(), nn.Dropout(0.5), nn.Linear(20, 5)]
+    for middle in ([nn.Dropout(0.25), nn.Flatten()], [nn.Flatten(), nn.Dropout(0.25)]):
+        model = nn.Sequential(*fits[:5], *middle, *ends)
+        key_dropout(model)
+        blocks = wide_blocks(model, 16)
+        assert blocks is not None
+        assert blocks.dropped == Dropped(0.25, 0)
+        assert [linear.dropped for linear in blocks.linears] == [Dropped(0.5, 1), None]
+    for other in (
+        [*fits[:5], nn.Dropout2d(0.5), *fits[5:]], [*fits[:2], nn.Dropout(0.5), *fits[2:]], [*fits, nn.Dropout(0.5)],
+        [*fits[:5], nn.Dropout(0.5), nn.Flatten(), nn.Dropout(0.5), fits[6]],
+    ):  # fmt: skip
+        model = nn.Sequential(*other)
+        key_dropout(model)
+        assert wide_blocks(model, 16) is None
+
+
+def test_weights_lie_as_the_kernels_that_run_want_them() -> None:
+    # Both kinds of kernels take this model; those for few channels come first, and read plain weights.
+    both = nn.Sequential(nn.Conv2d(3, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 36, 5))
+    assert wide_blocks(both, 16) is not None
+    assert lower(both, ops("cpu").fuses_conv) is not None
+    assert not wants_channels_last("stacked", both, 16, CPU, "fp32")
+    assert wants_channels_last("streams", both, 16, CPU, "fp32")
+
+
+def test_without_triton_a_wide_model_trains_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert ops("cpu").wide is None
+    model = build("vgg11", 10, seed=0)
+    assert choose_trainer("auto", model, CPU, 32) == "loop"
+    assert choose_trainer("stacked", model, CPU, 32) == "stacked"
+    assert wants_channels_last("stacked", model, 32, CPU, "fp32")
+    assert not wants_channels_last("stacked", build("lenet5", 10, seed=0), 32, CPU, "fp32")

@@ -1,0 +1,139 @@
+"""Small worlds for engine tests: random images, a linear model, a recorder that keeps everything in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedentopt.datasets import Dataset
+from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.engine import EngineOptions, Task, simulate
+
+
+def images(samples: int = 60, classes: int = 3, size: int = 8, seed: int = 0, channels: int = 3) -> Dataset:
+    """Random images with a faint class-dependent brightness, so that there is something to learn."""
+    rng = np.random.default_rng(seed)
+
+    def split(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(n) % classes
+        x = rng.integers(0, 200, (n, channels, size, size)) + (y * 50 // max(1, classes - 1))[:, None, None, None]
+        return x.astype(np.uint8), y.astype(np.int64)
+
+    (x, y), (tx, ty) = split(samples), split(30)
+    names = tuple(f"class {c}" for c in range(classes))
+    return Dataset("toy", x, y, tx, ty, names, (0.4, 0.4, 0.4), (0.25, 0.25, 0.25))
+
+
+def linear(num_classes: int) -> nn.Module:
+    """One linear layer on 8x8 RGB images."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+
+def normed(num_classes: int) -> nn.Module:
+    """A small network with BatchNorm and dropout: what cannot be stacked."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 36, num_classes)
+    )
+
+
+def wide(num_classes: int) -> nn.Module:
+    """Convolutions with many channels, for 8x8 images: with pool after ReLU, without pool, with pool before ReLU."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(64, 128, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(128 * 4, num_classes),
+    )  # fmt: skip
+
+
+def dropping(num_classes: int) -> nn.Module:
+    """A plain CNN with dropout behind its map and between its linear layers, for 8x8 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(32 * 4, 24), nn.ReLU(), nn.Dropout(0.5), nn.Linear(24, num_classes),
+    )  # fmt: skip
+
+
+def narrow(num_classes: int) -> nn.Module:
+    """BatchNorm over single values: a batch of one sample has no variance in it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes))
+
+
+def branching(num_classes: int) -> nn.Module:
+    """A module that is no Sequential: the stack runs it through vmap."""
+    return Branching(num_classes)
+
+
+class Branching(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.last = nn.Linear(4 * 64 + 3 * 64, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([self.first(x).relu().flatten(1), x.flatten(1)], 1))
+
+
+class Memory:
+    """A recorder without a disk."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+        self.saved: tuple[Checkpoint, list[RoundRecord]] | None = None
+        self.saves: list[tuple[Checkpoint, list[RoundRecord]]] = []
+        self.outcome: Outcome | None = None
+
+    def start(self, start: RunStart) -> None:
+        self.begun = start
+
+    def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
+        return self.saved
+
+    def record(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        self.saves.append((checkpoint, list(self.records)))
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+PLAIN = {"jitter": 0.0, "flip": 0.0, "grayscale": 0.0}
+
+
+def config(**settings: object) -> RunConfig:
+    """A small config: few clients, everything else as given."""
+    base: dict[str, object] = {
+        "dataset": "toy", "model": "toy:linear", "partition": "dir:0.5", "min_samples": 1, "clients": 6, "cohort": "3",
+        "buffer": "0", "rounds": 3, "epochs": 2, "batch_size": 8,
+    }  # fmt: skip
+    return RunConfig(**(base | settings))  # type: ignore[arg-type]
+
+
+def run(configs: list[RunConfig], data: Dataset, **options: object) -> list[Outcome]:
+    """Simulate in memory on the CPU."""
+    tasks = [Task(c, Memory()) for c in configs]
+    return simulate(tasks, data, EngineOptions(**({"device": "cpu"} | options)))  # type: ignore[arg-type]
+
+
+def difference(a: Outcome, b: Outcome) -> float:
+    """Largest difference between two models' entries; NaN counts as infinite."""
+    assert a.model.keys() == b.model.keys()
+    gaps = [float((a.model[n].double() - b.model[n].double()).abs().max()) for n in a.model]
+    return float("inf") if any(g != g for g in gaps) else max(gaps)
+
+
+METHODS = [
+    {"algorithm": "fedavg"},
+    {"algorithm": "fedavg", "selector": "fedentopt"},
+    {"algorithm": "fedavg", "selector": "kl"},
+    {"algorithm": "fedprox", "mu": 0.3},
+    {"algorithm": "fednova"},
+    {"algorithm": "scaffold"},
+    {"algorithm": "scaffold", "scaffold_variant": "gradient"},
+    {"algorithm": "fedrs"},
+    {"algorithm": "fedlc"},
+    {"algorithm": "fedentropy"},
+    {"algorithm": "fedconcat", "clusters": 2, "rounds": 60, "concat_max_rounds": 10},
+]
