@@ -1,15 +1,27 @@
-"""A user's own model, selector or algorithm by import path: `package.module:factory`."""
+"""A user's own model, selector or algorithm: found by `package.module:factory`, and known again by its source.
+
+The identity of a run includes the code behind such a name: a digest over the module's source and over the modules
+beside it that it imports. A file that was edited since this process imported it is imported anew, so that what runs is
+what was digested.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
+import importlib.util
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedentopt.errors import InputError
+
+_LOADED: dict[str, str] = {}  # digest of a module's sources when it was imported here, by module name
 
 
 def is_import_path(name: str) -> bool:
@@ -18,25 +30,57 @@ def is_import_path(name: str) -> bool:
     return bool(module) and bool(attribute)
 
 
-def make_own(setting: str, path: str, argument: Any) -> Any:
-    """Import the factory behind `path` (modules of the current directory count) and call it with `argument`.
+def find_own(setting: str, path: str) -> Any:
+    """Import the factory behind `path`; modules of the current directory count.
 
     Refused, naming the setting: no such module or attribute, something that cannot be called, and any exception that
     the user's code raises on the way.
     """
     with _current_directory_importable():
+        return _find(setting, path)
+
+
+def make_own(setting: str, path: str, *arguments: Any, **settings: Any) -> Any:
+    """Import the factory behind `path` and call it; an exception it raises is refused in one line."""
+    with _current_directory_importable():
         factory = _find(setting, path)
         try:
-            return factory(argument)
+            return factory(*arguments, **settings)
         except InputError:
             raise
         except Exception as error:
             raise InputError(f"{setting}: calling {path} raised {describe_error(error)}") from error
 
 
-def describe_error(error: Exception) -> str:
+def code_digest(paths: Iterable[str]) -> str:
+    """SHA-256 of the sources behind these import paths; empty where there are none, or none can be found."""
+    names = sorted({path.partition(":")[0] for path in paths if is_import_path(path)})
+    with _current_directory_importable():
+        parts = [f"{name} {digest}" for name in names if (digest := _module_digest(name))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
+
+
+def source_digest_of(thing: Any) -> str:
+    """SHA-256 of the source of a class, function or object's class, with its bases outside this package; empty where
+    there is no source to read."""
+    cls = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+    kinds = [base for base in cls.__mro__ if _is_own(base)] if inspect.isclass(cls) else [cls]
+    digest = hashlib.sha256()
+    for kind in kinds:
+        try:
+            digest.update(inspect.getsource(kind).encode() + b"\0")
+        except (OSError, TypeError):
+            return ""
+    return digest.hexdigest()
+
+
+def describe_error(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _is_own(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in ("fedentopt", "builtins", "abc", "typing", "torch")
 
 
 def _find(setting: str, path: str) -> Any:
@@ -44,7 +88,7 @@ def _find(setting: str, path: str) -> Any:
     if not is_import_path(path):
         raise InputError(f"{setting}: {path!r} is not of the form package.module:factory")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = _import(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(error.name + ".")):
             where = "nor in the current directory"
@@ -59,6 +103,91 @@ def _find(setting: str, path: str) -> Any:
     if not callable(found):
         raise InputError(f"{setting}: {path} is {type(found).__name__}; accepted: a callable factory")
     return found
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module, anew if this process imported it before and its sources have changed since."""
+    if name in _LOADED and name in sys.modules and _module_digest(name) != _LOADED[name]:
+        for beside in _sources(name):
+            sys.modules.pop(beside, None)
+    module = importlib.import_module(name)
+    _LOADED[name] = _module_digest(name)
+    return module
+
+
+def _module_digest(name: str) -> str:
+    """Over the module's source and the modules beside it that it imports, by name; empty without a source."""
+    digest = hashlib.sha256()
+    sources = _sources(name)
+    for module, path in sorted(sources.items()):
+        digest.update(module.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest() if sources else ""
+
+
+def _sources(name: str) -> dict[str, Path]:
+    """Source files by module: the module's own, and below the folder that holds it (or its package) all it imports."""
+    origin = _origin(name)
+    if origin is None:
+        return {}
+    root = origin.parent
+    for _ in range(name.count(".") + (origin.name == "__init__.py")):
+        root = root.parent
+    found: dict[str, Path] = {}
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        path = _below(root, module)
+        if path is None or module in found:
+            continue
+        found[module] = path
+        waiting += _imports(path, module)
+        parent = module.rpartition(".")[0]
+        if parent:
+            waiting.append(parent)
+    return found
+
+
+def _origin(name: str) -> Path | None:
+    """The file a module comes from, found without running it where it is not imported yet."""
+    loaded = sys.modules.get(name)
+    text = getattr(loaded, "__file__", None)
+    if text is None and loaded is None:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        text = None if spec is None else spec.origin
+    path = None if text is None else Path(text)
+    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _below(root: Path, module: str) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _imports(path: Path, module: str) -> list[str]:
+    """Names of modules that a source file may import; those that do not lie beside it are sorted out later."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".") if package else []
+                kept = parts[: len(parts) - node.level + 1]
+                base = ".".join([*kept, *([node.module] if node.module else [])])
+            names += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
+    return [name for name in names if name]
 
 
 @contextmanager

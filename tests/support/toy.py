@@ -9,7 +9,7 @@ from torch import nn
 from fedentopt.datasets import Dataset
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
 
 def images(samples: int = 60, classes: int = 3, size: int = 8, seed: int = 0, channels: int = 3) -> Dataset:
@@ -106,15 +106,15 @@ def config(**settings: object) -> RunConfig:
     """A small config: few clients, everything else as given."""
     base: dict[str, object] = {
         "dataset": "toy", "model": "toy:linear", "partition": "dir:0.5", "min_samples": 1, "clients": 6, "cohort": "3",
-        "buffer": "0", "rounds": 3, "epochs": 2, "batch_size": 8,
+        "rounds": 3, "epochs": 2, "batch_size": 8,
     }  # fmt: skip
-    return RunConfig(**(base | settings))  # type: ignore[arg-type]
+    return RunConfig.from_dict(base | settings)  # type: ignore[arg-type]
 
 
 def run(configs: list[RunConfig], data: Dataset, **options: object) -> list[Outcome]:
     """Simulate in memory on the CPU."""
     tasks = [Task(c, Memory()) for c in configs]
-    return simulate(tasks, data, EngineOptions(**({"device": "cpu"} | options)))  # type: ignore[arg-type]
+    return run_stack(tasks, data, RunOptions(**({"device": "cpu"} | options)))  # type: ignore[arg-type]
 
 
 def difference(a: Outcome, b: Outcome) -> float:

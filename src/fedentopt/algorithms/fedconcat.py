@@ -19,20 +19,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedentopt.algorithms.algorithm import Algorithm
+from fedentopt.algorithms.algorithm import Algorithm, ModelSizes, SecondStage, algorithm
 from fedentopt.errors import InputError
+from fedentopt.settings import setting
 
 LOCAL_BATCHES = 3  # mini-batches per client and round in stage 2
 LEAST_SECOND = 10  # rounds of stage 2: the reported accuracy is the mean of its last ten
 
 
+@algorithm("fedconcat", label="FedConcat")
 class FedConcat(Algorithm):
-    """FedAvg within clusters; the second stage is the engine's `concat`."""
+    """FedAvg within clusters of clients, then one new layer on all clusters' encoders."""
 
+    clusters: int = setting(5, help="FedConcat: number of clusters", low=1, option="clusters")
+    share: float = setting(
+        0.9, help="FedConcat: share of the rounds spent in stage 1", above=0, high=1, option="concat_share"
+    )
+    max_rounds: int = setting(
+        500,
+        help="FedConcat: most rounds of stage 2, whatever the communication budget allows",
+        low=10,
+        option="concat_max_rounds",
+    )
     reads_label_counts = True
 
-    def __init__(self, clusters: int) -> None:
-        self.clusters = clusters
+    def groups(self, label_counts: np.ndarray, seed: int) -> np.ndarray:
+        return cluster_clients(label_counts, self.clusters, seed)
+
+    def second_stage(self, rounds: int, cohort: int, clients: int, sizes: ModelSizes) -> SecondStage:
+        layer = (self.clusters * sizes.features + 1) * sizes.classes
+        numbers = sizes.parameters, sizes.encoder, layer
+        budget = concat_budget(rounds, self.share, self.max_rounds, cohort, clients, self.clusters, numbers)
+        return SecondStage(budget.first, budget.second, LOCAL_BATCHES)
 
 
 @dataclass(frozen=True)

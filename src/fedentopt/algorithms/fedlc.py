@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedentopt.algorithms.algorithm import Algorithm, LocalTerms
+from fedentopt.algorithms.algorithm import Algorithm, Client, LocalTerms, algorithm
+from fedentopt.settings import setting
 
 ABSENT = 1e-8
 
 
+@algorithm("fedlc", label="FedLC")
 class FedLC(Algorithm):
     """FedAvg with calibrated local logits; evaluation uses plain ones."""
 
-    def __init__(self, tau: float) -> None:
-        self.tau = tau
+    tau: float = setting(1.0, help="FedLC: strength of the calibration", low=0, option="fedlc_tau")
 
-    def local_terms(self, label_counts: np.ndarray) -> LocalTerms:
-        counts = np.asarray(label_counts, dtype=np.float64)
+    def local_terms(self, client: Client) -> LocalTerms:
+        counts = np.asarray(client.label_counts, dtype=np.float64)
         return LocalTerms(logit_shift=-self.tau * np.where(counts > 0, counts, ABSENT) ** -0.25)

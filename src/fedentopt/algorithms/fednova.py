@@ -9,15 +9,14 @@ with a_k of `effective_steps`. As factors: clients[k] = A p_k / a_k and own = 1 
 
 from __future__ import annotations
 
-import numpy as np
-
-from fedentopt.algorithms.algorithm import Algorithm, Mixing, effective_steps
+from fedentopt.algorithms.algorithm import Algorithm, Mixing, Round, algorithm, effective_steps
 
 
+@algorithm("fednova", label="FedNova")
 class FedNova(Algorithm):
     """Normalised averaging; the factors need not add up to one over the clients, so buffers keep FedAvg's."""
 
-    def mix(self, shares: np.ndarray, steps: np.ndarray, momentum: float) -> Mixing:
-        a = effective_steps(steps, momentum)
-        clients = (shares * a).sum() * shares / a
+    def mix(self, round: Round) -> Mixing:
+        a = effective_steps(round.steps, round.momentum)
+        clients = (round.shares * a).sum() * round.shares / a
         return Mixing(1.0 - float(clients.sum()), clients)

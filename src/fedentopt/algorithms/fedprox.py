@@ -5,16 +5,15 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020: local
 
 from __future__ import annotations
 
-import numpy as np
+from fedentopt.algorithms.algorithm import Algorithm, Client, LocalTerms, algorithm
+from fedentopt.settings import setting
 
-from fedentopt.algorithms.algorithm import Algorithm, LocalTerms
 
-
+@algorithm("fedprox", label="FedProx")
 class FedProx(Algorithm):
     """FedAvg with a proximal term of weight `mu`."""
 
-    def __init__(self, mu: float) -> None:
-        self.mu = mu
+    mu: float = setting(1e-4, help="FedProx: weight of the proximal term", low=0, option="mu")
 
-    def local_terms(self, label_counts: np.ndarray) -> LocalTerms:
+    def local_terms(self, client: Client) -> LocalTerms:
         return LocalTerms(mu=self.mu)

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedentopt.algorithms.algorithm import Algorithm, LocalTerms
+from fedentopt.algorithms.algorithm import Algorithm, Client, LocalTerms, algorithm
+from fedentopt.settings import setting
 
 
+@algorithm("fedrs", label="FedRS")
 class FedRS(Algorithm):
     """FedAvg with local logits scaled by class presence."""
 
-    def __init__(self, alpha: float, *, soft: bool = False) -> None:
-        self.alpha, self.soft = alpha, soft
+    alpha: float = setting(
+        0.5, help="FedRS: factor on the logits of absent classes", low=0, high=1, option="fedrs_alpha"
+    )
+    soft: bool = setting(
+        False,
+        help="FedRS: the authors' code's soft version, alpha + (1 - alpha) * share of the largest class",
+        option="fedrs_soft",
+    )
 
-    def local_terms(self, label_counts: np.ndarray) -> LocalTerms:
-        counts = np.asarray(label_counts, dtype=np.float64)
+    def local_terms(self, client: Client) -> LocalTerms:
+        counts = np.asarray(client.label_counts, dtype=np.float64)
         if self.soft:
             scale = self.alpha + (1 - self.alpha) * counts / counts.max()
         else:

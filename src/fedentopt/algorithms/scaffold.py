@@ -13,45 +13,59 @@ and in both w <- sum_k p_k w_k, c <- c + (1/K) sum_{k in S} (c_k' - c_k).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
-from fedentopt.algorithms.algorithm import Algorithm, effective_steps
+from fedentopt.algorithms.algorithm import (
+    AFTER_STEP,
+    IN_GRADIENT,
+    Algorithm,
+    Round,
+    Vectors,
+    algorithm,
+    effective_steps,
+)
+from fedentopt.settings import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
+@algorithm("scaffold", label="SCAFFOLD")
 class Scaffold(Algorithm):
-    """Which variant; the variates themselves live in `ControlVariates`."""
+    """FedAvg with control variates c (the server's) and c_k (the clients')."""
 
-    model_vectors = 2
+    variant: str = setting(
+        "niid",
+        help="SCAFFOLD: niid (correction after the step) or gradient (inside momentum)",
+        choices=("niid", "gradient"),
+        option="scaffold_variant",
+    )
+    server_vectors = ("c",)
+    client_vectors = ("c",)
+    sends_down = ("c",)
+    sends_up = ("c",)
 
-    def __init__(self, variant: str) -> None:
-        self.correction = {"niid": "after", "gradient": "gradient"}[variant]
+    @property
+    def push_enters(self) -> str:
+        return IN_GRADIENT if self.variant == "gradient" else AFTER_STEP
+
+    def push(self, vectors: Vectors) -> Tensor:
+        return vectors.server["c"] - vectors.client["c"]
+
+    def absorb(self, vectors: Vectors, start: Tensor, trained: Tensor, round: Round) -> None:
+        pace = round.tensor(self.pace(round.steps, round.momentum, round.lr))
+        change = (start - trained) * pace[:, None] - vectors.server["c"]  # c_k' - c_k
+        vectors.client["c"] = vectors.client["c"] + change
+        vectors.server["c"] = vectors.server["c"] + change.sum(0) / round.total_clients
 
     def pace(self, steps: np.ndarray, momentum: float, lr: float) -> np.ndarray:
         """What turns the way a client went into its mean gradient: 1 / (steps * lr), or 1 / (a_k * lr), float32.
 
         0 where that is beyond float32: at such a learning rate no client moves, and 0 / 0 would follow.
         """
-        reach = effective_steps(steps, momentum) if self.correction == "gradient" else np.asarray(steps, np.float64)
+        reach = effective_steps(steps, momentum) if self.variant == "gradient" else np.asarray(steps, np.float64)
         with np.errstate(divide="ignore", over="ignore"):
             pace = (1.0 / (reach * lr)).astype(np.float32)
         return np.where(np.isfinite(pace), pace, np.float32(0))
-
-
-class ControlVariates:
-    """c and the c_k of one run, as flat parameter rows: (K, width) floats stay on the device."""
-
-    def __init__(self, clients: int, width: int, device: torch.device) -> None:
-        self.server = torch.zeros(width, device=device)
-        self.client = torch.zeros(clients, width, device=device)
-
-    def corrections(self, clients: torch.Tensor) -> torch.Tensor:
-        """c - c_k for these clients (int64, on the device), (M, width)."""
-        return self.server - self.client[clients]
-
-    def absorb(self, clients: torch.Tensor, start: torch.Tensor, trained: torch.Tensor, pace: torch.Tensor) -> None:
-        """Move c and c_k after a round: `start` (width,) is what `trained` (M, width) began from, `pace` (M,) the
-        `Scaffold.pace` of each client."""
-        change = (start - trained) * pace[:, None] - self.server  # c_k' - c_k
-        self.client.index_add_(0, clients, change)
-        self.server = self.server + change.sum(0) / len(self.client)

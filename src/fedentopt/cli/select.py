@@ -25,12 +25,15 @@ from fedentopt.cli.select_state import (
 from fedentopt.errors import InputError
 from fedentopt.files import locked_state
 from fedentopt.privacy import check_epsilon, laplace_noise
-from fedentopt.selection import EntropySelector, KLSelector, RandomSelector
-from fedentopt.selection.selector import TableSelector
+from fedentopt.selection import SELECTORS, EntropySelector, Selector
 from fedentopt.selection.trial import sweep as try_settings
 from fedentopt.selection.trial import try_rounds
 
 _NOISE = 0x4E5A  # keeps these draws apart from others made with the same seed
+
+
+COUNTS_ONLY = tuple(sorted((cls.name for cls in SELECTORS if not cls.needs), key=lambda name: name != "fedentopt"))
+"""Selectors that need label counts and nothing of a training run."""
 
 
 def register(app: typer.Typer) -> None:
@@ -126,8 +129,8 @@ def select(
 def _check_options(
     selector: str, epsilon: float | None, noisy: bool, target: Path | None, state: Path | None, sweep: bool
 ) -> None:
-    if selector not in ("fedentopt", "random", "kl"):
-        raise InputError(f"--selector: {selector!r} is unknown; accepted: fedentopt, random, kl")
+    if selector not in COUNTS_ONLY:
+        raise InputError(f"--selector: {selector!r} is unknown; accepted: {', '.join(COUNTS_ONLY)}")
     if epsilon is not None:
         check_epsilon(epsilon)
     if epsilon is not None and noisy:
@@ -142,12 +145,10 @@ def _check_options(
         raise InputError(f"--sweep: {selector} selection has no buffer to compare; accepted: --selector fedentopt")
 
 
-def _selector(name: str, size: int, buffer: int | None, seed: int, target: np.ndarray | None) -> TableSelector:
-    if name == "random":
-        return RandomSelector(size, seed=seed)
-    if name == "kl":
-        return KLSelector(size)
-    return EntropySelector(size, buffer_size=buffer or 0, seed=seed, target=target)
+def _selector(name: str, size: int, buffer: int | None, seed: int, target: np.ndarray | None) -> Selector:
+    if name == EntropySelector.name:
+        return EntropySelector(size, buffer_size=buffer or 0, seed=seed, target=target)
+    return SELECTORS.get(name)(size, seed=seed)
 
 
 def _reported(table: CountsFile, epsilon: float | None, seed: int) -> np.ndarray | None:

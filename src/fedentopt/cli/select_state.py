@@ -14,8 +14,8 @@ from typing import Any
 from fedentopt.cli.console import note
 from fedentopt.errors import InputError
 from fedentopt.files import written_aside
-from fedentopt.selection.selector import TableSelector
-from fedentopt.simulation.config import amount
+from fedentopt.selection import Selector
+from fedentopt.settings import amount
 
 _SWEEP_COHORTS = "5%,10%,20%,40%"
 _SWEEP_BUFFERS = "0%,25%,50%,75%"
@@ -93,7 +93,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def continue_from(path: Path, content: Mapping[str, Any], selector: TableSelector, about: Mapping[str, Any]) -> None:
+def continue_from(path: Path, content: Mapping[str, Any], selector: Selector, about: Mapping[str, Any]) -> None:
     """Put the selector where the state stood; refused unless everything the state is about is the same now.
 
     Clients may have joined or left meanwhile. Those that left while in the buffer are forgotten there, with a note,
@@ -124,7 +124,7 @@ def continue_from(path: Path, content: Mapping[str, Any], selector: TableSelecto
         raise InputError(f"{path}: {error}") from error
 
 
-def write_state(path: Path, selector: TableSelector, about: Mapping[str, Any]) -> None:
+def write_state(path: Path, selector: Selector, about: Mapping[str, Any]) -> None:
     """Put the state in the place of the file, whole or not at all."""
     state = selector.state_dict()
     content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "state": state}
@@ -142,7 +142,7 @@ def _same_rule(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> b
 
 
 def _still_kept_out(
-    path: Path, content: Mapping[str, Any], selector: TableSelector, buffer: Sequence[object]
+    path: Path, content: Mapping[str, Any], selector: Selector, buffer: Sequence[object]
 ) -> list[object]:
     """The buffer without clients that left; as it is, to be refused, where the state knows none of those here."""
     here = set(selector.clients)

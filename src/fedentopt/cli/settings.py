@@ -1,6 +1,7 @@
-"""Options made from dataclasses: every field is an option, its help text the field's, and a TOML file may give it.
+"""Options made from declared settings: every one is an option with its help text, and a TOML file may give it.
 
-The order of precedence is: option, then file, then the command's own default, then the field's.
+The order of precedence is: option, then file, then the command's own default, then the setting's. Settings of single
+methods that have no option are set by `--set NAME=VALUE`, or in the file's [settings].
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from typing import Any
 import typer
 
 from fedentopt.errors import InputError
-from fedentopt.settings import from_word, is_list, kind_of, read_toml
-from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.methods import parse_seeds
-from fedentopt.simulation.options import Execution
+from fedentopt.settings import Setting, read_toml, settings_of
+from fedentopt.simulation.config import FIELDS, RunConfig, options
+from fedentopt.simulation.methods import apply_settings, parse_seeds
+from fedentopt.simulation.options import RunOptions
 
+METHOD_PANEL = "Settings of single methods"
 PANELS = {
     "Data": ("dataset", "fine_labels", "image_size", "partition", "min_samples", "clients", "data_dir"),
-    "Method": ("method", "algorithm", "selector", "cohort", "buffer", "epsilon", "dropout", "stragglers"),
+    "Method": (
+        "method", "algorithm", "selector", "cohort", "buffer", "epsilon", "averaging", "dropout", "stragglers",
+        "speed_spread", "set",
+    ),
     "Training": (
         "model", "weights", "rounds", "epochs", "batch_size", "lr", "lr_decay", "weight_decay", "momentum",
         "jitter", "flip", "grayscale", "evaluate_every", "precision", "seed", "seeds",
     ),
-    "Settings of single methods": (
-        "mu", "scaffold_variant", "fedrs_alpha", "fedrs_soft", "fedlc_tau", "clusters", "concat_share",
-        "concat_max_rounds",
-    ),
+    METHOD_PANEL: (),
     "Where and how": (
         "out", "config", "resume", "device", "trainer", "workers", "checkpoint_every", "target", "page", "log",
         "as_json",
@@ -40,29 +42,29 @@ PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 Given = Mapping[str, Any]
 
 
-def fields_of(*classes: type) -> dict[str, dataclasses.Field[Any]]:
-    """Fields of the dataclasses by name."""
-    return {f.name: f for one in classes for f in dataclasses.fields(one)}
+def run_settings(leave_out: Iterable[str] = ()) -> dict[str, Setting]:
+    """All settings of a run and of how it executes that have an option, by name."""
+    how = {name: s for name, s in settings_of(RunOptions).items() if s.help}
+    return {name: s for name, s in (options() | how).items() if name not in tuple(leave_out)}
 
 
-def field_options(fields: Mapping[str, dataclasses.Field[Any]], defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    """An option for each field. All default to None, "not given", since a file may give the value instead."""
+def setting_options(settings: Mapping[str, Setting], defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """An option for each setting. All default to None, "not given", since a file may give the value instead."""
     parameters = []
-    for name, field in fields.items():
-        kind, optional = kind_of(field)
-        default = defaults.get(name, field.default)
-        help_text = field.metadata["help"]
+    for name, declared in settings.items():
+        default = defaults.get(name, declared.default)
+        help_text = declared.help
         if default not in (None, ()):
             help_text += f" (default: {_word(default)})"
         flag = f"--{name.replace('_', '-')}"
         annotation: Any = str | None
-        metavar: str | None = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}.get(kind)
-        if kind == "bool":
+        metavar: str | None = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}.get(declared.kind)
+        if declared.kind == "bool":
             annotation, metavar = bool | None, None
             flag = f"{flag}/--no-{name.replace('_', '-')}"
-        elif is_list(field):
+        elif declared.many:
             annotation = list[str] | None
-        elif optional:
+        elif declared.optional:
             metavar = f"{metavar}|none"
         parameters.append(option(name, annotation, flag, help_text, metavar=metavar))
     return parameters
@@ -72,14 +74,16 @@ def option(
     name: str, annotation: Any, flag: str, help_text: str, *, metavar: str | None = None, default: Any = None
 ) -> inspect.Parameter:
     """One option as a parameter of a command."""
-    panel = PANEL_OF.get(name, "Other settings")
+    panel = PANEL_OF.get(name, METHOD_PANEL)
     info = typer.Option(default, flag, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=annotation)
 
 
 def shared_options() -> list[inspect.Parameter]:
-    """Options that are no field: several seeds, the file, JSON."""
+    """Options that are no setting: those of methods without one, several seeds, the file, JSON."""
+    text = "a setting of a method, such as beta=0.9; may be repeated (`fedentopt methods` lists them)"
     return [
+        option("set", list[str] | None, "--set", text, metavar="NAME=VALUE"),
         option("seeds", str | None, "--seeds", "several seeds, such as 0,1,2 or 0-4", metavar="LIST"),
         option("config", str | None, "--config", "TOML file with settings; options win", metavar="FILE"),
         option("as_json", bool, "--json", "print JSON instead of a table", default=False),
@@ -104,36 +108,71 @@ def command(body: Callable[[dict[str, Any]], None], parameters: Iterable[inspect
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a command was asked for. `settings` holds what was given for `RunConfig`, defaults not included."""
+    """What a command was asked for.
+
+    `settings` holds what was given for `RunConfig`, defaults not included; `own` what was given for single methods, by
+    their options, `--set` or a file's [settings].
+    """
 
     settings: dict[str, Any]
+    own: dict[str, Any]
     seeds: tuple[int, ...] | None
-    execution: Execution
+    options: RunOptions
     methods: list[str] | None
 
 
 def gather(
-    given: Given,
-    *,
-    fields: Mapping[str, dataclasses.Field[Any]],
-    defaults: Mapping[str, Any],
-    methods: bool = False,
+    given: Given, *, settings: Mapping[str, Setting], defaults: Mapping[str, Any], methods: bool = False
 ) -> Request:
     """Put options, file and the command's defaults together; anything unknown or unusable is an `InputError`."""
-    extra = ["seeds", "methods"] if methods else ["seeds"]
+    extra = ["seeds", "settings", *(["methods"] if methods else [])]
     file: dict[str, Any] = {}
     if given["config"] is not None:
-        file = read_toml(Path(given["config"]), fields, extra)
-    typed = {name: _value(field, given[name]) for name, field in fields.items() if _is_given(given[name])}
+        file = read_toml(Path(given["config"]), settings, extra)
+    typed = {name: _value(declared, given[name]) for name, declared in settings.items() if _is_given(given[name])}
     seeds = _seeds(given, typed, file)
     if seeds is not None:
         typed.pop("seed", None)
         file.pop("seed", None)
-    values = {**defaults, **{name: v for name, v in file.items() if name in fields}, **typed}
-    of_run = fields_of(RunConfig)
-    execution = Execution(**{name: value for name, value in values.items() if name not in of_run})
-    settings = {name: value for name, value in values.items() if name in of_run}
-    return Request(settings, seeds, execution, _methods(given, file) if methods else None)
+    values = {**defaults, **{name: v for name, v in file.items() if name in settings}, **typed}
+    of_methods = [name for name in options() if name not in FIELDS]
+    how = {name: value for name, value in values.items() if name in settings_of(RunOptions)}
+    return Request(
+        settings={name: value for name, value in values.items() if name in FIELDS},
+        own={name: values[name] for name in of_methods if name in values} | _own(given, file),
+        seeds=seeds,
+        options=RunOptions(**how),
+        methods=_methods(given, file) if methods else None,
+    )
+
+
+def with_own(methods: list[dict[str, Any]], own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Settings of methods with those of single methods worked in; one that no method has is refused."""
+    used: set[str] = set()
+    made = []
+    for settings in methods:
+        merged, applied = apply_settings(settings, own)
+        made.append(merged)
+        used |= applied
+    for key in own:
+        if key not in used:
+            names = ", ".join(RunConfig.from_dict(settings).method for settings in made)
+            raise InputError(f"{key}: no setting of {names}; `fedentopt methods` lists what each method has")
+    return made
+
+
+def _own(given: Given, file: Given) -> dict[str, Any]:
+    """What a file's [settings] and `--set` say, the latter winning."""
+    listed = file.get("settings", {})
+    if not isinstance(listed, dict):
+        raise InputError(f"settings: {listed!r} cannot be used; accepted: a table [settings] of a method's settings")
+    own = dict(listed)
+    for word in given["set"] or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"set: {word!r} cannot be read; accepted: NAME=VALUE, such as beta=0.9")
+        own[name.strip()] = value.strip()
+    return own
 
 
 def _seeds(given: Given, typed: Given, file: Given) -> tuple[int, ...] | None:
@@ -164,12 +203,12 @@ def _is_given(value: Any) -> bool:
     return value is not None and value != []
 
 
-def _value(field: dataclasses.Field[Any], given: Any) -> Any:
+def _value(declared: Setting, given: Any) -> Any:
     if isinstance(given, bool):
         return given
     if isinstance(given, list | tuple):
-        return tuple(from_word(field, word) for word in given)
-    return from_word(field, given)
+        return tuple(declared.from_word(word) for word in given)
+    return declared.from_word(given)
 
 
 def _word(default: Any) -> str:

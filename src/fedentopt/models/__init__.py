@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from fedentopt.models.building import NAMES, build
-from fedentopt.models.head import head_name
+from fedentopt.models.head import find_head, head_name
 from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
 
-__all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "head_name"]
+__all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "find_head", "head_name"]

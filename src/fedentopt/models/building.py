@@ -6,6 +6,7 @@ A user's own model goes by "package.module:factory", where factory(num_classes) 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,18 @@ from fedentopt.models.weights import load_weights
 from fedentopt.own_code import describe_error, make_own
 
 
-def own_model(spec: str, num_classes: int) -> nn.Module:
-    """Import the factory (see `make_own`), call it, and refuse a result that is no `nn.Module`."""
-    model = make_own("model", spec, num_classes)
+def own_model(spec: str, num_classes: int, factory: Callable[[int], nn.Module] | None = None) -> nn.Module:
+    """Call the factory, imported where none is given (see `make_own`), and refuse a result that is no `nn.Module`."""
+    if factory is None:
+        model = make_own("model", spec, num_classes)
+    else:
+        try:
+            model = factory(num_classes)
+        except Exception as error:
+            raise InputError(f"model: calling {spec} raised {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {spec}({num_classes}) returned {type(model).__name__}; accepted: torch.nn.Module")
-    return model
+    return model.to("cpu")
 
 
 def check_own_model(model: nn.Module, spec: str, num_classes: int, image_size: int) -> None:
@@ -66,12 +73,21 @@ def _forward(model: nn.Module, images: torch.Tensor, spec: str) -> Any:
 NAMES = ("lenet5", "vgg11", "efficientnet-b0", "efficientnet-b3")
 
 
-def build(name: str, num_classes: int, *, seed: int, image_size: int = 32, weights: str | None = None) -> nn.Module:
+def build(
+    name: str,
+    num_classes: int,
+    *,
+    seed: int,
+    image_size: int = 32,
+    weights: str | None = None,
+    factory: Callable[[int], nn.Module] | None = None,
+) -> nn.Module:
     """The model `name` for `num_classes` classes and square RGB images, on the CPU, in training mode.
 
     `name`: one of `NAMES`, or "package.module:factory" for one's own. Its start depends on `seed` alone;
     torch's global generators are left as they were. `weights`: a local file to start from (see
-    `load_weights`). Dropout layers become keyed ones (see `keyed_dropout`).
+    `load_weights`). `factory`: makes one's own model in the place of what `name` stands for. Dropout layers become
+    keyed ones (see `keyed_dropout`).
     """
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes} is out of range; accepted: at least 2")
@@ -80,16 +96,18 @@ def build(name: str, num_classes: int, *, seed: int, image_size: int = 32, weigh
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would also reseed the CUDA generators, which are not forked here.
         torch.default_generator.manual_seed(seed % 2**63)
-        model = _make(name, num_classes, image_size)
+        model = _make(name, num_classes, image_size, factory)
         key_dropout(model)
-        if ":" in name:
+        if ":" in name or factory is not None:
             check_own_model(model, name, num_classes, image_size)
         if weights is not None:
             load_weights(model, weights, find_head(model))
     return model.train()
 
 
-def _make(name: str, num_classes: int, image_size: int) -> nn.Module:
+def _make(name: str, num_classes: int, image_size: int, factory: Callable[[int], nn.Module] | None) -> nn.Module:
+    if factory is not None:
+        return own_model(name, num_classes, factory)
     if name == "lenet5":
         return lenet5(num_classes, image_size)
     if name == "vgg11":
@@ -97,5 +115,5 @@ def _make(name: str, num_classes: int, image_size: int) -> nn.Module:
     if name in ("efficientnet-b0", "efficientnet-b3"):
         return efficientnet(name.removeprefix("efficientnet-"), num_classes)
     if ":" in name:
-        return own_model(name, num_classes).to("cpu")
+        return own_model(name, num_classes)
     raise InputError(f"model: {name!r} is unknown; accepted: {', '.join(NAMES)} or package.module:factory")

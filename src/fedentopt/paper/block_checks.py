@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.methods import MOST
+from fedentopt.simulation.config import known_keys
+from fedentopt.simulation.methods import MOST_SEEDS
 
 Document = Mapping[str, Any]
 
@@ -73,7 +72,7 @@ def check_paper(value: Any) -> None:
 
 def check_known(settings: Mapping[str, Any]) -> None:
     """Refuse settings that no run has, where there is no run to refuse them."""
-    known = {field.name for field in dataclasses.fields(RunConfig)}
+    known = known_keys()
     for name in settings:
         if name not in known:
             raise InputError(f"{name}: unknown setting; accepted: {', '.join(sorted(known))}")
@@ -98,9 +97,9 @@ def as_list(name: str, value: Any) -> list[Any]:
 def read_seeds(value: Any) -> tuple[int, ...]:
     """A number of seeds (3 is 0, 1, 2) or the seeds themselves; no more than the command line takes."""
     number = len(value) if isinstance(value, list) else value
-    if isinstance(number, int) and number > MOST:
+    if isinstance(number, int) and number > MOST_SEEDS:
         shown = f"a list of {number}" if isinstance(value, list) else value
-        raise InputError(f"seeds: {shown} are too many; accepted: at most {MOST}")
+        raise InputError(f"seeds: {shown} are too many; accepted: at most {MOST_SEEDS}")
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
     good = isinstance(seeds, list) and seeds and len(set(map(str, seeds))) == len(seeds)
     if not good or any(isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1e15 for seed in seeds):

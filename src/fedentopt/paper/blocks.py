@@ -29,20 +29,9 @@ from fedentopt.paper.block_checks import (
 )  # fmt: skip
 from fedentopt.paper.cells import METRICS, Cell
 from fedentopt.paper.printed import Place, Printed, printed_figures
-from fedentopt.simulation.config import RunConfig
+from fedentopt.settings import amount
+from fedentopt.simulation.config import RunConfig, option_of
 from fedentopt.simulation.methods import parse_method
-
-USED_BY = {
-    "mu": ("fedprox",),
-    "scaffold_variant": ("scaffold",),
-    "fedrs_alpha": ("fedrs",),
-    "fedrs_soft": ("fedrs",),
-    "fedlc_tau": ("fedlc",),
-    "clusters": ("fedconcat",),
-    "concat_share": ("fedconcat",),
-    "concat_max_rounds": ("fedconcat",),
-}
-"""Settings that only these algorithms look at; for others they must not tell two runs apart."""
 
 
 def paper_cells() -> list[Cell]:
@@ -162,13 +151,19 @@ def _cell(
     return Cell(
         **common,
         participation=chosen.get("participation", _per_cent(own.cohort_size, own.clients)),
-        buffer=chosen.get("buffer", _per_cent(own.buffer_size, own.clients)) if own.selector == "fedentopt" else None,
+        buffer=None if _buffer(own) is None else chosen.get("buffer", _buffer(own)),
         seeds=read_seeds(block.get("seeds", merged.get("seeds", 1))),
         config=own,
         baseline=config(own.algorithm) if metric == "accuracy_change" else None,
         reference=config("fedavg"),
         full_rounds=own.rounds,
     )
+
+
+def _buffer(config: RunConfig) -> float | None:
+    """The buffer of the run's selector in per cent of the clients, None where it has none."""
+    given = config.of("selector").get("buffer")
+    return None if given is None else _per_cent(amount(given, config.clients, "buffer"), config.clients)
 
 
 def _layered(documents: Sequence[Document], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,11 +199,10 @@ def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConf
     if method["epsilon"] is not None:
         method["epsilon"] = settings.get("epsilon", method["epsilon"])
     settings |= method
-    if method["selector"] != "fedentopt":
-        settings.pop("buffer", None)
-    for name, algorithms in USED_BY.items():
-        if method["algorithm"] not in algorithms:
-            settings.pop(name, None)
+    for name in list(settings):
+        found = option_of(name)
+        if found is not None and method[found[0]] != found[1]:
+            del settings[name]
     named = {name: chosen[name] for name in ("model", "dataset", "partition")}
     return RunConfig.from_dict(settings | named)
 

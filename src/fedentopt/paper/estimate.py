@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
 from fedentopt.simulation.config import RunConfig
 
 
@@ -32,8 +33,9 @@ def training_samples(config: RunConfig, train: int) -> int:
     a_round = config.cohort_size * train / config.clients * epochs * (1 - config.dropout)
     if config.algorithm != "fedconcat":
         return round(config.rounds * a_round)
-    second = config.concat_max_rounds * config.cohort_size * 3 * config.batch_size
-    return round(config.concat_share * config.rounds * a_round) + second
+    stages = config.of("algorithm")
+    second = stages["max_rounds"] * config.cohort_size * LOCAL_BATCHES * config.batch_size
+    return round(stages["share"] * config.rounds * a_round) + second
 
 
 def estimate(

@@ -12,20 +12,10 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
 from fedentopt.paper.statistics import Interval
-from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.config import PARTS, RunConfig
 
-METHODS = {
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fednova": "FedNova",
-    "scaffold": "SCAFFOLD",
-    "fedconcat": "FedConcat",
-    "fedlc": "FedLC",
-    "fedrs": "FedRS",
-    "kl": "KL",
-    "fedentropy": "FedEntropy",
-    "fedentopt": "FedEntOpt",
-}
+METHODS = {name: registry.label(name) for registry in PARTS.values() for name in registry.names}
+"""How the paper writes the names of methods."""
 TABLES = {
     "table1": "Table 1: baselines and FedEntOpt",
     "table2": "Table 2: combinations with FedEntOpt",
@@ -109,7 +99,7 @@ def by_participation(entries: Iterable[Comparison]) -> list[list[Comparison]]:
 def _differences(cells: Sequence[Cell]) -> list[list[str]]:
     """For each of the cells, in words, everything in which not all of them are the same."""
     swept = list(dict.fromkeys(name for cell in cells for name, _ in cell.swept))
-    fields = [field.name for field in dataclasses.fields(RunConfig) if field.name not in (*NAMED_BY_CELL, *swept)]
+    fields = [name for name in RunConfig().to_dict() if name not in (*NAMED_BY_CELL, *swept)]
     wordings: list[Callable[[Cell], str]] = [
         *(lambda cell, name=name: f"{name} {_setting(cell, name)}" for name in (*swept, *fields)),
         *([] if "cohort" in swept else [lambda cell: f"participation {_number(cell.participation)} %"]),
@@ -127,7 +117,7 @@ def _differences(cells: Sequence[Cell]) -> list[list[str]]:
 def _setting(cell: Cell, name: str) -> Any:
     """A setting as the cell's block gives it, else as its run has it."""
     given = dict(cell.swept)
-    return given[name] if name in given else getattr(cell.config, name, None)
+    return given[name] if name in given else cell.config.to_dict().get(name) if cell.config else None
 
 
 def _number(value: float | None) -> str:

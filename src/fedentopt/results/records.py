@@ -31,6 +31,7 @@ class RoundRecord:
     accuracy: float | None = None
     loss: float | None = None
     class_accuracy: tuple[float, ...] | None = None
+    simulated_seconds: float = 0.0
 
     @property
     def worst_class_accuracy(self) -> float | None:
@@ -51,6 +52,7 @@ class RunStart:
     trainer: str
     device: str
     data_digest: str = ""  # of the data set's content; empty where it is not known
+    code_digest: str = ""
 
 
 @dataclass(frozen=True)

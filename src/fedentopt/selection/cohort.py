@@ -23,7 +23,8 @@ class Cohort:
     `classes_covered` are taken from it. `released` names the buffered clients that were let go early because
     others were away, oldest first. `sample_limits` gives, for selectors that use only part of a client's data,
     how many samples of each class it may use. `divergence` is KL(cohort || target) in bits where a target
-    was set.
+    was set. `weights`, where a selector defines them, are the clients' parts in the average, in the order of `clients`;
+    such a cohort may be smaller than asked for because a client drawn twice counts once, with double weight.
     """
 
     clients: tuple[ClientId, ...]
@@ -33,3 +34,4 @@ class Cohort:
     released: tuple[ClientId, ...] = ()
     sample_limits: dict[ClientId, np.ndarray] | None = None
     divergence: float | None = None
+    weights: tuple[float, ...] | None = None

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,26 +30,33 @@ from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
 from fedentopt.selection.scorer import Scorer
-from fedentopt.selection.selector import TableSelector, check_int
+from fedentopt.selection.selector import Selector, check_int, selector
+from fedentopt.settings import amount, setting
 
-_DRAW = 0x4645  # keeps these draws apart from others made with the same seed
 ZERO_WEIGHT_BITS = 1000.0
 
 
-class EntropySelector(TableSelector):
+@selector("fedentopt", label="FedEntOpt")
+class EntropySelector(Selector):
     """FedEntOpt: `cohort_size` is M, `buffer_size` Q, `target` a label prior other than uniform.
 
     A buffer of more than K - M clients is refused at `select`, K being the most clients that were ever
     registered at a time: those who left since count as away.
     """
 
-    name = "fedentopt"
-    settings = ("cohort_size", "buffer_size", "target")
+    stream = 0x4645
+    run_settings: ClassVar[Mapping[str, Any]] = {
+        "buffer": setting(
+            "50%",
+            help="FedEntOpt's buffer, Q: a number or a per cent of K, at most K-M",
+            amount=True,
+            option="buffer",
+        )
+    }
 
     def __init__(self, cohort_size: int, buffer_size: int = 0, seed: int = 0, target: ArrayLike | None = None) -> None:
-        super().__init__(cohort_size)
+        super().__init__(cohort_size, seed)
         self.buffer_size = check_int("buffer_size", buffer_size, 0)
-        self.seed = check_int("seed", seed, 0)
         self.target = None if target is None else _distribution(target)
         self._log_target = None if self.target is None else _log2(self.target)
         self._buffer: OrderedDict[ClientId, None] = OrderedDict()
@@ -58,6 +65,21 @@ class EntropySelector(TableSelector):
         self._scorer = Scorer(
             self._table, None if self.target is None or np.ptp(self.target) == 0 else self._log_target
         )
+
+    @classmethod
+    def for_run(cls, *, cohort_size: int, clients: int, seed: int, buffer: str = "50%") -> EntropySelector:
+        """See `Selector.for_run`; `buffer` is a number of clients or a per cent of them."""
+        return cls(cohort_size, buffer_size=amount(buffer, clients, "buffer"), seed=seed)
+
+    @classmethod
+    def check_run(cls, *, cohort_size: int, clients: int, buffer: str = "50%") -> None:
+        """Refuse a buffer that leaves too few clients for a cohort."""
+        size = amount(buffer, clients, "buffer")
+        if size > clients - cohort_size:
+            raise InputError(
+                f"buffer: {buffer!r} gives {size} clients; with {clients} clients and cohorts of "
+                f"{cohort_size} at most {clients - cohort_size} can be kept out"
+            )
 
     @property
     def buffer(self) -> tuple[ClientId, ...]:
@@ -77,7 +99,8 @@ class EntropySelector(TableSelector):
         for gone in self._table.remove(ids):
             self._buffer.pop(gone, None)
 
-    def _pick(self, rows: np.ndarray) -> Cohort:
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
+        rows = available
         self._check_sizes()
         buffer = self._buffer.copy()  # put in place at the end: an interrupted round leaves no trace
         kept_out = self._available(buffer, rows)
@@ -106,7 +129,7 @@ class EntropySelector(TableSelector):
                     scores.admit(kept_out.pop(leaver))
                     candidates += 1
         self._buffer = buffer
-        cohort = self._cohort(picked, released=tuple(released))
+        cohort = self.cohort(picked, released=tuple(released))
         if self._log_target is None:
             return cohort
         divergence = -float(row_scores(cohort.label_counts[None, :].astype(np.float64), self._log_target)[0])
@@ -128,41 +151,31 @@ class EntropySelector(TableSelector):
         return {client: number for client, number, is_here in listed if is_here}
 
     def _draw(self, candidates: np.ndarray) -> int:
-        rng = np.random.default_rng([self.seed, _DRAW, self._round])
-        return int(candidates[rng.integers(candidates.size)])
+        return int(candidates[self.rng().integers(candidates.size)])
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "seed": self.seed,
-            "buffer_size": self.buffer_size,
-            "target": None if self.target is None else self.target.tolist(),
-            "buffer": list(self._buffer),
-            "most_clients": self._most_clients,
-        }
+        target = None if self.target is None else self.target.tolist()
+        return super().state_dict() | {"buffer_size": self.buffer_size, "target": target}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the selector that made `state` stood; its seed becomes this one's.
+    def memory(self) -> dict[str, Any]:
+        return {"buffer": list(self._buffer), "most_clients": self._most_clients}
 
-        Where no client is registered yet, those in the buffer may register afterwards, and are away until they do.
-        Refused, with no change: a state of other settings, and a buffer that names clients other than those
-        registered, one twice, or more than fit.
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Where no client is registered yet, those in the buffer may register afterwards, and are away until they do.
+
+        Refused: a buffer that names clients other than those registered, one twice, or more than fit.
         """
-        self._check_state(state)
-        seed = check_int("state: seed", state["seed"], 0)
-        most_clients = check_int("state: most_clients", state["most_clients"], 0)
+        most_clients = check_int("state: most_clients", memory["most_clients"], 0)
         try:
-            buffer = client_ids(state["buffer"])
+            buffer = client_ids(memory["buffer"])
         except InputError as error:
-            raise InputError(f"state: buffer is {state['buffer']!r}; accepted: a list of client ids") from error
+            raise InputError(f"state: buffer is {memory['buffer']!r}; accepted: a list of client ids") from error
         if len(self._table):
             self._table.numbers_of(buffer, "state: buffer: client")
         if len(set(buffer)) != len(buffer) or len(buffer) > self.buffer_size:
             raise InputError(
                 f"state: buffer holds {len(buffer)} clients; accepted: at most {self.buffer_size}, each once"
             )
-        super().load_state_dict(state)
-        self.seed = seed
         self._buffer = OrderedDict.fromkeys(buffer)
         self._most_clients = max(self._most_clients, most_clients)
 

@@ -17,20 +17,19 @@ import numpy as np
 
 from fedentopt.selection.cohort import Cohort
 from fedentopt.selection.rows import Rows
-from fedentopt.selection.selector import TableSelector
+from fedentopt.selection.selector import Selector, selector
 
 
-class KLSelector(TableSelector):
+@selector("kl", label="KL")
+class KLSelector(Selector):
     """Seol and Kim's selection. Its cohorts carry `sample_limits`, per client and class."""
 
-    name = "kl"
-
-    def _pick(self, rows: np.ndarray) -> Cohort:
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         assert self._table.num_classes is not None
-        places, limits = pick_by_rarest(self._table.rows.take(rows), self._table.num_classes, self.cohort_size)
-        picked = rows[places].tolist()
+        places, limits = pick_by_rarest(self._table.rows.take(available), self._table.num_classes, self.cohort_size)
+        picked = available[places].tolist()
         clients = (self._table.ids[number] for number in picked)
-        return self._cohort(picked, sample_limits=dict(zip(clients, limits, strict=True)))
+        return self.cohort(picked, sample_limits=dict(zip(clients, limits, strict=True)))
 
 
 def pick_by_rarest(counts: Rows, num_classes: int, size: int) -> tuple[list[int], list[np.ndarray]]:

@@ -1,56 +1,135 @@
-"""What every selector has in common: a table of label counts, a round number, and who is available."""
+"""What a selector is, and what every selector has in common: label counts, a round number, who is available, feedback.
+
+A round goes: `candidates` says whom to ask for the loss of the current model (most selectors: nobody), `select`
+chooses, and after training `observe` is told what the selector `needs` to know of those that trained, and nothing else.
+
+An author writes a class with a `name` and `pick`:
+
+    class RoundRobin(Selector):
+        name = "round-robin"
+
+        def pick(self, available, losses):
+            start = self.round * self.cohort_size
+            return [available[(start + i) % len(available)] for i in range(min(self.cohort_size, len(available)))]
+
+with, where wanted, settings of its own (`setting`), `candidates`, `observe`, and `memory` / `remember` for what it must
+not forget. Draws come from `self.rng()`, a function of seed, selector and round: a run that is stopped and continued
+picks the same clients.
+"""
 
 from __future__ import annotations
 
 import warnings
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedentopt.errors import InputError
+from fedentopt.registry import Registry
 from fedentopt.selection.cohort import ClientId, Cohort, CohortWarning
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
 from fedentopt.selection.table import CountTable
+from fedentopt.settings import settings_of
+
+NEEDS = frozenset({"candidate_loss", "loss", "head", "update", "seconds", "kept"})
+"""What a selector may need beside label counts.
+
+candidate_loss  the loss of the current global model on the data of those whom `candidates` names
+loss            from those that trained: mean training loss, and root mean square of the samples' losses
+head            the change of the last layer's weight and bias
+update          the change of all parameters
+seconds         how long training took
+kept            whether the server kept the client's model (an algorithm may judge models)
+"""
 
 
-@runtime_checkable
-class Selector(Protocol):
-    """Chooses, round after round, which clients train. It sees label counts and never a model."""
+@dataclass(frozen=True)
+class Candidates:
+    """Whom to ask for the loss of the current global model: on all their data, or on `samples` of it drawn anew."""
 
-    cohort_size: int
-
-    def register(
-        self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None, num_classes: int | None = None
-    ) -> None: ...
-
-    def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None: ...
-
-    def remove(self, ids: Iterable[ClientId]) -> None: ...
-
-    def select(self, available: Iterable[ClientId] | None = None) -> Cohort: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    ids: tuple[ClientId, ...]
+    samples: int | None = None
 
 
-class TableSelector(ABC):
-    """Registration, availability and state, shared by all selectors here."""
+@dataclass(frozen=True)
+class Head:
+    """The change of a client's last layer, after minus before: weight (C, F), bias (C,) or None without one."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a client that trained. Only what the selector `needs` is filled in.
+
+    `loss` is plain cross-entropy (no shift, scale or proximal term) averaged over the samples of all local steps,
+    `loss_rms` the root mean square of the samples' losses. `update` is float32, all parameters in the model's order.
+    """
+
+    samples: int
+    loss: float | None = None
+    loss_rms: float | None = None
+    head: Head | None = None
+    update: np.ndarray | None = None
+    seconds: float | None = None
+    kept: bool | None = None
+
+
+class Selector(ABC):
+    """Chooses, round after round, which clients train. It sees label counts and what it needs, and never a model."""
 
     name: ClassVar[str]
-    settings: ClassVar[tuple[str, ...]] = ("cohort_size",)  # what a state must agree with
+    label: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What it must be told beside label counts, of `NEEDS`."""
+    reads_label_counts: ClassVar[bool] = True
+    """Whether clients have to report label counts; sizes alone count as a report too."""
+    largest: ClassVar[int | None] = None
+    """The most clients it can serve, where its definition takes more than a pass over them."""
+    run_settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of a run that `for_run` turns into others (a per cent of the clients into a number)."""
+    stream: ClassVar[int | None] = None
+    """Number that keeps its draws apart from others made with the same seed; by default from its name."""
 
-    def __init__(self, cohort_size: int) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls) and not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
+
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         self.cohort_size = check_int("cohort_size", cohort_size, 1)
+        self.seed = check_int("seed", seed, 0)
         self._round = 0
         self._table = CountTable()
+        declared = {name: s for name, s in settings_of(type(self)).items() if name not in self.run_settings}
+        for name in settings:
+            if name not in declared:
+                accepted = ", ".join(declared) or "none"
+                raise InputError(f"{name}: no setting of {type(self).__name__}; accepted: {accepted}")
+        for name, one in declared.items():
+            setattr(self, name, one.check(settings.get(name, one.default)))
 
+    @classmethod
+    def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> Selector:
+        """The selector for a run among `clients` clients, from the settings by which it is asked for."""
+        return cls(cohort_size, seed=seed, **settings)
+
+    @classmethod
+    def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
+        """Refuse settings that such a run cannot have, before anything is made."""
+        if cls.largest is not None and clients > cls.largest:
+            raise InputError(f"clients: {clients} are too many for {cls.name}; accepted: at most {cls.largest}")
+
+    # --- what authors read
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Registered clients in order of registration."""
+        """Registered clients in order of registration; a client's number is its place here."""
         return tuple(self._table.ids)
 
     @property
@@ -63,6 +142,80 @@ class TableSelector(ABC):
         """Number of classes, known from the first registration on."""
         return self._table.num_classes
 
+    @property
+    def counts(self) -> np.ndarray:
+        """Label counts (K, C) by client number, noisy ones clamped at 0."""
+        return self._table.rows.dense(self._table.num_classes or 1)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of samples (K,) by client number, as reported."""
+        return np.asarray(self._table.rows.totals())
+
+    def rng(self, *numbers: int) -> np.random.Generator:
+        """A generator for this round: a function of seed, selector, round and `numbers`, of nothing drawn before."""
+        stream = zlib.crc32(self.name.encode()) if self.stream is None else self.stream
+        return np.random.default_rng([self.seed, stream, self._round, *numbers])
+
+    def numbers_of(self, clients: Iterable[ClientId]) -> np.ndarray:
+        """Numbers of these clients; an unknown one is refused."""
+        return self._table.numbers_of(clients)
+
+    def available_numbers(self, available: Iterable[ClientId] | None = None) -> np.ndarray:
+        """Numbers of the available clients, ascending: all, or those named. Nobody, and unknown ids, are refused."""
+        if not len(self._table):
+            raise InputError("select: no client is registered; accepted: at least one")
+        if available is None:
+            return np.arange(len(self._table))
+        rows = np.unique(self._table.numbers_of(client_ids(available), "available: client"))
+        if not rows.size:
+            raise InputError(f"available: nobody of {len(self._table)} registered clients; accepted: at least one")
+        return rows
+
+    def cohort(self, picked: Sequence[int], **more: Any) -> Cohort:
+        """The cohort of the clients with these numbers; `more` are further fields of `Cohort`."""
+        rows = self._table.rows.take(np.asarray(picked, dtype=np.int64))
+        labels = np.bincount(rows.classes, weights=rows.values, minlength=self._table.num_classes or 1)
+        exact = rows.values.size and (rows.values == np.floor(rows.values)).all() and np.abs(labels).max() < 2.0**63
+        return Cohort(
+            clients=tuple(self._table.ids[number] for number in picked),
+            label_counts=labels.astype(np.int64) if exact else labels,
+            entropy=float(row_scores(labels[None, :])[0]) + 0.0,  # never -0.0
+            classes_covered=int(np.count_nonzero(labels)),
+            **more,
+        )
+
+    # --- what authors write
+    @abstractmethod
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort | Sequence[int]:
+        """Choose among the clients with these numbers, ascending and at least one: their numbers in the order picked,
+        or `self.cohort(numbers, ...)` with more on it.
+
+        `losses` (K,) by client number holds what the candidates answered, NaN elsewhere; None where nobody was asked.
+        """
+
+    def candidates(self, available: Iterable[ClientId] | None = None) -> Candidates | None:
+        """Whom to ask for their loss before this round's `select`; None: nobody."""
+        return None
+
+    def observe(self, observations: Mapping[ClientId, Observation]) -> None:  # noqa: B027
+        """Learn from the clients that trained. Clients whose figures were not finite are left out."""
+
+    def memory(self) -> dict[str, Any]:
+        """What the selector must not forget beside the round number; JSON-serialisable."""
+        return {}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take over what `memory` gave."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Large numbers it must not forget, float32 by name, kept beside the JSON."""
+        return {}
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:  # noqa: B027
+        """Take over what `arrays` gave."""
+
+    # --- what others call
     def register(
         self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None, num_classes: int | None = None
     ) -> None:
@@ -83,22 +236,20 @@ class TableSelector(ABC):
         """Forget clients; unknown ones are refused, and then nobody is removed."""
         self._table.remove(ids)
 
-    def select(self, available: Iterable[ClientId] | None = None) -> Cohort:
+    def select(
+        self, available: Iterable[ClientId] | None = None, *, losses: Mapping[ClientId, float] | None = None
+    ) -> Cohort:
         """The next round's cohort, from all registered clients or only from those `available`.
 
-        Unknown ids and having nobody to choose from are refused; the round then does not count. With fewer
-        clients than the cohort size the cohort is smaller, with a `CohortWarning`.
+        `losses` are what the `candidates` answered, by client. Unknown ids and having nobody to choose from are
+        refused; the round then does not count. With fewer clients than the cohort size the cohort is smaller, with a
+        `CohortWarning`.
         """
-        if not len(self._table):
-            raise InputError("select: no client is registered; accepted: at least one")
-        rows = np.arange(len(self._table))
-        if available is not None:
-            rows = np.unique(self._table.numbers_of(client_ids(available), "available: client"))
-            if not rows.size:
-                raise InputError(f"available: nobody of {len(self._table)} registered clients; accepted: at least one")
-        cohort = self._pick(rows)
+        rows = self.available_numbers(available)
+        picked = self.pick(rows, self._losses(losses))
+        cohort = picked if isinstance(picked, Cohort) else self.cohort(self._checked(picked, rows))
         self._round += 1
-        if len(cohort.clients) < self.cohort_size:
+        if len(cohort.clients) < self.cohort_size and cohort.weights is None:
             warnings.warn(
                 f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: no more clients are available",
                 CohortWarning,
@@ -106,45 +257,61 @@ class TableSelector(ABC):
             )
         return cohort
 
-    @abstractmethod
-    def _pick(self, rows: np.ndarray) -> Cohort:
-        """Choose among the clients with these numbers, ascending and at least one."""
+    def _losses(self, losses: Mapping[ClientId, float] | None) -> np.ndarray | None:
+        if losses is None:
+            return None
+        table = np.full(len(self._table), np.nan)
+        table[self._table.numbers_of(losses, "losses: client")] = list(losses.values())
+        return table
 
-    def _cohort(self, picked: Sequence[int], **more: Any) -> Cohort:
-        rows = self._table.rows.take(np.asarray(picked, dtype=np.int64))
-        labels = np.bincount(rows.classes, weights=rows.values, minlength=self._table.num_classes or 1)
-        whole = rows.values.size and (rows.values == np.floor(rows.values)).all() and np.abs(labels).max() < 2.0**63
-        return Cohort(
-            clients=tuple(self._table.ids[number] for number in picked),
-            label_counts=labels.astype(np.int64) if whole else labels,
-            entropy=float(row_scores(labels[None, :])[0]) + 0.0,  # never -0.0
-            classes_covered=int(np.count_nonzero(labels)),
-            **more,
-        )
+    def _checked(self, picked: Any, rows: np.ndarray) -> list[int]:
+        """Numbers that `pick` gave, which an author may have got wrong."""
+        try:
+            numbers = [int(number) for number in picked]
+        except (TypeError, ValueError):
+            numbers = []
+        wanted = np.array(numbers, dtype=np.int64)
+        places = np.minimum(np.searchsorted(rows, wanted), rows.size - 1)
+        if not numbers or len(set(numbers)) < len(numbers) or (rows[places] != wanted).any():
+            raise InputError(
+                f"selector: {self.name!r} picked {picked!r}; accepted: distinct numbers of available clients"
+            )
+        return numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed, beside the counts, to go on identically; JSON-serialisable."""
-        return {"selector": self.name, "cohort_size": self.cohort_size, "round": self._round}
+        """What is needed, beside counts and `arrays`, to go on identically; JSON-serialisable."""
+        declared = [name for name in settings_of(type(self)) if name not in self.run_settings]
+        settings = {name: getattr(self, name) for name in declared}
+        return {
+            "selector": self.name,
+            "cohort_size": self.cohort_size,
+            "round": self._round,
+            "seed": self.seed,
+            **settings,
+            **self.memory(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the selector that made `state` stood; one that does not fit is refused, with no change."""
-        self._check_state(state)
-        self._round = int(state["round"])
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where the selector that made `state` stood; its seed becomes this one's. One that does not fit is
+        refused, with no change."""
         expected = self.state_dict()
         if not isinstance(state, Mapping):
             raise InputError(f"state: {type(state).__name__}; accepted: what state_dict() returned")
+        state = {"seed": self.seed, **state}  # states written before every selector had a seed
         for key in expected:
             if key not in state:
                 raise InputError(f"state: {key!r} is missing; accepted: what state_dict() returned")
         for key in state:
             if key not in expected:
                 raise InputError(f"state: {key!r} is unknown; accepted: {', '.join(expected)}")
-        for key in ("selector", *self.settings):
-            if state[key] != expected[key]:
-                raise InputError(f"state: {key} is {state[key]!r}; accepted: {expected[key]!r}, as set here")
-        check_int("state: round", state["round"], 0)
+        kept = self.memory()
+        for key, value in expected.items():
+            if key not in ("round", "seed", *kept) and state[key] != value:
+                raise InputError(f"state: {key} is {state[key]!r}; accepted: {value!r}, as set here")
+        number = check_int("state: round", state["round"], 0)
+        seed = check_int("state: seed", state["seed"], 0)
+        self.remember({key: state[key] for key in kept})
+        self._round, self.seed = number, seed
 
 
 def check_int(name: str, value: Any, low: int) -> int:
@@ -152,3 +319,7 @@ def check_int(name: str, value: Any, low: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise InputError(f"{name}: {value!r} is out of range; accepted: a whole number, at least {low}")
     return int(value)
+
+
+SELECTORS: Registry[Selector] = Registry("selector")
+selector = SELECTORS.register

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.entropy import EntropySelector
 from fedentopt.selection.measures import classes_covered, entropy, selection_entropy
-from fedentopt.selection.selector import TableSelector
+from fedentopt.selection.selector import Selector
 
 
 def classes_held(counts: np.ndarray) -> int:
@@ -44,7 +44,7 @@ class Trial:
 
 
 def try_rounds(
-    selector: TableSelector,
+    selector: Selector,
     rounds: int,
     true_counts: np.ndarray | None = None,
     progress: Callable[[], None] = lambda: None,

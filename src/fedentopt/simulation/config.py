@@ -7,165 +7,141 @@ run id on every machine.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedentopt.algorithms import ALGORITHMS
 from fedentopt.errors import InputError
 from fedentopt.own_code import is_import_path
 from fedentopt.partition import parse as parse_partition
+from fedentopt.registry import Registry
+from fedentopt.selection import SELECTORS
+from fedentopt.settings import Setting, amount, setting, settings_of
 
-ALGORITHMS = ("fedavg", "fedprox", "fednova", "scaffold", "fedrs", "fedlc", "fedconcat", "fedentropy")
-SELECTORS = ("random", "fedentopt", "kl")
-SMALL_DATASETS = ("digits", "brain-tumor-mri")  # where a minimum of 10 samples a client is never met
-
-
-def _setting(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
-def amount(text: str | int, whole: int, name: str) -> int:
-    """Read a number of clients or a per cent of `whole` (floored): "10", 10 or "10%"."""
-    raw = str(text).strip()
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)%", raw)
-    if match:
-        # 1e-9 keeps 29 % of 100 at 29 where binary fractions would floor it to 28.
-        return math.floor(float(match[1]) * whole / 100 + 1e-9)
-    if re.fullmatch(r"\d{1,18}", raw):
-        return int(raw)
-    shown = f"{text!r}" if len(raw) < 60 else f"{raw[:20]!r}... ({len(raw)} characters)"
-    raise InputError(f"{name}: {shown} is neither a number of clients (10) nor a per cent of them (10%)")
+SMALL_DATASETS = ("digits", "brain-tumor-mri")  # where a minimum of 10 samples per client is never met
+PARTS: dict[str, Registry[Any]] = {"algorithm": ALGORITHMS, "selector": SELECTORS}
+"""The two parts of a method, and who knows them by name."""
+LATER = ("speed_spread", "averaging")
+"""Fields that came after runs had been published: at their defaults they leave a run's identity as it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A run. Field help texts are the command line's help texts."""
+    """A run. Field help texts are the command line's help texts.
 
-    dataset: str = _setting(
+    `settings` are the algorithm's and the selector's own, by name (`{"mu": 0.1}`); where both have one of a name,
+    `algorithm.NAME` and `selector.NAME` tell them apart.
+    """
+
+    dataset: str = setting(
         "digits", "data set: a name from `fedentopt data list`, an .npz file, or a folder of class folders"
     )
-    fine_labels: bool = _setting(False, "cifar100: the 100 fine labels instead of the 20 coarse ones")
-    image_size: int | None = _setting(None, "side of the square images (default: 32, medical data sets 224)")
-    partition: str = _setting("dir:0.1", "label skew: dir:BETA, classes:J or iid")
-    min_samples: int | None = _setting(
-        None, "fewest samples a client may get under dir:BETA (default 10; 1 for digits and brain-tumor-mri)"
+    fine_labels: bool = setting(False, "cifar100: the 100 fine labels instead of the 20 coarse ones")
+    image_size: int | None = setting(None, "side of the square images (default: 32, medical data sets 224)", low=8)
+    partition: str = setting("dir:0.1", "label skew: dir:BETA, classes:J or iid")
+    min_samples: int | None = setting(
+        None, "fewest samples a client may get under dir:BETA (default 10; 1 for digits and brain-tumor-mri)", low=0
     )
-    clients: int = _setting(100, "number of clients, K")
-    model: str = _setting("lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, or package.module:factory")
-    weights: str | None = _setting(
+    clients: int = setting(100, "number of clients, K", low=1)
+    model: str = setting("lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, or package.module:factory")
+    weights: str | None = setting(
         None, "local safetensors file with start weights (such as ImageNet's); the last layer may differ"
     )
-    algorithm: str = _setting("fedavg", "fedavg, fedprox, fednova, scaffold, fedrs, fedlc, fedconcat or fedentropy")
-    selector: str = _setting("random", "random, fedentopt or kl")
-    cohort: str = _setting("10%", "clients a round, M: a number or a per cent of K")
-    buffer: str = _setting("50%", "FedEntOpt's buffer, Q: a number or a per cent of K, at most K-M")
-    epsilon: float | None = _setting(
-        None, "privacy budget of the label counts (Laplace noise of scale 1/epsilon); none: true counts"
+    algorithm: str = setting("fedavg", f"{', '.join(ALGORITHMS.names)}, or package.module:factory")
+    selector: str = setting("random", f"{', '.join(SELECTORS.names)}, or package.module:factory")
+    cohort: str = setting("10%", "clients a round, M: a number or a per cent of K", amount=True)
+    epsilon: float | None = setting(
+        None, "privacy budget of the label counts (Laplace noise of scale 1/epsilon); none: true counts", above=0
     )
-    dropout: float = _setting(0.0, "probability that a selected client drops out before it trains")
-    stragglers: float = _setting(
-        0.0, "share of the clients that may run fewer local epochs (1 to --epochs, drawn each time)"
+    averaging: str = setting(
+        "selector",
+        "weights of the average: selector (the selector's where it defines some, else numbers of samples) or samples",
+        choices=("selector", "samples"),
     )
-    rounds: int = _setting(100, "communication rounds")
-    epochs: int = _setting(5, "local epochs")
-    batch_size: int = _setting(64, "local batch size; the last partial batch is kept")
-    lr: float = _setting(0.01, "learning rate of round 1")
-    lr_decay: float = _setting(0.98, "factor on the learning rate after every round")
-    weight_decay: float = _setting(5e-4, "weight decay")
-    momentum: float = _setting(0.9, "momentum; the optimiser starts anew every round")
-    mu: float = _setting(1e-4, "FedProx: weight of the proximal term")
-    scaffold_variant: str = _setting("niid", "SCAFFOLD: niid (correction after the step) or gradient (inside momentum)")
-    fedrs_alpha: float = _setting(0.5, "FedRS: factor on the logits of absent classes")
-    fedrs_soft: bool = _setting(
-        False, "FedRS: the authors' code's soft version, alpha + (1 - alpha) * share of the largest class"
+    dropout: float = setting(0.0, "probability that a selected client drops out before it trains", low=0, high=1)
+    stragglers: float = setting(
+        0.0, "share of the clients that may run fewer local epochs (1 to --epochs, drawn each time)", low=0, high=1
     )
-    fedlc_tau: float = _setting(1.0, "FedLC: strength of the calibration")
-    clusters: int = _setting(5, "FedConcat: number of clusters")
-    concat_share: float = _setting(0.9, "FedConcat: share of the rounds spent in stage 1")
-    concat_max_rounds: int = _setting(
-        500, "FedConcat: most rounds of stage 2, whatever the communication budget allows"
+    speed_spread: float = setting(
+        0.0,
+        "spread of the clients' simulated speeds: seconds = samples * epochs / (1000 exp(spread * z)), z normal",
+        low=0,
     )
-    jitter: float = _setting(0.2, "colour jitter: brightness, contrast and saturation vary by this share; 0 is off")
-    flip: float = _setting(0.5, "probability of a horizontal flip")
-    grayscale: float = _setting(0.1, "probability of turning an image grey")
-    evaluate_every: int = _setting(1, "evaluate every n-th round (and always the last ten)")
-    precision: str = _setting("fp32", "fp32 (TF32 products on CUDA), fp32-exact or bf16")
-    seed: int = _setting(0, "seed of everything that is drawn")
+    rounds: int = setting(100, "communication rounds", low=1)
+    epochs: int = setting(5, "local epochs", low=1)
+    batch_size: int = setting(64, "local batch size; the last partial batch is kept", low=1)
+    lr: float = setting(0.01, "learning rate of round 1", above=0)
+    lr_decay: float = setting(0.98, "factor on the learning rate after every round", above=0, high=1)
+    weight_decay: float = setting(5e-4, "weight decay", low=0)
+    momentum: float = setting(0.9, "momentum; the optimiser starts anew every round", low=0, below=1)
+    jitter: float = setting(
+        0.2, "colour jitter: brightness, contrast and saturation vary by this share; 0 is off", low=0
+    )
+    flip: float = setting(0.5, "probability of a horizontal flip", low=0, high=1)
+    grayscale: float = setting(0.1, "probability of turning an image grey", low=0, high=1)
+    evaluate_every: int = setting(1, "evaluate every n-th round (and always the last ten)", low=1)
+    precision: str = setting(
+        "fp32", "fp32 (TF32 products on CUDA), fp32-exact or bf16", choices=("fp32", "fp32-exact", "bf16")
+    )
+    seed: int = setting(0, "seed of everything that is drawn", low=0)
+    settings: Any = field(default=())  # kept as ((part, name, value), ...)
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
+        for name, declared in FIELDS.items():
             # One spelling of a value, so that equal settings have one digest: 1 is 1.0, ten clients are "10".
-            object.__setattr__(self, f.name, _read_type(f.name, str(f.type), getattr(self, f.name)))
-        self._choice("algorithm", ALGORITHMS, own=True)
-        self._choice("selector", SELECTORS, own=True)
-        self._choice("scaffold_variant", ("niid", "gradient"))
-        self._choice("precision", ("fp32", "fp32-exact", "bf16"))
+            object.__setattr__(self, name, declared.check(getattr(self, name)))
+        for part, registry in PARTS.items():
+            name = getattr(self, part)
+            if not is_import_path(name):
+                registry.get(name)
+        object.__setattr__(self, "settings", self._settings())
         parse_partition(self.partition)
-        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "clusters"):
-            self._range(name, 1)
-        self._range("concat_max_rounds", 10)
-        for name in ("mu", "weight_decay", "fedlc_tau", "jitter"):
-            self._range(name, 0)
-        for name in ("dropout", "stragglers", "flip", "grayscale", "fedrs_alpha"):
-            self._range(name, 0, 1)
-        self._range("momentum", 0, 1, above=False, below=True)
-        self._range("lr", 0, above=True)
-        self._range("lr_decay", 0, 1, above=True)
-        self._range("concat_share", 0, 1, above=True)
-        self._range("seed", 0)
-        if self.epsilon is not None:
-            self._range("epsilon", 0, above=True)
-        if self.image_size is not None:
-            self._range("image_size", 8)
-        if self.min_samples is not None:
-            self._range("min_samples", 0)
         if self.cohort_size < 1 or self.cohort_size > self.clients:
             raise InputError(
                 f"cohort: {self.cohort!r} gives {self.cohort_size} of {self.clients} clients; "
                 f"accepted: 1 to {self.clients}"
             )
-        if self.selector == "fedentopt" and self.buffer_size > self.clients - self.cohort_size:
-            raise InputError(
-                f"buffer: {self.buffer!r} gives {self.buffer_size} clients; with {self.clients} clients and cohorts of "
-                f"{self.cohort_size} at most {self.clients - self.cohort_size} can be kept out"
+        if self.selector in SELECTORS:
+            SELECTORS.get(self.selector).check_run(
+                cohort_size=self.cohort_size, clients=self.clients, **self.of("selector")
             )
-        if self.algorithm == "fedentropy" and self.selector != "random":
+        brings = ALGORITHMS.get(self.algorithm).own_selector if self.algorithm in ALGORITHMS else None
+        if brings is not None and self.selector != "random":
             raise InputError(
-                f"selector: {self.selector!r} cannot go with fedentropy, which draws its own clients; accepted: random"
+                f"selector: {self.selector!r} cannot go with {self.algorithm}, which draws its own clients; "
+                f"accepted: random"
             )
 
-    def _choice(self, name: str, accepted: tuple[str, ...], *, own: bool = False) -> None:
-        """`own`: an import path of the user's code is accepted too."""
-        value = getattr(self, name)
-        if value not in accepted and not (own and is_import_path(value)):
-            also = " or package.module:factory" if own else ""
-            raise InputError(f"{name}: {value!r} is unknown; accepted: {', '.join(accepted)}{also}")
+    def _settings(self) -> tuple[tuple[str, str, Any], ...]:
+        """The methods' own settings, checked, those of built-in methods with their defaults."""
+        given = self.settings.items() if isinstance(self.settings, Mapping) else _pairs(self.settings)
+        chosen: dict[tuple[str, str], Any] = {}
+        for key, value in given:
+            part, name = part_of(key, {part: getattr(self, part) for part in PARTS})
+            chosen[part, name] = value
+        found = []
+        for part, registry in PARTS.items():
+            method = getattr(self, part)
+            if method in registry:
+                declared = registry.settings(method)
+                found += [(part, name, s.check(chosen.get((part, name), s.default))) for name, s in declared.items()]
+            else:
+                found += [(part, name, value) for (owner, name), value in chosen.items() if owner == part]
+        return tuple(sorted(found, key=lambda entry: entry[:2]))
 
-    def _range(
-        self, name: str, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
-    ) -> None:
-        value = getattr(self, name)
-        low_ok = value > low if above else value >= low
-        high_ok = value < high if below else value <= high
-        if not (low_ok and high_ok and math.isfinite(value)):  # NaN fails every comparison
-            bound = f"above {low:g}" if above else f"at least {low:g}"
-            if high < math.inf:
-                bound += f" and {'below' if below else 'at most'} {high:g}"
-            raise InputError(f"{name}: {value!r} is out of range; accepted: {bound}")
+    def of(self, part: str) -> dict[str, Any]:
+        """The settings of the algorithm or of the selector, by name."""
+        return {name: value for owner, name, value in self.settings if owner == part}
 
     @property
     def cohort_size(self) -> int:
         """Clients a round, M."""
         return amount(self.cohort, self.clients, "cohort")
-
-    @property
-    def buffer_size(self) -> int:
-        """Buffer of FedEntOpt, Q."""
-        return amount(self.buffer, self.clients, "buffer")
 
     @property
     def least_samples(self) -> int:
@@ -177,24 +153,85 @@ class RunConfig:
     @property
     def method(self) -> str:
         """The method's name: fedavg, fedprox+fedentopt, fedentopt, fedentopt-dp, kl, ..."""
-        asks = self.selector != "random" or self.algorithm == "fedconcat"  # methods that read label counts
-        suffix = "-dp" if asks and self.epsilon is not None else ""
+        suffix = "-dp" if self.epsilon is not None and self._reads_counts else ""
         names = [_short(self.algorithm)] if self.algorithm != "fedavg" or self.selector == "random" else []
         names += [_short(self.selector)] if self.selector != "random" else []
         return "+".join(names) + suffix
 
+    @property
+    def _reads_counts(self) -> bool:
+        """Whether the method reads label counts; of own code only its selector is known to, without importing it."""
+        selector = SELECTORS.get(self.selector).reads_label_counts if self.selector in SELECTORS else True
+        return selector or (self.algorithm in ALGORITHMS and ALGORITHMS.get(self.algorithm).reads_label_counts)
+
+    @property
+    def own_code(self) -> tuple[str, ...]:
+        """Import paths of the user's code behind this run."""
+        return tuple(name for name in (self.model, self.algorithm, self.selector) if is_import_path(name))
+
     def to_dict(self) -> dict[str, Any]:
-        """All settings, JSON-serialisable."""
-        return dataclasses.asdict(self)
+        """All settings, JSON-serialisable and flat: what a run's identity is made of.
+
+        A method's setting with an option of its own goes by that name, at its default where the method is not used; any
+        other by `algorithm.NAME` or `selector.NAME`.
+        """
+        known = {name: getattr(self, name) for name, declared in FIELDS.items()}
+        for name in LATER:
+            if known[name] == FIELDS[name].default:
+                del known[name]
+        for part, registry in PARTS.items():
+            own = self.of(part)
+            for option, (method, declared) in registry.options().items():
+                used = method == getattr(self, part)
+                known[option] = own.pop(declared.name) if used else declared.default
+            known |= {f"{part}.{name}": value for name, value in own.items()}
+        return known
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> RunConfig:
-        """Settings by name; an unknown name is refused."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise InputError(f"{name}: unknown setting; accepted: {', '.join(sorted(known))}")
-        return cls(**settings)
+        """Settings by name, those of `to_dict` among them; an unknown name is refused, and so is a setting of a method
+        that is not used, unless it has its default."""
+        fields = {name: value for name, value in settings.items() if name in FIELDS}
+        methods = {part: fields.get(part, FIELDS[part].default) for part in PARTS}
+        own: dict[str, Any] = {}
+        for key, value in settings.items():
+            if key in FIELDS:
+                continue
+            if key == "settings":
+                own |= dict(_pairs(value.items() if isinstance(value, Mapping) else value))
+                continue
+            found = option_of(key)
+            if found is None:
+                part_of(key, methods)  # refuses what no method has
+                own[key] = value
+                continue
+            part, method, declared = found
+            if methods[part] == method:
+                own[f"{part}.{declared.name}"] = value
+            elif declared.check(value) != declared.default:
+                raise InputError(f"{key}: is a setting of {method}, which {methods[part]!r} does not use")
+        return cls(**fields, settings=own)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """The same run with other settings; those of a method that is replaced go with it."""
+        kept = {
+            f"{part}.{name}": value
+            for part, name, value in self.settings
+            if changes.get(part, getattr(self, part)) == getattr(self, part)
+        }
+        given = changes.pop("settings", {})
+        fields = {name: getattr(self, name) for name in FIELDS} | {n: v for n, v in changes.items() if n in FIELDS}
+        others = {name: value for name, value in changes.items() if name not in FIELDS}
+        qualified = {
+            ".".join(part_of(name, {part: fields[part] for part in PARTS})): value
+            for name, value in dict(given).items()
+        }
+        for name, value in others.items():
+            found = option_of(name)
+            if found is None:
+                raise InputError(f"{name}: unknown setting; accepted: {', '.join(known_keys())}")
+            qualified[f"{found[0]}.{found[2].name}"] = value
+        return RunConfig(**fields, settings=kept | qualified)
 
     def digest(self) -> str:
         """Eight hexadecimal digits that depend on every setting and on nothing else."""
@@ -207,24 +244,75 @@ class RunConfig:
         return f"{self.method}_{_short(self.dataset)}_{part}_{_short(self.model)}_s{self.seed}_{self.digest()}"
 
 
+FIELDS: dict[str, Setting] = {name: s for name, s in settings_of(RunConfig).items() if name != "settings"}
+"""The settings of every run, whatever its method."""
+
+
+def option_of(name: str) -> tuple[str, str, Setting] | None:
+    """Part, method and setting of a name that has a command-line option of its own, None for any other."""
+    for part, registry in PARTS.items():
+        found = registry.options().get(name)
+        if found is not None:
+            return part, *found
+    return None
+
+
+def options() -> dict[str, Setting]:
+    """All settings that have a command-line option: those of every run, then those of single methods."""
+    own = {name: dataclasses.replace(s, name=name) for r in PARTS.values() for name, (_, s) in r.options().items()}
+    return FIELDS | own
+
+
+def known_keys() -> list[str]:
+    """Names that settings of a run may have, apart from own methods' ones."""
+    return sorted(options())
+
+
+def part_of(key: str, methods: Mapping[str, str]) -> tuple[str, str]:
+    """Which part of the method the setting `key` belongs to, and its name there; refused where neither has it.
+
+    What an own method has is known only to its code, so any name is taken for its own if nothing built in has it.
+    """
+    part, dot, name = key.partition(".")
+    if dot and part in PARTS:
+        known = PARTS[part].settings(methods[part]) if methods[part] in PARTS[part] else None
+        if known is not None and name not in known:
+            raise unknown_setting(name, methods)
+        return part, name
+    owners = [p for p, r in PARTS.items() if methods[p] in r and key in r.settings(methods[p])]
+    found = option_of(key)
+    if not owners and found is not None and methods[found[0]] == found[1]:
+        return found[0], found[2].name
+    own = [p for p, r in PARTS.items() if methods[p] not in r]
+    if len(owners or own) > 1:
+        both = " and ".join(methods[p] for p in (owners or own))
+        raise InputError(f"{key}: may be a setting of {both}; accepted: algorithm.{key} or selector.{key}")
+    if not owners and not own:
+        raise unknown_setting(key, methods)
+    return (owners or own)[0], key
+
+
+def unknown_setting(key: str, methods: Mapping[str, str]) -> InputError:
+    """The refusal of a setting that neither part of a method has."""
+    known = [name for p, r in PARTS.items() if methods[p] in r for name in r.settings(methods[p])]
+    names = "+".join(methods.values())
+    near = difflib.get_close_matches(key, [*known, *known_keys()], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    accepted = f"{', '.join(known)}, or " if known else ""
+    return InputError(f"{key}: unknown setting of {names}{hint}; accepted: {accepted}one of {', '.join(known_keys())}")
+
+
+def _pairs(entries: Iterable[Any]) -> list[tuple[str, Any]]:
+    """(name, value) of entries given as such, or as (part, name, value) the way a config keeps them."""
+    pairs = []
+    for entry in entries:
+        if len(entry) == 3:
+            pairs.append((f"{entry[0]}.{entry[1]}", entry[2]))
+        else:
+            pairs.append((str(entry[0]), entry[1]))
+    return pairs
+
+
 def _short(name: str) -> str:
     """A name that can stand in a folder's name; a path or an import path keeps its end."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[-24:].strip("-")
-
-
-def _read_type(name: str, kind: str, value: Any) -> Any:
-    """The value in its field's type, which a TOML file may have missed: whole numbers become floats, and text where a
-    number of clients or a per cent is meant. Other types are refused."""
-    options = [option.strip() for option in kind.split("|")]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if "None" in options and value is None:
-        return None
-    if "float" in options and number:
-        return float(value)
-    if name in ("cohort", "buffer") and number and isinstance(value, int):
-        return str(value)
-    exact: dict[str, type] = {"str": str, "int": int, "bool": bool}
-    if any(type(value) is exact.get(option) for option in options):
-        return value
-    words = " or ".join("nothing" if option == "None" else option for option in options)
-    raise InputError(f"{name}: {value!r} has the wrong type; accepted: {words}")

@@ -1,8 +1,10 @@
 """The engine: takes the runs of a stack through their rounds, together.
 
 One tick advances every unfinished run by one round: plan on the host, train all clients of all runs in one stack,
-combine, evaluate. On CUDA nothing inside a tick waits for the device; a tick's figures are read while the next one
-trains. State is consistent between ticks, where checkpoints are taken and an interrupt is honoured.
+combine, evaluate. On CUDA nothing inside a tick waits for the device, unless a selector needs to be told something or
+an algorithm judges its clients, and then only for those figures; a tick's results are read while the next one trains.
+State is consistent between ticks, where checkpoints are taken and an interrupt is honoured.
+Algorithms are known here by their hooks (`hooks`), selectors by what they need.
 """
 
 from __future__ import annotations
@@ -13,24 +15,29 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
-from fedentopt.algorithms import Scaffold
+from fedentopt.algorithms import Algorithm, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
+from fedentopt.own_code import code_digest
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RoundRecord, RunRecorder, RunStart
-from fedentopt.selection.fedentropy import judge
-from fedentopt.simulation.aggregation import Blend, blend_models
+from fedentopt.selection import Selector
+from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator, Scores
+from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.methods import build_algorithm, build_selector
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
-from fedentopt.simulation.trainers.choice import (
+from fedentopt.simulation.trainers import (
     Room,
     Trainer,
     choose_trainer,
@@ -38,26 +45,34 @@ from fedentopt.simulation.trainers.choice import (
     resolve_device,
     wants_channels_last,
 )
-from fedentopt.simulation.work import Row, Work, build_work
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Where and how runs execute; nothing here changes their numbers beyond float tolerance."""
-
-    device: str = "auto"
-    trainer: str = "auto"
-    workers: int | None = None
-    checkpoint_every: int = 10
-    say: Callable[[str], None] | None = None
+from fedentopt.simulation.work import Row, Trained, Work, build_work
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run to do, and who keeps it."""
+    """A run to do, and who keeps it.
+
+    Objects of the user's own take the place of what the config names: an algorithm, a function that makes the selector
+    from the config, one that makes the model from the number of classes. `code` is the digest of their source.
+    """
 
     config: RunConfig
     recorder: RunRecorder
+    algorithm: Algorithm | None = None
+    selector: Callable[[RunConfig], Selector] | None = None
+    model: Callable[[int], nn.Module] | None = None
+    code: str | None = None
+
+    def make_algorithm(self) -> Algorithm:
+        return build_algorithm(self.config) if self.algorithm is None else self.algorithm
+
+    def make_selector(self, algorithm: Algorithm) -> Selector:
+        return build_selector(self.config, algorithm) if self.selector is None else self.selector(self.config)
+
+    @property
+    def code_digest(self) -> str:
+        """Of the user's own code behind the run; empty where there is none."""
+        return code_digest(self.config.own_code) if self.code is None else self.code
 
 
 @dataclass(frozen=True)
@@ -70,16 +85,19 @@ class RoundEvent:
     accuracy: float | None
 
 
-def stack_key(config: RunConfig) -> tuple[object, ...]:
-    """Runs with equal keys can share a stack: same data, same model, same shapes, same augmentation."""
+def stack_key(task: Task) -> tuple[object, ...]:
+    """Tasks with equal keys can share a stack: same data, same model, same shapes, same augmentation, and none with a
+    local objective of its own among those without, which train faster."""
+    config = task.config
     return (
-        config.dataset, config.fine_labels, config.image_size, config.model, config.weights, config.batch_size,
-        config.jitter, config.flip, config.grayscale, config.precision,
+        config.dataset, config.fine_labels, config.image_size, config.model, id(task.model), config.weights,
+        config.batch_size, config.jitter, config.flip, config.grayscale, config.precision,
+        overrides(task.make_algorithm(), "local_loss"),
     )  # fmt: skip
 
 
-def simulate(
-    tasks: Sequence[Task], data: Dataset, options: EngineOptions, progress: Callable[[RoundEvent], None] | None = None
+def run_stack(
+    tasks: Sequence[Task], data: Dataset, options: RunOptions, progress: Callable[[RoundEvent], None] | None = None
 ) -> list[Outcome]:
     """Run all tasks to their end, in one stack, and return their outcomes in order.
 
@@ -88,10 +106,8 @@ def simulate(
     """
     if not tasks:
         return []
-    if len({stack_key(task.config) for task in tasks}) > 1:
+    if len({stack_key(task) for task in tasks}) > 1:
         raise InputError("these runs differ in data set, model, batch size or augmentation and cannot share a stack")
-    if options.checkpoint_every < 1:
-        raise InputError(f"checkpoint-every: {options.checkpoint_every} is out of range; accepted: at least 1")
     device = resolve_device(options.device)
     with torch_settings(device, tasks[0].config.precision), interrupts() as interrupted:
         stack = Stack(tasks, data, device, options, progress)
@@ -115,10 +131,10 @@ class _Pending:
 
 
 class Stack:
-    """The runs of one `simulate` call and everything they share."""
+    """The runs of one `run_stack` call and everything they share."""
 
     def __init__(
-        self, tasks: Sequence[Task], data: Dataset, device: torch.device, options: EngineOptions,
+        self, tasks: Sequence[Task], data: Dataset, device: torch.device, options: RunOptions,
         progress: Callable[[RoundEvent], None] | None,
     ) -> None:  # fmt: skip
         config = tasks[0].config
@@ -127,12 +143,14 @@ class Stack:
         models = {
             seed: build(
                 config.model, data.num_classes, seed=key(seed, "model") >> 1, image_size=data.image_size,
-                weights=config.weights,
+                weights=config.weights, factory=tasks[0].model,
             )
             for seed in sorted({task.config.seed for task in tasks})
         }  # fmt: skip
         model = models[config.seed]
-        chosen = choose_trainer(options.trainer, model, device, data.image_size)
+        algorithms = [task.make_algorithm() for task in tasks]
+        with_code = overrides(algorithms[0], "local_loss")
+        chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code)
         last = wants_channels_last(chosen, model, data.image_size, device, config.precision)
         self.layout = FlatLayout(model, channels_last=last)
         self.data = DeviceData.place(data, device)
@@ -142,19 +160,24 @@ class Stack:
         )
         self.second = SecondStages(model, self.layout, self.data, self.transform, self.trainer)
         self.evaluator = Evaluator(self.trainer, self.second, self.data)
+        self.feedback = FeedbackReader(model, self.layout)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         # All of them before the first is written down: a setting that is refused leaves no other run begun.
         about = data.y_train, data.num_classes
         self.runs = [
-            RunState(task.config, task.recorder, *about, models[task.config.seed], self.layout, device)
-            for task in tasks
-        ]
+            RunState(
+                task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
+                task.make_selector(algorithm),
+            )
+            for task, algorithm in zip(tasks, algorithms, strict=True)
+        ]  # fmt: skip
+        self._check_needs()
         for task, run in zip(tasks, self.runs, strict=True):
             saved = task.recorder.resume()
             task.recorder.start(
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
-                    self.trainer.describe(), hardware, data.digest,
+                    self.trainer.describe(), hardware, data.digest, task.code_digest,
                 )
             )  # fmt: skip
             if saved is not None:
@@ -164,11 +187,19 @@ class Stack:
                 rows=sum(run.config.cohort_size for run in self.runs),
                 steps=max(run.planner.most_steps for run in self.runs),
                 starts=sum(len(run.models) for run in self.runs),
-                corrections=sum(run.config.cohort_size for run in self.runs if run.variates is not None),
+                corrections=sum(run.config.cohort_size for run in self.runs if run.hooks.pushes),
             )
         )
         self._clock = time.perf_counter()
         self._say(f"{len(tasks)} run(s) on {hardware}: {self.trainer.describe()}")
+
+    def _check_needs(self) -> None:
+        for run in self.runs:
+            if "head" in run.planner.needs and not self.feedback.has_head:
+                raise InputError(
+                    f"selector: {run.config.selector!r} needs the change of the last layer, and the model "
+                    f"{run.config.model!r} has no linear layer that trains; accepted: a model that ends in one"
+                )
 
     def run(self, interrupted: Callable[[], bool]) -> list[Outcome]:
         """Tick until all runs are finished."""
@@ -191,6 +222,7 @@ class Stack:
                 stop = interrupted()
                 for i, run in enumerate(self.runs):
                     if i not in outcomes and (stop or run.round % self.options.checkpoint_every == 0):
+                        run.tell_selector()  # what a round taught belongs to the state after it
                         run.recorder.save(run.checkpoint())
                 if stop and len(outcomes) < len(self.runs):
                     raise KeyboardInterrupt
@@ -205,7 +237,7 @@ class Stack:
 
     def _tick(self, runs: list[RunState]) -> _Pending:
         """Queue one round of every run."""
-        plans = [run.next_plan() for run in runs]
+        plans = self._plan(runs)
         second = [i for i, run in enumerate(runs) if run.in_second_stage]
         first = [i for i, run in enumerate(runs) if not run.in_second_stage]
         chosen = [plan.selected for plan in plans]
@@ -213,6 +245,8 @@ class Stack:
         if second:
             finite = self.second.train([runs[i] for i in second], [plans[i] for i in second])
             flags.update(zip(second, finite, strict=True))
+            for i in second:
+                self._queue_feedback(runs[i], plans[i], None)
         if first:
             kept, finite = self._train_first_stage([runs[i] for i in first], [plans[i] for i in first])
             flags.update(zip(first, finite, strict=True))
@@ -226,6 +260,26 @@ class Stack:
             ready = torch.cuda.Event()
             ready.record()
         return _Pending(runs, plans, chosen, evaluated, scores, host, ready)
+
+    def _plan(self, runs: list[RunState]) -> list[RoundPlan]:
+        """The next round of every run; the losses that selectors want to know first are asked for together."""
+        for run in runs:
+            run.tell_selector()
+        questions = [run.planner.questions(run.round + 1) if run.diverged_round is None else [] for run in runs]
+        if not any(questions):
+            return [run.next_plan() for run in runs]
+        asking = [i for i, own in enumerate(questions) if own]
+        first_rows = np.cumsum([0, *(len(runs[i].models) for i in asking)]).tolist()
+        rows = [
+            first + runs[i].start_row(question.client)
+            for i, first in zip(asking, first_rows, strict=False)
+            for question in questions[i]
+        ]
+        models = torch.cat([runs[i].models for i in asking])
+        found = self.trainer.mean_losses(models, rows, [question.samples for i in asking for question in questions[i]])
+        answers = iter(found.tolist())
+        losses = [{question.client: next(answers) for question in own} for own in questions]
+        return [run.next_plan(own or None) for run, own in zip(runs, losses, strict=True)]
 
     def _train_first_stage(
         self, runs: list[RunState], plans: list[RoundPlan]
@@ -249,43 +303,68 @@ class Stack:
     ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
         """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
         rows: list[Row] = []
-        owned, corrections = [], []
+        owned, pushes = [], []
         for run, plan, first in zip(runs, plans, first_rows, strict=False):
             tasks = run.rows(plan, first)
             owned.append(np.arange(len(rows), len(rows) + len(tasks)))
             rows.extend(tasks)
-            if run.variates is not None and tasks:
-                corrections.append(run.variates.corrections(self._clients(plan)))
+            if run.hooks.pushes and tasks:
+                pushes.append(run.pushes(plan))
         chosen = [plan.selected for plan in plans]
         if not rows:
             return chosen, starts
-        push = torch.cat(corrections) if corrections else None
-        work = build_work(rows, runs[0].config.batch_size, self.data.num_classes, self.device, push)
+        push = torch.cat(pushes) if pushes else None
+        wants_losses = any("loss" in run.planner.needs for run in runs)
+        work = build_work(
+            rows, runs[0].config.batch_size, self.data.num_classes, self.device, push, wants_losses=wants_losses
+        )
         trained = self._train_within_memory(starts, work)
         place = np.empty(len(rows), dtype=np.int64)
         place[work.source] = np.arange(len(rows))
-        blends = []
+        blends, steps = [], []
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
                 continue
-            chosen[i] = self._kept(run, plan, trained, place[mine])
-            blends += _blends(run, plan, chosen[i], place[mine], first)
-            if run.variates is not None and isinstance(run.algorithm, Scaffold):
-                width = self.layout.parameter_width
-                pace = run.algorithm.pace(plan.steps, run.config.momentum, run.lr(plan.round))
-                run.variates.absorb(
-                    self._clients(plan), starts[first, :width], self._pick(trained, place[mine])[:, :width],
-                    to_device(pace, self.device),
-                )  # fmt: skip
-        return chosen, blend_models(starts, trained, blends, self.layout)
+            kept = self._judged(run, plan, trained.models, place[mine])
+            chosen[i] = plan.selected if kept is None else kept
+            own = _blends(run, plan, chosen[i], place[mine], first)
+            blends += own
+            if run.hooks.steps:
+                steps += [(run, blend) for blend in own]
+            if run.hooks.absorbs or run.client_models is not None:
+                run.absorb(plan, starts[first], self._pick(trained.models, place[mine]))
+            self._queue_feedback(run, plan, kept, starts, trained, place[mine], first)
+        new = blend_models(starts, trained.models, blends, self.layout)
+        width = self.layout.parameter_width
+        for run, blend in steps:
+            shares = to_device(blend.factors.astype(np.float32), self.device)
+            with exact_products():
+                new[blend.row, :width] = run.hooks.step(
+                    run.server, starts[blend.row, :width], self._pick(trained.models, blend.trained)[:, :width], shares
+                )
+        return chosen, new
+
+    def _queue_feedback(
+        self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor | None = None,
+        trained: Trained | None = None, places: np.ndarray | None = None, first: int = 0,
+    ) -> None:  # fmt: skip
+        """Have what the run's selector needs to know on its way to the host."""
+        needs = run.planner.needs - {"candidate_loss"}
+        if not needs or not plan.work or (needs == {"kept"} and kept is None):
+            return
+        remaining = None if kept is None else frozenset(kept)
+        if starts is None or trained is None or places is None or not needs & FROM_DEVICE:
+            empty = torch.zeros(len(plan.work), 0)
+            run.feedback = self.feedback.queue(plan, needs - FROM_DEVICE, remaining, empty, empty, None)
+            return
+        own = self._pick(starts, np.array([first + run.start_row(client) for client in plan.trained]))
+        losses = None if trained.losses is None else self._pick(trained.losses, places)
+        run.feedback = self.feedback.queue(plan, needs, remaining, own, self._pick(trained.models, places), losses)
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         return rows[to_device(which, self.device)]
 
-    def _clients(self, plan: RoundPlan) -> torch.Tensor:
-        return to_device(torch.tensor(plan.trained, dtype=torch.int64), self.device)
-
-    def _train_within_memory(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+    def _train_within_memory(self, starts: torch.Tensor, work: Work) -> Trained:
         """Train; when the GPU's memory does not hold the stack, take smaller ones and try again."""
         while True:
             try:
@@ -296,17 +375,17 @@ class Stack:
                     raise
                 self._say(f"out of GPU memory: the stack is split, going on with {smaller}")
 
-    def _kept(self, run: RunState, plan: RoundPlan, trained: torch.Tensor, place: np.ndarray) -> tuple[int, ...]:
-        """The clients the server keeps: all selected, or for FedEntropy those that pass its judgment."""
-        if run.planner.draw is None:
-            return plan.selected
+    def _judged(
+        self, run: RunState, plan: RoundPlan, trained: torch.Tensor, place: np.ndarray
+    ) -> tuple[int, ...] | None:
+        """The clients that an algorithm keeps by their soft labels; None where none judges, or nobody can be judged."""
+        if not run.hooks.judges:
+            return None
         soft = self.trainer.soft_labels(self._pick(trained, place), [task.samples for task in plan.work])
         if not np.isfinite(soft).all():
-            return plan.trained
-        passed = judge(soft, np.array([len(task.samples) for task in plan.work], dtype=np.float64))
-        kept = tuple(plan.trained[i] for i in sorted(passed))
-        run.planner.draw.learn(kept, tuple(k for k in plan.trained if k not in kept))
-        return kept
+            return None
+        passed = run.hooks.judge(soft, plan.sizes)
+        return tuple(plan.trained[i] for i in passed)
 
     def _flush(self, pending: _Pending) -> None:
         """Read a tick's figures and hand them to the recorders."""
@@ -338,6 +417,7 @@ class Stack:
         record = RoundRecord(
             round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
             bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
+            simulated_seconds=plan.seconds,
         )  # fmt: skip
         run.records.append(record)
         run.recorder.record(record)
@@ -346,15 +426,15 @@ class Stack:
 
 
 def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int) -> list[Blend]:
-    """How this run's model rows come out of the round: one blend, or one per cluster that had a client."""
+    """How this run's model rows come out of the round: one blend, or one per group that had a client."""
     blends = []
     kept = np.array([client in keep for client in plan.trained], dtype=bool)
     rows = np.array([run.start_row(client) for client in plan.trained], dtype=np.int64)
-    sizes = np.array([len(task.samples) for task in plan.work], dtype=np.float64)
+    parts = plan.parts
     for row in range(len(run.models)):
         mine = np.flatnonzero(kept & (rows == row))
         if len(mine):
-            shares = sizes[mine] / sizes[mine].sum()
-            mixing = run.algorithm.mix(shares, plan.steps[mine], run.config.momentum)
+            shares = parts[mine] / parts[mine].sum()
+            mixing = run.hooks.mix(run.round_info(plan, mine))
             blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
     return blends

@@ -57,8 +57,8 @@ class Evaluator:
         return Scores(to_host(correct), to_host(loss))
 
     def _evaluate(self, runs: list[RunState], group: list[int], correct: torch.Tensor, loss: torch.Tensor) -> None:
-        models = torch.cat([runs[i].models for i in group])
-        sizes = [len(runs[i].models) for i in group]
+        shown = [runs[i].evaluated_models() for i in group]
+        models, sizes = torch.cat(shown), [len(rows) for rows in shown]
         c, l = torch.zeros_like(correct[: len(group)]), torch.zeros_like(loss[: len(group)])
         for start in range(0, len(self.data.test_labels), TEST_BATCH):
             part = slice(start, start + TEST_BATCH)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import Algorithm
+from fedentopt.algorithms import Algorithm, Client, overrides
 from fedentopt.errors import InputError
 from fedentopt.randomness import key
 from fedentopt.simulation.augment import ImageTransform
@@ -16,7 +16,7 @@ from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.run_state import build_algorithm
+from fedentopt.simulation.methods import build_algorithm
 from fedentopt.simulation.trainers.loop import Worker
 from fedentopt.simulation.work import Row, build_work
 
@@ -50,10 +50,11 @@ def train_client(
     FedRS's and FedLC's logits). An algorithm with control variates (SCAFFOLD) needs the engine.
     """
     algorithm: Algorithm = build_algorithm(config)
-    if algorithm.correction is not None:
-        raise InputError(f"algorithm: {config.algorithm!r} keeps control variates; local training alone cannot do it")
+    for hook, what in (("push", "keeps vectors between rounds"), ("local_loss", "has a local objective of its own")):
+        if overrides(algorithm, hook):
+            raise InputError(f"algorithm: {config.algorithm!r} {what}; local training alone cannot do it")
     counts = np.bincount(labels, minlength=num_classes)
-    terms = algorithm.local_terms(counts)
+    terms = algorithm.local_terms(Client(client, counts))
     task = ClientWork(client, np.arange(len(labels)), counts, epochs or config.epochs, config.batch_size)
     row = Row(
         task=task,

@@ -1,65 +1,159 @@
-"""The names of methods, as tables and people write them, turned into settings of a run.
+"""From the name of a method to its settings, and from settings to the objects that run.
 
-A name is `ALGORITHM`, `SELECTOR` or `ALGORITHM+SELECTOR`, with `-dp` at its end where the server sees the label
-counts through Laplace noise: `fedavg`, `fedentopt`, `fedprox+fedentopt`, `fedentopt-dp`, `kl`, `fedconcat`.
-It is the inverse of `RunConfig.method`. One's own code goes by its import path: `package.module:algorithm`,
-`fedavg+package.module:selector`.
-
-Several seeds written in one word.
+A method is written `ALGORITHM[+SELECTOR][-dp][:key=value,...]`: `fedavg`, `fedentopt`, `fedprox+fedentopt:mu=0.1`,
+`fedentopt-dp:buffer=30%`. A selector alone goes with FedAvg, an algorithm alone with random selection. `-dp`: the
+server sees label counts through Laplace noise. Keys are settings of the method, or of the run. One's own code goes by
+its import path, with settings of its own behind it: `package.module:algorithm:beta=0.9+package.module:selector`.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedentopt.algorithms import AFTER_STEP, ALGORITHMS, IN_GRADIENT, Algorithm, overrides
 from fedentopt.errors import InputError
-from fedentopt.own_code import is_import_path
-from fedentopt.simulation.config import ALGORITHMS, SELECTORS
+from fedentopt.own_code import find_own, is_import_path, make_own
+from fedentopt.selection import NEEDS, SELECTORS, Selector
+from fedentopt.settings import Setting, settings_of
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 
 DP_EPSILON = 0.5
 """Privacy budget that `-dp` stands for unless another one is given (the paper's)."""
-
-ACCEPTED = (
-    f"an algorithm ({', '.join(ALGORITHMS)}), a selector ({', '.join(SELECTORS)}), or both as in fedprox+fedentopt"
-)
+MOST_SEEDS = 1000
+_READ_COUNTS = [cls.name for registry in PARTS.values() for cls in registry if cls.reads_label_counts]
+_NOT_BY_METHOD = ("algorithm", "selector", "seed")
 
 
 def parse_method(name: str) -> dict[str, Any]:
-    """Settings `algorithm`, `selector` and `epsilon` (None without `-dp`) of the method called `name`.
+    """The settings of a run (for `RunConfig.from_dict`) that the method called `name` stands for.
 
-    Refused: unknown names, and `-dp` where no server-side step looks at label counts.
+    `algorithm`, `selector` and `epsilon` (None without `-dp`) are always among them. Refused: unknown names and keys,
+    and `-dp` where nothing of the method looks at label counts.
     """
     text = name.strip()
-    private = text.lower().endswith("-dp")
-    parts = [_known(part) for part in (text[:-3] if private else text).split("+")]
-    if len(parts) == 1:
-        alone = parts[0] in ALGORITHMS or is_import_path(parts[0])
-        algorithm, selector = (parts[0], "random") if alone else ("fedavg", parts[0])
-    elif len(parts) == 2:
-        algorithm, selector = parts
-    else:
-        algorithm = selector = ""
-    if not (_is_one_of(algorithm, ALGORITHMS) and _is_one_of(selector, SELECTORS)):
-        raise InputError(f"method: {name!r} is unknown; accepted: {ACCEPTED}, and -dp behind a selector")
-    if private and selector == "random" and algorithm != "fedconcat":
+    pieces = [_Piece(piece) for piece in re.split(r"\+(?=[A-Za-z_])", text)]
+    parts = _parts(pieces)
+    if parts is None:
+        raise InputError(
+            f"method: {name!r} is unknown; accepted: an algorithm ({', '.join(ALGORITHMS.names)}), a selector "
+            f"({', '.join(SELECTORS.names)}), or both as in fedprox+fedentopt, with -dp behind a selector and "
+            f":key=value behind all"
+        )
+    methods = {part: piece.name if piece else FIELDS[part].default for part, piece in parts.items()}
+    private = any(piece.private for piece in pieces)
+    if private and not _reads_counts(methods):
         raise InputError(
             f"method: {name!r} adds noise to label counts that it does not use; "
-            f"accepted: -dp with fedentopt, kl or fedconcat"
+            f"accepted: -dp with {', '.join(_READ_COUNTS)}"
         )
-    return {"algorithm": algorithm, "selector": selector, "epsilon": DP_EPSILON if private else None}
+    settings: dict[str, Any] = {**methods, "epsilon": DP_EPSILON if private else None}
+    for piece in pieces:
+        own = next(part for part, other in parts.items() if other is piece)
+        others = [part for part in PARTS if part != own] if piece is pieces[-1] else []
+        for key, word in piece.values:
+            settings |= _setting(f"method: {name!r}", key, word, methods, [own, *others])
+    return settings
 
 
-def _known(part: str) -> str:
-    return part if is_import_path(part) else part.lower()
+def apply_settings(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """A method's settings with those of `given` (`--set`, a TOML file's [settings]) that it has, and their names.
+
+    Values are words or of the setting's type. A key that both parts have is refused: behind one of them it is clear.
+    """
+    methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
+    result, used = dict(settings), set()
+    for key, value in given.items():
+        owners = [part for part in PARTS if _declared(part, methods[part], key) is not None]
+        if len(owners) > 1:
+            both = " and ".join(methods[part] for part in owners)
+            raise InputError(
+                f"set: {key} is a setting of {both}; accepted: it behind one of them, as in NAME:{key}=..."
+            )
+        if not owners and key not in FIELDS:
+            continue
+        result |= _setting("set", key, value, methods, owners)
+        used.add(key)
+    return result, used
 
 
-def _is_one_of(name: str, accepted: tuple[str, ...]) -> bool:
-    return name in accepted or is_import_path(name)
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """The algorithm a config names; one's own that cannot be honoured is refused by what is wrong with it."""
+    settings = config.of("algorithm")
+    if config.algorithm in ALGORITHMS:
+        return ALGORITHMS.get(config.algorithm)(**settings)
+    made = _make("algorithm", config, Algorithm, settings)
+    return check_algorithm(made, config.algorithm)
 
 
-MOST = 1000
+def check_algorithm(made: Any, name: str) -> Algorithm:
+    """Refuse an own algorithm of the wrong type, or with declarations that contradict each other."""
+    if not isinstance(made, Algorithm):
+        kind = made.__name__ if isinstance(made, type) else type(made).__name__
+        raise InputError(f"algorithm: {name!r} made a {kind}; accepted: an Algorithm")
+    has = {hook for hook in ("push", "absorb", "step", "evaluated", "groups", "local_loss") if overrides(made, hook)}
+    for old, now in (
+        ("correction", "push() and push_enters"),
+        ("judges_soft_labels", "judge()"),
+        ("model_vectors", "sends_down and sends_up"),
+    ):
+        if hasattr(made, old):
+            raise InputError(f"algorithm: {name!r} sets {old}, which nothing reads; accepted: {now}")
+    if made.push_enters not in (IN_GRADIENT, AFTER_STEP):
+        raise InputError(
+            f"algorithm: {name!r} has push_enters {made.push_enters!r}; accepted: {IN_GRADIENT!r} or {AFTER_STEP!r}"
+        )
+    for declared in ("server_vectors", "client_vectors", "sends_down", "sends_up"):
+        names = getattr(made, declared)
+        if not isinstance(names, tuple) or not all(isinstance(one, str) for one in names):
+            raise InputError(f"algorithm: {name!r} has {declared} {names!r}; accepted: a tuple of names")
+    for sent, kept in (("sends_down", made.server_vectors), ("sends_up", made.client_vectors)):
+        if not set(getattr(made, sent)) <= set(kept):
+            raise InputError(f"algorithm: {name!r} sends {getattr(made, sent)!r}; accepted: names of {kept!r}")
+    if "groups" in has and has & {"push", "absorb", "step", "evaluated"}:
+        raise InputError(
+            f"algorithm: {name!r} has groups and {', '.join(sorted(has - {'groups'}))}; accepted: one of them"
+        )
+    if "local_loss" in has and overrides(made, "second_stage"):
+        raise InputError(f"algorithm: {name!r} has a local_loss and a second stage; accepted: one of them")
+    if made.keeps_models and "local_loss" not in has:
+        raise InputError(f"algorithm: {name!r} keeps models for a local_loss that it does not have")
+    return made
+
+
+def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
+    """The selector of a run: the one its algorithm brings, or the one its config names."""
+    sizes = {"cohort_size": config.cohort_size, "seed": config.seed}
+    settings = config.of("selector")
+    if algorithm.own_selector is not None:
+        if config.selector != "random":
+            raise InputError(
+                f"selector: {config.selector!r} cannot go with {config.algorithm}, which draws its own clients; "
+                f"accepted: random"
+            )
+        return algorithm.own_selector(**sizes)
+    if config.selector in SELECTORS:
+        return SELECTORS.get(config.selector).for_run(clients=config.clients, **sizes, **settings)
+    return check_selector(_make("selector", config, Selector, settings), config.selector)
+
+
+def check_selector(made: Any, name: str) -> Selector:
+    """Refuse an own selector that lacks a method, or needs what nobody can tell it."""
+    if isinstance(made, type):
+        raise InputError(f"selector: {name!r} made the class {made.__name__}; accepted: a Selector object")
+    lacks = [method for method in ("register", "select", "state_dict", "load_state_dict") if not hasattr(made, method)]
+    if lacks:
+        raise InputError(
+            f"selector: {name!r} made a {type(made).__name__} without {', '.join(lacks)}; accepted: a Selector"
+        )
+    needs = getattr(made, "needs", frozenset())
+    if isinstance(needs, str) or not set(needs) <= NEEDS:
+        raise InputError(f"selector: {name!r} needs {needs!r}; accepted: a set of {', '.join(sorted(NEEDS))}")
+    result: Selector = made
+    return result
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -72,10 +166,129 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise InputError(f"seeds: {part.strip()!r} runs backwards; accepted: such as 0-4")
-        if last - first >= MOST:
-            raise InputError(f"seeds: {part.strip()!r} are too many; accepted: at most {MOST}")
+        if last - first >= MOST_SEEDS:
+            raise InputError(f"seeds: {part.strip()!r} are too many; accepted: at most {MOST_SEEDS}")
         seeds += range(first, last + 1)
-    twice = [str(seed) for seed, times in Counter(seeds).items() if times > 1]
+    return check_seeds(seeds)
+
+
+def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
+    """Refuse a seed given twice."""
+    listed = list(seeds)
+    twice = [str(seed) for seed, times in Counter(listed).items() if times > 1]
     if twice:
-        raise InputError(f"seeds: {text!r} gives {', '.join(twice)} more than once; accepted: each seed once")
-    return tuple(seeds)
+        raise InputError(
+            f"seeds: {','.join(map(str, listed))!r} gives {', '.join(twice)} more than once; accepted: each seed once"
+        )
+    return tuple(listed)
+
+
+class _Piece:
+    """One side of a `+`: a name, whether `-dp` stands behind it, and its key=value pairs."""
+
+    def __init__(self, text: str) -> None:
+        match = re.fullmatch(r"(.*?)(?::([A-Za-z_][\w.-]*=.*))?", text.strip(), flags=re.DOTALL)
+        assert match is not None
+        name, tail = match[1].strip(), match[2]
+        self.private = name.lower().endswith("-dp")
+        name = name[:-3] if self.private else name
+        self.name = name if is_import_path(name) else name.lower()
+        pairs = re.split(r",(?=\s*[A-Za-z_][\w.-]*=)", tail) if tail else []
+        self.values = [(key.strip(), word.strip()) for key, _, word in (pair.partition("=") for pair in pairs)]
+
+
+def _parts(pieces: list[_Piece]) -> dict[str, _Piece | None] | None:
+    """Which piece is the algorithm, which the selector; None where that cannot be."""
+
+    def may_be(part: str, piece: _Piece) -> bool:
+        return piece.name in PARTS[part] or is_import_path(piece.name)
+
+    if len(pieces) == 1:
+        alone = pieces[0]
+        if is_import_path(alone.name):
+            found = find_own("method", alone.name)
+            picks = inspect.isclass(found) and issubclass(found, Selector)
+            return {"algorithm": None, "selector": alone} if picks else {"algorithm": alone, "selector": None}
+        for part in PARTS:
+            if alone.name in PARTS[part]:
+                return {other: alone if other == part else None for other in PARTS}
+        return None
+    if len(pieces) == 2 and may_be("algorithm", pieces[0]) and may_be("selector", pieces[1]):
+        return {"algorithm": pieces[0], "selector": pieces[1]}
+    return None
+
+
+def _reads_counts(methods: Mapping[str, str]) -> bool:
+    for part, name in methods.items():
+        found = PARTS[part].get(name) if name in PARTS[part] else find_own(part, name)
+        if getattr(found, "reads_label_counts", part == "selector"):
+            return True
+    return False
+
+
+def _setting(where: str, key: str, value: Any, methods: Mapping[str, str], parts: list[str]) -> dict[str, Any]:
+    """One setting as `RunConfig.from_dict` takes it: of the first of `parts` that has it, or of the run."""
+    for part in parts:
+        declared = _declared(part, methods[part], key)
+        if declared is not None:
+            return {f"{part}.{declared.name}": declared.from_word(value) if isinstance(value, str) else value}
+    if key in FIELDS and key not in _NOT_BY_METHOD:
+        return {key: FIELDS[key].from_word(value) if isinstance(value, str) else value}
+    known = [name for part in parts for name in _all_declared(part, methods[part]) or ()]
+    names = "+".join(methods[part] for part in parts if methods[part] != FIELDS[part].default) or "it"
+    raise InputError(
+        f"{where}: {key} is no setting of {names}; accepted: {', '.join(known) + ', or ' if known else ''}a setting "
+        f"of the run, such as lr"
+    )
+
+
+def _declared(part: str, name: str, key: str) -> Setting | None:
+    """The setting `key` (or, for one with an option of its own, that option's name) of a method."""
+    known = _all_declared(part, name)
+    if known is None:
+        return Setting(key, "str", None)  # a factory that takes anything
+    if key in known:
+        return known[key]
+    found = option_of(key)
+    return known.get(found[2].name) if found is not None and found[:2] == (part, name) else None
+
+
+def _all_declared(part: str, name: str) -> dict[str, Setting] | None:
+    """The settings of a method, own ones included; None for a factory function that takes any keyword."""
+    if name in PARTS[part]:
+        return PARTS[part].settings(name)
+    factory = find_own(part, name)
+    if inspect.isclass(factory) and issubclass(factory, Algorithm | Selector):
+        return settings_of(factory)
+    known: dict[str, Setting] = {}
+    for parameter in list(_parameters(part, name, factory).values())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            return None
+        default = None if parameter.default is parameter.empty else parameter.default
+        annotation = parameter.annotation if parameter.annotation is not parameter.empty else type(default)
+        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "str")
+        known[parameter.name] = Setting(parameter.name, kind, default)
+    return known
+
+
+def _parameters(part: str, name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        raise InputError(f"{part}: the settings of {name} cannot be told; accepted: a class or a function") from None
+
+
+def _make(part: str, config: RunConfig, base: type, settings: Mapping[str, Any]) -> Any:
+    """Call own code: a class with its settings, a factory function with the run's config and its settings."""
+    path = getattr(config, part)
+    factory = find_own(part, path)
+    if inspect.isclass(factory) and issubclass(factory, base):
+        known = settings_of(factory)
+        for name in settings:
+            if name not in known:
+                raise InputError(f"{name}: no setting of {path}; accepted: {', '.join(known) or 'none'}")
+        if issubclass(factory, Selector):
+            sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
+            return make_own(part, f"{path}.for_run", **sizes, **settings)
+        return make_own(part, path, **settings)
+    return make_own(part, path, config, **settings)

@@ -16,7 +16,7 @@ def _setting(default: Any, help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class RunOptions:
     """Field help texts are the command line's help texts."""
 
     out: str = _setting("out/run", "folder for the results, one folder in it a run")
@@ -29,6 +29,7 @@ class Execution:
     target: tuple[float, ...] = _setting((), "accuracy in per cent whose first round is reported; may be repeated")
     page: bool = _setting(True, "write the HTML page of all runs in the folder at the end")
     log: str | None = _setting(None, "tensorboard: also write the curves for TensorBoard, into each run's folder")
+    say: Any = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -56,3 +57,6 @@ class Execution:
     def data_path(self) -> Path | None:
         """The data sets' folder, if one was given."""
         return None if self.data_dir is None else Path(self.data_dir).expanduser()
+
+
+Execution = RunOptions

@@ -2,67 +2,94 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedentopt.algorithms import Algorithm, ValuedDraw
 from fedentopt.errors import InputError
-from fedentopt.own_code import make_own
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
-from fedentopt.selection import Cohort, EntropySelector, KLSelector, RandomSelector, Selector
+from fedentopt.selection import Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
+
+SAMPLES_A_SECOND = 1000.0  # of a client of ordinary speed, in simulated time
 
 
 @dataclass(frozen=True)
 class ClientWork:
-    """One client's task in a round."""
+    """One client's task in a round; `seconds` is how long it takes in simulated time."""
 
     client: int
     samples: np.ndarray
     label_counts: np.ndarray
     epochs: int
     batch_size: int
+    seconds: float = 0.0
 
     @property
     def steps(self) -> int:
-        """Local SGD steps: whole epochs, the last partial batch kept."""
+        """Local SGD steps: complete epochs, the last partial batch kept."""
         return self.epochs * -(-len(self.samples) // self.batch_size)
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round of one run. `selected` are the clients chosen, `work` the tasks of those that did not drop out."""
+    """A round of one run. `selected` are the clients chosen, `work` the tasks of those that did not drop out.
+
+    `asked` are the clients whose loss was asked for before. `weights`, where the selector defines them, are the
+    clients' parts in the average.
+    """
 
     round: int
     selected: tuple[int, ...]
     work: tuple[ClientWork, ...]
+    asked: tuple[int, ...] = ()
+    weights: Mapping[int, float] | None = None
 
     @property
     def trained(self) -> tuple[int, ...]:
         return tuple(task.client for task in self.work)
 
     @property
-    def shares(self) -> np.ndarray:
-        """Each trained client's share of the samples trained on, p_k."""
-        sizes = np.array([len(task.samples) for task in self.work], dtype=np.float64)
-        shares: np.ndarray = sizes / sizes.sum()
-        return shares
+    def sizes(self) -> np.ndarray:
+        """Each trained client's number of samples."""
+        return np.array([len(task.samples) for task in self.work], dtype=np.float64)
+
+    @property
+    def parts(self) -> np.ndarray:
+        """What the average weighs each trained client by: its samples, or what the selector says."""
+        if self.weights is None:
+            return self.sizes
+        return np.array([self.weights[task.client] for task in self.work], dtype=np.float64)
 
     @property
     def steps(self) -> np.ndarray:
         return np.array([task.steps for task in self.work], dtype=np.int64)
 
+    @property
+    def seconds(self) -> float:
+        """Simulated time of the round: that of the slowest client."""
+        return max((task.seconds for task in self.work), default=0.0)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A candidate to be asked for its loss, and the samples it looks at."""
+
+    client: int
+    samples: np.ndarray
+
 
 class RunPlanner:
-    """Plans the rounds of one run. Its only state is the selector's (and FedEntropy's values)."""
+    """Plans the rounds of one run. Its only state is the selector's."""
 
-    def __init__(self, config: RunConfig, labels: np.ndarray, num_classes: int, algorithm: Algorithm) -> None:
+    def __init__(self, config: RunConfig, labels: np.ndarray, num_classes: int, selector: Selector) -> None:
         self.config = config
         self.parts: Partition = partition(
             labels,
@@ -81,11 +108,9 @@ class RunPlanner:
                 f"under {config.partition} (the first is client {empty[0]}); accepted: at least 1"
             )
         self._labels = labels
-        self._selector = _selector(config)
-        self._selector.register(
-            self.counts if self.reported is None else self.reported, noisy=self.reported is not None
-        )
-        self.draw = ValuedDraw(config.clients, config.cohort_size) if algorithm.judges_soft_labels else None
+        self.selector = selector
+        self.needs: frozenset[str] = frozenset(getattr(selector, "needs", ()))
+        self.selector.register(self.counts if self.reported is None else self.reported, noisy=self.reported is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
@@ -107,32 +132,72 @@ class RunPlanner:
             return None
         return laplace_noise(self.counts, self.config.epsilon, generator(self.config.seed, "label-noise"))
 
-    def plan(self, round_: int) -> RoundPlan:
+    def questions(self, round_: int) -> list[Question]:
+        """Whom the selector wants to ask for the loss of the current model before it chooses, if anybody.
+
+        A client without any sample, which only noise can hide, has nothing to answer with and is left out.
+        """
+        if "candidate_loss" not in self.needs:
+            return []
+        wanted = self.selector.candidates()
+        if wanted is None:
+            return []
+        questions = []
+        for client in self._known_clients(tuple(wanted.ids), wanted):
+            samples = self.parts.indices[client]
+            if wanted.samples is not None and wanted.samples < len(samples):
+                draw = generator(self.config.seed, "candidate-samples", round_, client)
+                samples = np.sort(draw.choice(samples, wanted.samples, replace=False))
+            if len(samples):
+                questions.append(Question(client, samples))
+        return questions
+
+    def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
-        limits: dict[Any, np.ndarray] | None = None
-        if self.draw is not None:
-            selected = self.draw.draw(generator(config.seed, "fedentropy", round_))
-        else:
-            cohort = self._selector.select()
-            selected = self._known_clients(cohort)
-            limits = cohort.sample_limits
+        cohort = self.selector.select() if losses is None else self.selector.select(losses=losses)
+        selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
+        limits = cohort.sample_limits
         luck = generator(config.seed, "dropout", round_).random(config.clients)
         work = []
         for client in selected:
             if luck[client] < config.dropout:
                 continue
             samples, counts = self._samples(client, None if limits is None else limits.get(client))
-            work.append(ClientWork(client, samples, counts, self._epochs(client, round_), config.batch_size))
-        return RoundPlan(round_, selected, tuple(task for task in work if len(task.samples)))
+            epochs = self._epochs(client, round_)
+            seconds = self.seconds(client, len(samples) * epochs)
+            work.append(ClientWork(client, samples, counts, epochs, config.batch_size, seconds))
+        tasks = tuple(task for task in work if len(task.samples))
+        return RoundPlan(round_, selected, tasks, tuple(losses or ()), self._weights(cohort, selected))
 
-    def _known_clients(self, cohort: Cohort) -> tuple[int, ...]:
-        """A cohort's client numbers; a selector of the user's own may have got them wrong."""
+    def seconds(self, client: int, samples: int) -> float:
+        """Simulated time in which a client trains on so many samples, each as often as it is seen."""
+        spread = self.config.speed_spread
+        z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
+        return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
+
+    def observe(self, observations: Mapping[int, Observation]) -> None:
+        """Tell the selector what it needs to know of the clients that trained."""
+        if self.needs - {"candidate_loss"} and observations:
+            self.selector.observe(dict(observations))
+
+    def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:
+        weights = getattr(cohort, "weights", None)
+        if weights is None or self.config.averaging == "samples":
+            return None
+        values = np.asarray(weights, dtype=np.float64)
+        if values.shape != (len(selected),) or not np.isfinite(values).all() or (values <= 0).any():
+            raise InputError(
+                f"selector: {self.config.selector!r} gave the weights {weights!r}; accepted: one above 0 per client"
+            )
+        return dict(zip(selected, values.tolist(), strict=True))
+
+    def _known_clients(self, chosen: tuple[Any, ...], given: object) -> tuple[int, ...]:
+        """Client numbers; a selector of the user's own may have got them wrong."""
         config = self.config
-        chosen = tuple(getattr(cohort, "clients", ()))
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(config.clients)):
             raise InputError(
-                f"selector: {config.selector!r} selected {chosen or cohort!r}; "
+                f"selector: {config.selector!r} selected {chosen or given!r}; "
                 f"accepted: a Cohort whose clients are distinct numbers from 0 to {config.clients - 1}"
             )
         return tuple(int(k) for k in chosen)
@@ -171,32 +236,8 @@ class RunPlanner:
         return key(self.config.seed, "layer-dropout", round_, client)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
-        state: dict[str, Any] = {"selector": self._selector.state_dict()}
-        if self.draw is not None:
-            state["values"] = self.draw.values.tolist()
-        return state
+        """JSON-serialisable; the selector's `arrays` are kept apart."""
+        return {"selector": self.selector.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._selector.load_state_dict(state["selector"])
-        if self.draw is not None:
-            self.draw.values = np.array(state["values"], dtype=np.float64)
-
-
-def _selector(config: RunConfig) -> Selector:
-    if config.selector == "fedentopt":
-        return EntropySelector(cohort_size=config.cohort_size, buffer_size=config.buffer_size, seed=config.seed)
-    if config.selector == "kl":
-        return KLSelector(cohort_size=config.cohort_size)
-    if config.selector == "random":
-        return RandomSelector(cohort_size=config.cohort_size, seed=config.seed)
-    made: Selector = make_own("selector", config.selector, config)
-    if isinstance(made, type):
-        raise InputError(f"selector: {config.selector!r} made the class {made.__name__}; accepted: a Selector object")
-    lacks = [name for name in ("register", "select", "state_dict", "load_state_dict") if not hasattr(made, name)]
-    if lacks:
-        raise InputError(
-            f"selector: {config.selector!r} made a {type(made).__name__} without {', '.join(lacks)}; "
-            "accepted: a Selector"
-        )
-    return made
+        self.selector.load_state_dict(state["selector"])

@@ -1,8 +1,8 @@
-"""One run inside a stack: its plans, its global model, its memory, its records."""
+"""One run inside a stack: its plans, its global model, its algorithm's memory, its records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,85 +10,79 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import (
-    Algorithm,
-    ControlVariates,
-    FedConcat,
-    FedEntropy,
-    FedLC,
-    FedNova,
-    FedProx,
-    FedRS,
-    Scaffold,
-    cluster_clients,
-    concat_budget,
-)
-from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
+from fedentopt.algorithms import Algorithm, Client, Round, Vectors
 from fedentopt.errors import InputError
-from fedentopt.own_code import make_own
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
-from fedentopt.simulation.concat import ConcatStage, head_sizes
+from fedentopt.selection import Selector
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.device import to_device
+from fedentopt.simulation.feedback import Feedback
+from fedentopt.simulation.head_stage import HeadStage, model_sizes
+from fedentopt.simulation.hooks import Hooks
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan, RunPlanner
-from fedentopt.simulation.work import CORRECTION_MODES, Row
+from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Row
 
 LABEL_BYTES = 4  # of one label count or one soft label on the wire
+LOSS_BYTES = 4
 PARAMETER_BYTES = 4
-
-
-def build_algorithm(config: RunConfig) -> Algorithm:
-    """The algorithm a config names."""
-    known: dict[str, Callable[[], Algorithm]] = {
-        "fedavg": lambda: Algorithm(),
-        "fedprox": lambda: FedProx(config.mu),
-        "fednova": lambda: FedNova(),
-        "scaffold": lambda: Scaffold(config.scaffold_variant),
-        "fedrs": lambda: FedRS(config.fedrs_alpha, soft=config.fedrs_soft),
-        "fedlc": lambda: FedLC(config.fedlc_tau),
-        "fedconcat": lambda: FedConcat(config.clusters),
-        "fedentropy": lambda: FedEntropy(),
-    }
-    if config.algorithm in known:
-        return known[config.algorithm]()
-    made = make_own("algorithm", config.algorithm, config)
-    if not isinstance(made, Algorithm):
-        raise InputError(f"algorithm: {config.algorithm!r} made a {type(made).__name__}; accepted: an Algorithm")
-    return made
+SERVER, CLIENT, MODELS, SELECTOR = "vectors.server.", "vectors.client.", "vectors.models", "selector."
 
 
 class RunState:
-    """A run in progress. `models` holds its global model, or one row per cluster for FedConcat."""
+    """A run in progress. `models` holds its global model, or one row per group of clients."""
 
     def __init__(
         self, config: RunConfig, recorder: RunRecorder, labels: np.ndarray, num_classes: int, model: nn.Module,
-        layout: FlatLayout, device: torch.device,
+        layout: FlatLayout, device: torch.device, algorithm: Algorithm, selector: Selector,
     ) -> None:  # fmt: skip
         self.config, self.recorder, self.layout, self.device = config, recorder, layout, device
         self.model, self.num_classes = model, num_classes
-        self.algorithm = build_algorithm(config)
-        self.planner = RunPlanner(config, labels, num_classes, self.algorithm)
+        self.hooks = Hooks(algorithm, config.algorithm)
+        self.planner = RunPlanner(config, labels, num_classes, selector)
         self.round = 0  # rounds planned so far
         self.records: list[RoundRecord] = []
         self.diverged_round: int | None = None
-        self.stage: ConcatStage | None = None
+        self.stage: HeadStage | None = None
         self.head: torch.Tensor | None = None  # of a second stage to be continued
-        self.clusters: np.ndarray | None = None
+        self.feedback: Feedback | None = None  # of the last round, not told to the selector yet
         start = layout.pack(model.state_dict()).to(device)
+        self.groups = self.hooks.groups(self.planner.read_counts, config.seed)
         self.first_stage = self.rounds = config.rounds
-        if isinstance(self.algorithm, FedConcat):
-            self.clusters = cluster_clients(self.planner.read_counts, self.algorithm.clusters, config.seed)
-            sizes = head_sizes(model, self.algorithm.clusters)
-            budget = concat_budget(
-                config.rounds, config.concat_share, config.concat_max_rounds, config.cohort_size, config.clients,
-                self.algorithm.clusters, sizes,
-            )  # fmt: skip
-            self.first_stage, self.rounds = budget.first, budget.first + budget.second
-            start = start.expand(self.algorithm.clusters, -1)
-        self.models = start.reshape(-1, layout.width).clone()
-        self.variates = None
-        if self.algorithm.correction is not None:
-            self.variates = ControlVariates(config.clients, layout.parameter_width, device)
+        self.local_batches: int | None = None
+        about = config.rounds, config.cohort_size, config.clients, model_sizes(model)
+        stages = self.hooks.second_stage(*about) if about[-1] is not None else None
+        if stages is not None:
+            self.first_stage, self.rounds = stages.first, stages.first + stages.rounds
+            self.local_batches = stages.local_batches
+        rows = 1 if self.groups is None else int(self.groups.max()) + 1
+        self.models = start.expand(rows, -1).reshape(-1, layout.width).clone()
+        width = layout.parameter_width
+        self.server = {
+            name: torch.full((width,), algorithm.initial(name), device=device) for name in algorithm.server_vectors
+        }
+        self.client = {
+            name: torch.full((config.clients, width), algorithm.initial(name), device=device)
+            for name in algorithm.client_vectors
+        }
+        self.client_models = (
+            torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
+        )
+        self.seen: set[int] = set()  # clients whose last model is kept
+        self._check_combination(algorithm)
+
+    def _check_combination(self, algorithm: Algorithm) -> None:
+        """Refuse what cannot be honoured."""
+        unserved = self.planner.needs & {"candidate_loss", "loss", "head", "update"}
+        if self.local_batches is not None and unserved:
+            raise InputError(
+                f"selector: {self.config.selector!r} needs {', '.join(sorted(unserved))}, which the second stage of "
+                f"{self.config.algorithm} does not give; accepted: selectors that need label counts or seconds only"
+            )
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.hooks.algorithm
 
     @property
     def finished(self) -> bool:
@@ -99,7 +93,7 @@ class RunState:
         return self.round > self.first_stage
 
     def lr(self, round_: int) -> float:
-        """Round 1 runs at the initial rate; FedConcat's second stage starts the schedule again."""
+        """Round 1 runs at the initial rate; a second stage starts the schedule again."""
         since = round_ - 1 if round_ <= self.first_stage else round_ - self.first_stage - 1
         return self.config.lr * self.config.lr_decay**since
 
@@ -107,31 +101,34 @@ class RunState:
         """Every n-th round, and always the last ten."""
         return round_ % self.config.evaluate_every == 0 or round_ > self.rounds - 10
 
-    def next_plan(self) -> RoundPlan:
-        """Plan the next round."""
+    def next_plan(self, losses: Mapping[int, float] | None = None) -> RoundPlan:
+        """Plan the next round; `losses` are what the candidates for it answered."""
         self.round += 1
-        plan = self.planner.plan(self.round)
+        plan = self.planner.plan(self.round, losses)
         if self.diverged_round is not None:  # nothing is left to train; selection goes on for the record
             return replace(plan, work=())
-        if self.in_second_stage:
+        if self.in_second_stage and self.local_batches is not None:
             # Enough epochs for the second stage's few batches, whatever the client's size.
-            work = [
-                replace(task, epochs=-(-LOCAL_BATCHES // -(-len(task.samples) // task.batch_size)))
-                for task in plan.work
-            ]
+            work = []
+            for task in plan.work:
+                epochs = -(-self.local_batches // -(-len(task.samples) // task.batch_size))
+                trained_on = min(self.local_batches * task.batch_size, epochs * len(task.samples))
+                seconds = self.planner.seconds(task.client, trained_on)
+                work.append(replace(task, epochs=epochs, seconds=seconds))
             plan = replace(plan, work=tuple(work))
         return plan
 
     def start_row(self, client: int) -> int:
         """Which of the run's model rows a client starts from."""
-        return 0 if self.clusters is None else int(self.clusters[client])
+        return 0 if self.groups is None else int(self.groups[client])
 
     def rows(self, plan: RoundPlan, first_row: int) -> list[Row]:
         """The plan as rows of a stack in which this run's models start at `first_row`."""
         config = self.config
+        mode = CORRECTION_MODES[self.algorithm.push_enters if self.hooks.pushes else None]
         made = []
         for task in plan.work:
-            terms = self.algorithm.local_terms(task.label_counts)
+            terms = self.hooks.local_terms(Client(task.client, task.label_counts))
             made.append(
                 Row(
                     task=task,
@@ -145,66 +142,161 @@ class RunState:
                     mu=terms.mu,
                     logit_scale=terms.logit_scale,
                     logit_shift=terms.logit_shift,
-                    correction_mode=CORRECTION_MODES[self.algorithm.correction],
+                    correction_mode=mode,
+                    code=self._code(task.client, task.label_counts, plan.round),
                 )
             )
         return made
 
+    def _code(self, client: int, label_counts: np.ndarray, round_: int) -> LocalCode | None:
+        if not self.hooks.has_code:
+            return None
+        kept = self.client_models[client] if self.client_models is not None and client in self.seen else None
+        return LocalCode(
+            loss=self.algorithm.local_loss,
+            method=self.config.algorithm,
+            client=client,
+            round=round_,
+            label_counts=label_counts,
+            vectors={name: rows[client] for name, rows in self.client.items()},
+            previous=kept,
+        )
+
+    def round_info(self, plan: RoundPlan, which: np.ndarray) -> Round:
+        """What the algorithm is told of a round, for the trained clients with these places in the plan."""
+        parts = plan.parts[which]
+        clients = tuple(plan.trained[i] for i in which)
+        return Round(
+            number=plan.round,
+            clients=clients,
+            shares=parts / parts.sum(),
+            steps=plan.steps[which],
+            label_counts=self.planner.read_counts[list(clients)],
+            lr=self.lr(plan.round),
+            momentum=self.config.momentum,
+            total_clients=self.config.clients,
+            tensor=lambda values: to_device(values, self.device),
+        )
+
+    def pushes(self, plan: RoundPlan) -> torch.Tensor:
+        """The linear terms of the plan's clients, (M, P)."""
+        vectors = self._vectors(self._numbers(plan))
+        return self.hooks.push(vectors, len(plan.work), self.layout.parameter_width)
+
+    def absorb(self, plan: RoundPlan, start: torch.Tensor, trained: torch.Tensor) -> None:
+        """Let the algorithm learn from a round: its clients went from `start` (width,) to `trained` (M, width)."""
+        width = self.layout.parameter_width
+        if self.hooks.absorbs:
+            clients = self._numbers(plan)
+            about = self.round_info(plan, np.arange(len(plan.work)))
+            vectors = self.hooks.absorb(self._vectors(clients), start[:width], trained[:, :width], about)
+            self.server = vectors.server
+            for name, rows in vectors.client.items():
+                self.client[name].index_copy_(0, clients, rows)
+        if self.client_models is not None:
+            self.client_models.index_copy_(0, self._numbers(plan), trained)
+            self.seen.update(plan.trained)
+
+    def _vectors(self, clients: torch.Tensor) -> Vectors:
+        return Vectors(dict(self.server), {name: rows[clients] for name, rows in self.client.items()})
+
+    def _numbers(self, plan: RoundPlan) -> torch.Tensor:
+        return to_device(torch.tensor(plan.trained, dtype=torch.int64), self.device)
+
+    def evaluated_models(self) -> torch.Tensor:
+        """The models that are evaluated and saved, (rows, width)."""
+        if not self.hooks.evaluates:
+            return self.models
+        width = self.layout.parameter_width
+        shown = self.models.clone()
+        for row in shown:
+            row[:width] = self.hooks.evaluated(dict(self.server), row[:width].clone())
+        return shown
+
+    def tell_selector(self) -> None:
+        """Tell the selector of the last round what it needs to know, once the device has the figures."""
+        if self.feedback is not None:
+            feedback, self.feedback = self.feedback, None
+            self.planner.observe(feedback.read())
+
     def traffic(self, plan: RoundPlan) -> tuple[int, int]:
-        """Bytes up and down in a round. A client that dropped out has received its model and sends nothing."""
-        sends, gets = len(plan.work), len(plan.selected)
-        up = down = self.layout.model_bytes * self.algorithm.model_vectors
+        """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that
+        was asked for its loss has received the model too."""
+        sends, gets = len(plan.work), len({*plan.selected, *plan.asked})
+        model = self.layout.model_bytes
+        up, down = model * (1 + len(self.algorithm.sends_up)), model * (1 + len(self.algorithm.sends_down))
+        extra_down = 0
         if plan.round > self.first_stage:
-            whole, encoder, layer = head_sizes(self.model, len(self.models))
+            sizes = model_sizes(self.model)
+            assert sizes is not None
+            layer = (len(self.models) * sizes.features + 1) * sizes.classes
             up = down = layer * PARAMETER_BYTES
-            first = plan.round == self.first_stage + 1
-            encoders = self.config.clients * len(self.models) * (self.layout.model_bytes - (whole - encoder) * 4)
-            extra_down = encoders if first else 0
-        else:
-            extra_down = 0
+            if plan.round == self.first_stage + 1:
+                encoder = model - (sizes.parameters - sizes.encoder) * PARAMETER_BYTES
+                extra_down = self.config.clients * len(self.models) * encoder
         bytes_up, bytes_down = sends * up, gets * down + extra_down
-        if self.algorithm.judges_soft_labels:
+        bytes_up += len(plan.asked) * LOSS_BYTES
+        if "loss" in self.planner.needs:
+            bytes_up += sends * 2 * LOSS_BYTES
+        if self.hooks.judges:
             bytes_up += sends * self.num_classes * LABEL_BYTES
-        if plan.round == 1 and (self.config.selector != "random" or self.algorithm.reads_label_counts):
+        reports = getattr(self.planner.selector, "reads_label_counts", True) or self.algorithm.reads_label_counts
+        if plan.round == 1 and reports:
             bytes_up += self.config.clients * self.num_classes * LABEL_BYTES
         return bytes_up, bytes_down
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to go on after the last planned round."""
-        tensors = {"models": self.layout.to_canonical(self.models)}
-        if self.variates is not None:
-            tensors["scaffold.server"] = self.layout.to_canonical(self.variates.server[None])[0]
-            tensors["scaffold.client"] = self.layout.to_canonical(self.variates.client)
+        plain = self.layout.to_canonical
+        tensors = {"models": plain(self.models)}
+        tensors |= {f"{SERVER}{name}": plain(vector[None])[0] for name, vector in self.server.items()}
+        tensors |= {f"{CLIENT}{name}": plain(rows) for name, rows in self.client.items()}
+        if self.client_models is not None:
+            tensors[MODELS] = plain(self.client_models)
         if self.stage is not None:
-            tensors["concat.head"] = self.stage.head.cpu()
+            tensors["head"] = self.stage.head.cpu()
+        for name, array in getattr(self.planner.selector, "arrays", dict)().items():
+            tensors[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float32))
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
+        if self.client_models is not None:
+            meta["seen"] = sorted(self.seen)
         return Checkpoint(self.round, tensors, meta)
 
     def restore(self, checkpoint: Checkpoint, records: list[RoundRecord]) -> None:
         """Continue from a checkpoint of this run."""
-        if checkpoint.tensors["models"].shape != self.models.shape:
-            raise InputError(
-                f"checkpoint of {self.config.run_id}: models of shape {tuple(checkpoint.tensors['models'].shape)}, "
-                f"this run needs {tuple(self.models.shape)}; start anew without resuming"
-            )
+        tensors = checkpoint.tensors
+        expected = self.checkpoint().tensors if self.stage is None else {}
+        for name in ("models", *(n for n in expected if n.startswith("vectors."))):
+            if name not in tensors or tensors[name].shape != expected[name].shape:
+                found = tuple(tensors[name].shape) if name in tensors else "nothing"
+                raise InputError(
+                    f"checkpoint of {self.config.run_id}: {name} of shape {found}, "
+                    f"this run needs {tuple(expected[name].shape)}; start anew without resuming"
+                )
+        own = self.layout.from_canonical
         self.round, self.records = checkpoint.round, list(records)
-        self.models = self.layout.from_canonical(checkpoint.tensors["models"]).to(self.device)
-        if self.variates is not None:
-            server, client = checkpoint.tensors["scaffold.server"], checkpoint.tensors["scaffold.client"]
-            self.variates.server = self.layout.from_canonical(server[None])[0].to(self.device)
-            self.variates.client = self.layout.from_canonical(client).to(self.device)
-        self.head = checkpoint.tensors.get("concat.head")
+        self.models = own(tensors["models"]).to(self.device)
+        self.server = {name: own(tensors[f"{SERVER}{name}"][None])[0].to(self.device) for name in self.server}
+        self.client = {name: own(tensors[f"{CLIENT}{name}"]).to(self.device) for name in self.client}
+        if self.client_models is not None:
+            self.client_models = own(tensors[MODELS]).to(self.device)
+            self.seen = set(checkpoint.meta["seen"])
+        self.head = tensors.get("head")
         self.planner.load_state_dict(checkpoint.meta["planner"])
+        arrays = {n.removeprefix(SELECTOR): t.numpy() for n, t in tensors.items() if n.startswith(SELECTOR)}
+        if arrays:
+            self.planner.selector.load_arrays(arrays)
         self.diverged_round = checkpoint.meta["diverged_round"]
 
     def outcome(self) -> Outcome:
         """The finished run."""
+        models = self.evaluated_models()
         if self.stage is not None:
             model = self.stage.state(self.layout)
-        elif self.clusters is not None:
-            model = {f"encoder.{i}.{k}": v for i, m in enumerate(self.models) for k, v in self.layout.unpack(m).items()}
+        elif self.groups is not None:
+            model = {f"encoder.{i}.{k}": v for i, m in enumerate(models) for k, v in self.layout.unpack(m).items()}
         else:
-            model = self.layout.unpack(self.models[0])
+            model = self.layout.unpack(models[0])
         return Outcome(
             tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds
         )

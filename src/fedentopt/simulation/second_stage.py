@@ -1,6 +1,6 @@
-"""The second stages of all FedConcat runs of a stack: their new layers trained and evaluated together.
+"""The second stages of all runs of a stack that have one: their new layers trained and evaluated together.
 
-The new layers are rows of one matrix, a row a client, and the samples of a client pass its own run's encoders only.
+The new layers are rows of one matrix, a row per client, and the samples of a client pass its own run's encoders only.
 Runs whose new layers have one size form a group. Its rows are a rectangle with a line a run; a run with fewer clients
 than the longest leaves empty rows, which never move and count in no mean. On CUDA groups are as large as they can be;
 on the CPU each run is a group of its own, so that its bits do not depend on its neighbours.
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.concat import (
-    ConcatStage,
+from fedentopt.simulation.device import DeviceData, to_device
+from fedentopt.simulation.head_stage import (
     Encoders,
+    HeadStage,
     ModuleEncoders,
     StackedEncoders,
     TestFeatures,
@@ -27,7 +27,6 @@ from fedentopt.simulation.concat import (
     joined,
     last_layer,
 )
-from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
@@ -82,34 +81,36 @@ class SecondStages:
                 self._train([stages[i] for i in group], work, [places[i] for i in group])
         return [stage.sound for stage in stages]
 
-    def _begin(self, run: RunState) -> ConcatStage:
+    def _begin(self, run: RunState) -> HeadStage:
         """The start of a run's second stage, or where a checkpoint left it."""
         run.models = run.models.clone()  # out of the matrix of all runs' models, which would be kept whole
         inputs, classes = len(run.models) * last_layer(self._model).in_features, self._data.num_classes
         head = fresh_head(inputs, classes, run.config.seed) if run.head is None else run.head
-        run.stage = ConcatStage(run.models, inputs, classes, head)
+        assert run.local_batches is not None
+        run.stage = HeadStage(run.models, inputs, classes, head, run.local_batches)
         return run.stage
 
-    def _groups(self, stages: Sequence[ConcatStage], rows: Sequence[int], batch: int) -> list[list[int]]:
+    def _groups(self, stages: Sequence[HeadStage], rows: Sequence[int], batch: int) -> list[list[int]]:
         """The runs that have rows, in groups that train at once."""
         busy = [i for i in range(len(stages)) if rows[i]]
         if not self.together:
             return [[i] for i in busy]
         image = 3 * int(self._data.images.shape[-2] * self._data.images.shape[-1])
         groups: list[list[int]] = []
-        for i in sorted(busy, key=lambda i: (stages[i].inputs, -rows[i])):
+        for i in sorted(busy, key=lambda i: (stages[i].inputs, stages[i].batches, -rows[i])):
             if groups:
                 first = groups[-1][0]
                 inputs, line = stages[first].inputs, rows[first]
                 floats = line * (batch * (image + 2 * inputs) + 3 * len(stages[first].head))
-                alike = stages[i].inputs == inputs and line <= UNEVEN * rows[i]
+                same = stages[i].inputs == inputs and stages[i].batches == stages[first].batches
+                alike = same and line <= UNEVEN * rows[i]
                 if alike and (len(groups[-1]) + 1) * floats <= ROOM:
                     groups[-1].append(i)
                     continue
             groups.append([i])
         return [sorted(group) for group in groups]
 
-    def _train(self, stages: Sequence[ConcatStage], work: Work, places: Sequence[np.ndarray]) -> None:
+    def _train(self, stages: Sequence[HeadStage], work: Work, places: Sequence[np.ndarray]) -> None:
         """One round of a group; `places` are each run's rows of the work."""
         runs, line = len(stages), max(len(own) for own in places)
         seats = np.full((runs, line), -1, dtype=np.int64)
@@ -122,7 +123,7 @@ class SecondStages:
         def pick(values: torch.Tensor) -> torch.Tensor:
             return values.index_select(0, chosen)
 
-        batches = min(LOCAL_BATCHES, len(work.index))
+        batches = min(stages[0].batches, len(work.index))
         index = torch.where(real[:, None], work.index[:batches].index_select(1, chosen), -1)
         limit = torch.where(real, pick(work.steps).clamp(max=batches), 0)
         keys = pick(work.augment_key)
@@ -155,14 +156,14 @@ class SecondStages:
         for stage, head, flag in zip(stages, heads, sound, strict=True):
             stage.head, stage.sound = head, flag
 
-    def test_groups(self, stages: Sequence[ConcatStage]) -> list[list[int]]:
+    def test_groups(self, stages: Sequence[HeadStage]) -> list[list[int]]:
         """The positions of stages whose test logits are computed and counted at once."""
         order = sorted(range(len(stages)), key=lambda i: stages[i].inputs)
         logits = len(self._data.test_labels) * self._data.num_classes
         room = max(1, TEST_ROOM // logits) if self.together else 1
         return [order[i : i + room] for i in range(0, len(order), room)]
 
-    def test_logits(self, stages: Sequence[ConcatStage]) -> torch.Tensor:
+    def test_logits(self, stages: Sequence[HeadStage]) -> torch.Tensor:
         """Logits of the test split, (runs, M, classes); its features never change, so they are computed once."""
         self._place_test([stage for stage in stages if stage.test is None])
         parts = []
@@ -174,7 +175,7 @@ class SecondStages:
             parts.append(torch.baddbmm(bias[:, None], features, weight.transpose(1, 2)))
         return joined(parts)
 
-    def _place_test(self, stages: Sequence[ConcatStage]) -> None:
+    def _place_test(self, stages: Sequence[HeadStage]) -> None:
         """Compute test features; those of runs with as many inputs lie in one block, so that one product reads them."""
         for inputs in sorted({stage.inputs for stage in stages}):
             alike = [stage for stage in stages if stage.inputs == inputs]
@@ -188,9 +189,9 @@ class SecondStages:
                 stage.test = TestFeatures(block, line)
 
 
-def _lines(stages: Sequence[ConcatStage]) -> list[list[ConcatStage]]:
+def _lines(stages: Sequence[HeadStage]) -> list[list[HeadStage]]:
     """The stages in their order, cut where the next one's test features do not follow in the same block."""
-    lines: list[list[ConcatStage]] = []
+    lines: list[list[HeadStage]] = []
     for stage in stages:
         before = lines[-1][-1].test if lines else None
         if before and stage.test and stage.test.block is before.block and stage.test.line == before.line + 1:

@@ -27,6 +27,23 @@ CORRECTION_MODES = {None: 0, "gradient": 1, "after": 2}
 
 
 @dataclass(frozen=True)
+class Trained:
+    models: torch.Tensor
+    losses: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LocalCode:
+    loss: object
+    method: str
+    client: int
+    round: int
+    label_counts: object
+    vectors: object
+    previous: object
+
+
+@dataclass(frozen=True)
 class Room:
     """How large the work of a round can get: rows, steps of the longest, start models, rows with a correction."""
 
@@ -57,6 +74,7 @@ class Row:
     logit_scale: np.ndarray | None
     logit_shift: np.ndarray | None
     correction_mode: int = 0
+    code: LocalCode | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +123,13 @@ class Work:
 
 
 def build_work(
-    rows: Sequence[Row], batch_size: int, num_classes: int, device: torch.device, correction: torch.Tensor | None = None
+    rows: Sequence[Row],
+    batch_size: int,
+    num_classes: int,
+    device: torch.device,
+    correction: torch.Tensor | None = None,
+    *,
+    wants_losses: bool = False,
 ) -> Work:
     """Lay out the rows on `device`. `correction` (Nc, P) holds the drift corrections of the rows that have a mode,
     in the order of `rows`."""

@@ -71,7 +71,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size: int) -> str:
+def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False) -> str:
     """The trainer that "auto" stands for; a named one is checked against model and device."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")

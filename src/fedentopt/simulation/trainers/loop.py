@@ -140,7 +140,12 @@ class LoopTrainer:
         runs = "compiled kernels" if self._compiled else "torch modules"
         return f"loop trainer, {self._pool._max_workers} CPU worker(s) of one thread, {runs}"
 
-    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+    def train(self, starts: torch.Tensor, work: Work):
+        from fedentopt.simulation.work import Trained
+
+        return Trained(self.train_(starts, work))
+
+    def train_(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width). Longest first, so that workers end together."""
         out = torch.empty(work.rows, self.layout.width)
 

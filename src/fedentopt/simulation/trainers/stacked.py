@@ -120,7 +120,12 @@ class StackedTrainer:
     def reserve(self, room: Room) -> None:
         self._room = self._room.grown(room)
 
-    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+    def train(self, starts: torch.Tensor, work: Work):
+        from fedentopt.simulation.work import Trained
+
+        return Trained(self.train_(starts, work))
+
+    def train_(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width)."""
         self._last_rows = work.rows
         if self._most_rows is not None and work.rows > self._most_rows:

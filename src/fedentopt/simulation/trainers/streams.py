@@ -109,7 +109,12 @@ class StreamsTrainer:
             self._form = RowFormat(room, batch, work.logit_scale.shape[1])
         return self._form
 
-    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+    def train(self, starts: torch.Tensor, work: Work):
+        from fedentopt.simulation.work import Trained
+
+        return Trained(self.train_(starts, work))
+
+    def train_(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
         """Trained models of all rows, (N, width)."""
         slots = self._take(work.rows)
         form = self._fit(work)

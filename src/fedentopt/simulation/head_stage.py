@@ -1,6 +1,6 @@
-"""FedConcat's second stage of one run: frozen encoders side by side, one new linear layer on top.
+"""The second stage of one run: frozen encoders side by side, one new linear layer on top.
 
-`second_stage` trains and evaluates the new layers of all runs together. See `algorithms.fedconcat` for the method.
+`second_stage` trains and evaluates the new layers of all runs together. `algorithms.fedconcat` is a method with one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from fedentopt.models import head_name
+from fedentopt.algorithms import ModelSizes
+from fedentopt.models import find_head, head_name
 from fedentopt.randomness import key
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.layout import FlatLayout
@@ -32,12 +33,14 @@ def last_layer(model: nn.Module) -> nn.Linear:
     return head
 
 
-def head_sizes(model: nn.Module, clusters: int) -> tuple[int, int, int]:
-    """Parameters of the model, of its encoder (without the last linear layer) and of the new layer."""
+def model_sizes(model: nn.Module) -> ModelSizes | None:
+    """Numbers of parameters, features and classes; None for a model without a last linear layer."""
+    if find_head(model) is None:
+        return None
     head = last_layer(model)
-    whole = sum(p.numel() for p in model.parameters())
+    total = sum(p.numel() for p in model.parameters())
     own = sum(p.numel() for p in head.parameters())
-    return whole, whole - own, (clusters * head.in_features + 1) * head.out_features
+    return ModelSizes(total, total - own, head.in_features, head.out_features)
 
 
 class Encoders(Protocol):
@@ -46,7 +49,7 @@ class Encoders(Protocol):
     def features(self, rows: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Each run's images through that run's encoders.
 
-        rows: one (clusters, width) matrix of models a run, all of one shape; x (runs, M, 3, H, W) -> (runs, M,
+        rows: one (clusters, width) matrix of models per run, all of one shape; x (runs, M, 3, H, W) -> (runs, M,
         clusters * F).
         """
 
@@ -119,15 +122,16 @@ class TestFeatures:
     line: int
 
 
-class ConcatStage:
+class HeadStage:
     """One run in its second stage: its encoders, its new layer, the features of the test split once there are any.
 
     `sound` says, on the device, whether the last round's new layer was finite; one that was not is not kept.
     """
 
-    def __init__(self, encoders: torch.Tensor, inputs: int, classes: int, head: torch.Tensor) -> None:
-        """`encoders` (clusters, width); `inputs` of the new layer, all encoders' features together."""
-        self.encoders, self.inputs, self.classes = encoders, inputs, classes
+    def __init__(self, encoders: torch.Tensor, inputs: int, classes: int, head: torch.Tensor, batches: int) -> None:
+        """`encoders` (groups, width); `inputs` of the new layer, all encoders' features together; `batches` that a
+        client trains it on in a round."""
+        self.encoders, self.inputs, self.classes, self.batches = encoders, inputs, classes, batches
         self.head = to_device(head, encoders.device)
         self.sound = torch.isfinite(self.head).all()
         self.test: TestFeatures | None = None

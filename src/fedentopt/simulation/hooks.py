@@ -1,0 +1,139 @@
+"""An algorithm's hooks as the engine calls them: what they return is checked, and own code that is wrong is named.
+
+The engine knows an algorithm by its hooks alone. What a hook of a user's own gives in the wrong shape or type, and any
+exception it raises, becomes an `InputError` of one line that names the method; an exception of a built-in one is a bug
+and passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedentopt.algorithms import ALGORITHMS, Algorithm, Client, LocalTerms, Mixing, Round, Vectors, overrides
+from fedentopt.errors import InputError
+from fedentopt.own_code import describe_error
+
+
+class Hooks:
+    """One run's algorithm. `name` is what an error calls it."""
+
+    def __init__(self, algorithm: Algorithm, name: str) -> None:
+        self.algorithm, self.name = algorithm, name
+        self._own = name not in ALGORITHMS
+        has = {
+            hook
+            for hook in ("push", "absorb", "step", "evaluated", "local_loss", "judge", "mix", "local_terms")
+            if overrides(algorithm, hook)
+        }
+        self.pushes, self.absorbs, self.steps = "push" in has, "absorb" in has, "step" in has
+        self.evaluates, self.has_code, self.judges = "evaluated" in has, "local_loss" in has, "judge" in has
+
+    def local_terms(self, client: Client) -> LocalTerms:
+        """The local objective of a client; class terms as float arrays (C,)."""
+        terms = self._call("local_terms", client)
+        if not isinstance(terms, LocalTerms):
+            raise self._wrong("local_terms", terms, "LocalTerms")
+        size = len(client.label_counts)
+        for field in ("logit_scale", "logit_shift"):
+            values = getattr(terms, field)
+            if values is not None and np.shape(values) != (size,):
+                raise self._wrong("local_terms", f"{field} of shape {np.shape(values)}", f"({size},), one per class")
+            if values is not None and self.has_code:
+                raise self._wrong("local_terms", field, "none beside a local_loss, which sees plain logits")
+        if not isinstance(terms.mu, int | float | np.number) or not np.isfinite(terms.mu):
+            raise self._wrong("local_terms", f"mu {terms.mu!r}", "a finite number")
+        return terms
+
+    def mix(self, round_: Round) -> Mixing:
+        """The server's factors."""
+        mixing = self._call("mix", round_)
+        if not isinstance(mixing, Mixing):
+            raise self._wrong("mix", mixing, "Mixing")
+        factors = np.asarray(mixing.clients, dtype=np.float64)
+        if factors.shape != round_.shares.shape:
+            raise self._wrong("mix", f"factors of shape {factors.shape}", f"{round_.shares.shape}, one per client")
+        if self.steps and mixing.own:
+            raise self._wrong("mix", f"own {mixing.own!r}", "0 where step combines")
+        return Mixing(float(mixing.own), factors)
+
+    def push(self, vectors: Vectors, rows: int, width: int) -> torch.Tensor:
+        """The linear terms of the clients' objectives, (rows, width)."""
+        return self._tensor("push", self._call("push", vectors), (rows, width))
+
+    def absorb(self, vectors: Vectors, start: torch.Tensor, trained: torch.Tensor, round_: Round) -> Vectors:
+        """The vectors after a round; shapes as before."""
+        before = {id(side): {n: v.shape for n, v in side.items()} for side in (vectors.server, vectors.client)}
+        self._call("absorb", vectors, start, trained, round_)
+        for side in (vectors.server, vectors.client):
+            self._check_vectors("absorb", side, before[id(side)])
+        return vectors
+
+    def step(
+        self, server: dict[str, torch.Tensor], start: torch.Tensor, trained: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        """The next global parameters."""
+        shapes = {name: vector.shape for name, vector in server.items()}
+        row = self._tensor("step", self._call("step", server, start, trained, shares), tuple(start.shape))
+        self._check_vectors("step", server, shapes)
+        return row
+
+    def evaluated(self, server: dict[str, torch.Tensor], model: torch.Tensor) -> torch.Tensor:
+        """The parameters that are evaluated and saved."""
+        return self._tensor("evaluated", self._call("evaluated", server, model), tuple(model.shape))
+
+    def judge(self, soft_labels: np.ndarray, samples: np.ndarray) -> list[int]:
+        """Indices of the clients kept, ascending and at least one."""
+        kept = self._call("judge", soft_labels, samples)
+        try:
+            places = sorted({int(place) for place in kept})
+        except (TypeError, ValueError):
+            places = []
+        if not places or places[0] < 0 or places[-1] >= len(samples):
+            raise self._wrong("judge", kept, f"at least one index from 0 to {len(samples) - 1}")
+        return places
+
+    def groups(self, label_counts: np.ndarray, seed: int) -> np.ndarray | None:
+        """The group of every client, or None."""
+        found = self._call("groups", label_counts, seed)
+        if found is None:
+            return None
+        groups = np.asarray(found)
+        if groups.shape != (len(label_counts),) or groups.dtype.kind not in "iu" or groups.min() < 0:
+            raise self._wrong("groups", found, f"one whole number from 0 for each of {len(label_counts)} clients")
+        return groups.astype(np.int64)
+
+    def second_stage(self, *about: Any) -> Any:
+        """See `Algorithm.second_stage`."""
+        return self._call("second_stage", *about)
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.algorithm, hook)(*arguments)
+        except (InputError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not self._own:
+                raise
+            raise InputError(f"algorithm: {self.name!r}: {hook} raised {describe_error(error)}") from error
+
+    def _tensor(self, hook: str, value: Any, shape: tuple[int, ...]) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(hook, type(value).__name__, f"a tensor of shape {shape}")
+        if tuple(value.shape) != shape or not value.is_floating_point():
+            raise self._wrong(hook, f"{value.dtype} of shape {tuple(value.shape)}", f"floats of shape {shape}")
+        return value.detach().to(torch.float32)
+
+    def _check_vectors(self, hook: str, vectors: dict[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
+        if vectors.keys() != shapes.keys():
+            raise self._wrong(hook, f"vectors {sorted(vectors)}", f"{sorted(shapes)}, as declared")
+        for name, value in vectors.items():
+            vectors[name] = self._tensor(f"{hook} ({name})", value, tuple(shapes[name]))
+
+    def _wrong(self, hook: str, given: Any, accepted: str) -> InputError:
+        text = " ".join(str(given).split())
+        shown = text if len(text) < 80 else f"{text[:77]}..."
+        return InputError(f"algorithm: {self.name!r}: {hook} gave {shown}; accepted: {accepted}")
