@@ -41,5 +41,5 @@ if __name__ == "__main__":
         for selector in ("random", "fedentopt")
     ]  # fmt: skip
     for result in run_sweep(configs, out, EngineOptions(device="cpu", workers=1)):
-        print(f"{result.config.method}: {result.summary['accuracy']:.1f} %")
+        print(f"{result.method}: {result.summary['accuracy']:.1f} %")
     print(write_report(out))

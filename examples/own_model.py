@@ -34,4 +34,4 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # where "own_model:small_net" is found
     config = RunConfig(model="own_model:small_net", selector="fedentopt", clients=20, cohort="4", rounds=3, epochs=2)
     (result,) = run_sweep([config], parser.parse_args().out, EngineOptions(device="cpu", workers=1))
-    print(f"{result.config.model}: {result.summary['accuracy']:.1f} % after {result.config.rounds} rounds")
+    print(f"{config.model}: {result.summary['accuracy']:.1f} % after {config.rounds} rounds")

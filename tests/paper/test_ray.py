@@ -15,7 +15,7 @@ from fedentopt.paper.blocks import cells_from_file
 from fedentopt.paper.cells import distinct_runs
 from fedentopt.paper.ray_worker import WorkerReport
 from fedentopt.paper.runner import plan_stacks, run_stacks
-from fedentopt.results.folder import read_run
+from fedentopt.results.reading import read_run
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions
 

@@ -13,7 +13,8 @@ import pytest
 import toy
 from command_line import Said, commander
 from fedentopt.errors import InputError
-from fedentopt.results.folder import RunFolder, find_runs
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions
 from fedentopt.simulation.sweep import run_sweep
@@ -53,7 +54,7 @@ def test_finished_runs_of_a_file_that_has_changed_are_refused(tmp_path: Path) ->
     write(file, 1)
     with pytest.raises(InputError, match=r"is not what .* was made from; bring the old data back"):
         run_sweep([config(file), config(file, selector="fedentopt", buffer="0")], out, OPTIONS, data_dir=cache)
-    assert [run.config for run in find_runs(out)] == [config(file)]
+    assert [run.config for run in find_runs(out)] == [config(file).to_dict()]
     (repeated,) = run_sweep([config(file)], out, OPTIONS, data_dir=cache, resume=False)
     assert repeated.about["dataset"]["digest"] != first.about["dataset"]["digest"]
     file.unlink()

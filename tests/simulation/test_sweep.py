@@ -10,7 +10,8 @@ import pytest
 
 from fedentopt import datasets
 from fedentopt.errors import InputError
-from fedentopt.results.folder import RunFolder, find_runs
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import find_runs
 from fedentopt.simulation import engine
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import EngineOptions
@@ -71,7 +72,7 @@ def test_runs_of_a_kind_share_a_stack_and_a_data_set_is_loaded_once(toy: ToyEngi
     other = seeds(0, dataset="cifar10")
     order = [alike[0], other[0], wide[0], *alike[1:]]
     results = run_sweep(order, tmp_path, EngineOptions())
-    assert [run.config for run in results] == order
+    assert [run.config for run in results] == [config.to_dict() for config in order]
     assert toy.events == [
         "load cifar10",
         "load digits",
@@ -91,7 +92,7 @@ def test_a_missing_data_set_is_known_before_anything_trains(toy: ToyEngine, tmp_
 def test_configs_given_twice_run_once_and_it_is_said(toy: ToyEngine, tmp_path: Path) -> None:
     lines: list[str] = []
     results = run_sweep([*seeds(0, 1), *seeds(0)], tmp_path, EngineOptions(say=lines.append))
-    assert [run.config.seed for run in results] == [0, 1, 0]
+    assert [run.seed for run in results] == [0, 1, 0]
     assert lines == ["1 of 3 runs are given more than once; each runs once"]
     assert len(find_runs(tmp_path)) == 2
 
@@ -103,7 +104,7 @@ def test_finished_runs_are_read_and_not_repeated(toy: ToyEngine, tmp_path: Path)
     results = run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions(say=lines.append))
     assert toy.stacks == [("data of digits", [seeds(2)[0].run_id])]
     assert lines == ["2 of 3 runs are finished already (--no-resume repeats them)"]
-    assert [run.config.seed for run in results] == [0, 1, 2]
+    assert [run.seed for run in results] == [0, 1, 2]
     toy.events.clear()
     run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
     assert toy.events == []  # not even the data are touched
@@ -136,7 +137,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_continues(toy: ToyEngine, t
     toy.stop_in = seeds(1)[0].run_id
     with pytest.raises(KeyboardInterrupt):
         run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
-    assert [run.config.seed for run in find_runs(tmp_path)] == [0]
+    assert [run.seed for run in find_runs(tmp_path)] == [0]
     assert not list(tmp_path.glob("*/.lock"))
     assert {path.name for path in tmp_path.iterdir()} == {config.run_id for config in seeds(0, 1)}
     toy.stop_in = None

@@ -41,11 +41,14 @@ for _module in (compare, run, reproduce, select, partition, data, report, bench)
 
 # What the code imports, by the extra that brings it.
 _BROUGHT_BY = {
-    "sim": ("torch", "torchvision", "sklearn", "safetensors", "PIL", "platformdirs", "matplotlib", "plotly", "numba"),
+    "sim": (
+        "torch", "torchvision", "sklearn", "scipy", "pandas", "safetensors", "PIL", "platformdirs", "matplotlib",
+        "plotly", "numba",
+    ),
     "flower": ("flwr", "opendp"),
     "ray": ("ray",),
     "tensorboard": ("tensorboard",),
-}
+}  # fmt: skip
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -15,9 +15,6 @@ from fedentopt.errors import InputError
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.methods import parse_method
 from fedentopt.simulation.options import Execution
-
-if TYPE_CHECKING:
-    from fedentopt.results.aggregate import MethodResult
 
 METHODS = ["fedavg", "fedentopt", "fedentopt-dp"]
 SEEDS = (0, 1, 2)
@@ -46,7 +43,7 @@ def compare(given: dict[str, Any]) -> None:
     from fedentopt.results.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
-    plots = plot_accuracy(methods, execution.out_dir, title(methods))
+    plots = plot_accuracy(methods, execution.out_dir, title(configs[0]))
     targets = list(execution.target)
     if given["as_json"]:
         files = {"out": execution.out, "plots": [str(path) for path in plots], **page_of(execution)}
@@ -54,7 +51,7 @@ def compare(given: dict[str, Any]) -> None:
         return
     best = reached_by_all(methods)
     console = out()
-    console.print(title(methods), style="bold", markup=False)
+    console.print(title(configs[0]), style="bold", markup=False)
     print_methods(methods, targets or ([best] if best else []))
     console.print(f"plots: {', '.join(str(path) for path in plots)}", soft_wrap=True, markup=False)
     for page in page_of(execution).values():
@@ -83,9 +80,8 @@ def method_configs(names: list[str], settings: dict[str, Any], seeds: tuple[int,
     return configs
 
 
-def title(methods: list[MethodResult]) -> str:
+def title(config: RunConfig) -> str:
     """The setting in one line."""
-    config = methods[0].runs[0].config
     return (
         f"{Path(config.dataset).name}, {config.partition}, {config.model}: "
         f"{config.cohort_size} of {config.clients} clients a round"

@@ -19,7 +19,7 @@ from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import Execution
 
 if TYPE_CHECKING:
-    from fedentopt.results.folder import RunResult
+    from fedentopt.results.reading import RunResult
     from fedentopt.simulation.engine import RoundEvent
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.paper.cells import Cell
-from fedentopt.results.folder import RUN, SUMMARY, RunFolder, RunResult, read_run
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
 from fedentopt.results.summary import rounds_to
 from fedentopt.simulation.config import RunConfig
 
@@ -105,15 +106,11 @@ class Results:
         run = self._folder(config, seed)
         if run is None:
             return list(self._curves.get((settings_key(config), seed), []))
-        curve, records = run.curve, {record.round: record for record in run.records}
-        rounds = sorted(curve.keys() | records.keys())
+        curve, table = run.curve, run.rounds
+        entropy = dict(zip(table.number.tolist(), table.entropy.tolist(), strict=True))
         return [
-            (
-                number,
-                _rounded("accuracy", curve.get(number)),
-                _rounded("mean_entropy", records[number].entropy) if number in records else None,
-            )
-            for number in rounds
+            (number, _rounded("accuracy", curve.get(number)), _rounded("mean_entropy", entropy.get(number)))
+            for number in sorted(curve.keys() | entropy.keys())
         ]
 
     def seeds(self, config: RunConfig) -> set[int]:
@@ -179,6 +176,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
 def _check(run: RunResult) -> None:
     """Refuse a run's folder whose files lack what is read here, as one written by hand or by other code may."""
     advice = "delete the run's folder to run it again"
+    assert run.path is not None
     path = run.path / SUMMARY
     for name in (*FIGURES, "rounds", "rounds_to"):
         if name not in run.summary:

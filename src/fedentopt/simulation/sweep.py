@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from fedentopt import datasets
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
-from fedentopt.results.folder import RunFolder, RunResult, read_run
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import RunResult, read_run
 from fedentopt.results.records import RunRecorder
+from fedentopt.simulation.command import command_of
 from fedentopt.simulation.config import RunConfig
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ def run_sweep(
         say(f"{len(wanted) - len(unique)} of {len(wanted)} runs are given more than once; each runs once")
     out_dir = Path(out_dir)
     targets = tuple(targets)
-    folders = [RunFolder(out_dir, config, resume=resume, targets=targets) for config in unique]
+    folders = [
+        RunFolder(out_dir, config, resume=resume, targets=targets, command=command_of(config)) for config in unique
+    ]
     pending = [folder for folder in folders if not (resume and folder.is_finished())]
     _check_finished([folder for folder in folders if folder not in pending], data_dir, afresh)
     if len(pending) < len(folders):
