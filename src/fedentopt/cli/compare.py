@@ -14,7 +14,7 @@ from fedentopt.cli.settings import command, field_options, fields_of, gather, op
 from fedentopt.errors import InputError
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.methods import parse_method
-from fedentopt.simulation.options import Execution
+from fedentopt.simulation.options import option_fields
 
 METHODS = ["fedavg", "fedentopt", "fedentopt-dp"]
 SEEDS = (0, 1, 2)
@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {"out": "out/compare"}
 # Digits are learnt in few rounds with larger steps, and a mirrored digit is no digit.
 FOR_DIGITS: dict[str, Any] = {"rounds": 30, "lr": 0.03, "flip": 0.0}
 SET_BY_METHOD = ("algorithm", "selector")
-FIELDS = {name: field for name, field in fields_of(RunConfig, Execution).items() if name not in SET_BY_METHOD}
+FIELDS = {name: field for name, field in (fields_of(RunConfig) | option_fields()).items() if name not in SET_BY_METHOD}
 
 
 def compare(given: dict[str, Any]) -> None:
@@ -36,30 +36,31 @@ def compare(given: dict[str, Any]) -> None:
     if settings.get("dataset", "digits") == "digits":
         settings = FOR_DIGITS | settings
     configs = method_configs(request.methods or METHODS, settings, request.seeds)
-    execution = request.execution
-    runs = conduct(configs, execution, also_needs=("matplotlib", "plotly") if execution.page else ("matplotlib",))
+    options = request.execution
+    runs = conduct(configs, options, also_needs=("matplotlib", "plotly") if options.page else ("matplotlib",))
 
     from fedentopt.report.curve_plot import plot_accuracy
     from fedentopt.results.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
-    plots = plot_accuracy(methods, execution.out_dir, title(configs[0]))
-    targets = list(execution.target)
+    about = title(configs[0])
+    plots = plot_accuracy(methods, options.out_dir, about)
+    targets = list(options.target)
     if given["as_json"]:
-        files = {"out": execution.out, "plots": [str(path) for path in plots], **page_of(execution)}
+        files = {"out": options.out, "plots": [str(path) for path in plots], **page_of(options)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
     best = reached_by_all(methods)
     console = out()
-    console.print(title(configs[0]), style="bold", markup=False)
+    console.print(about, style="bold", markup=False)
     print_methods(methods, targets or ([best] if best else []))
     console.print(f"plots: {', '.join(str(path) for path in plots)}", soft_wrap=True, markup=False)
-    for page in page_of(execution).values():
+    for page in page_of(options).values():
         console.print(f"page:  {page}", soft_wrap=True, markup=False)
 
 
 def method_configs(names: list[str], settings: dict[str, Any], seeds: tuple[int, ...] | None) -> list[RunConfig]:
-    """One config a method and seed. `epsilon` among the settings is that of the methods with -dp."""
+    """One config per method and seed. `epsilon` among the settings is that of the methods with -dp."""
     parsed = {name: parse_method(name) for name in names}
     if len(parsed) < len(names) or len({tuple(sorted(p.items(), key=str)) for p in parsed.values()}) < len(names):
         raise InputError(f"method: {', '.join(names)} names a method more than once; accepted: each once")

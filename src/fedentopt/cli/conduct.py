@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,15 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedentopt.cli.console import err, note
 from fedentopt.errors import InputError
+from fedentopt.results.statistics import Spread
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.options import Execution
+from fedentopt.simulation.options import RunOptions
 
 if TYPE_CHECKING:
     from fedentopt.results.reading import RunResult
     from fedentopt.simulation.engine import RoundEvent
 
 
-def conduct(configs: Sequence[RunConfig], execution: Execution, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
+def conduct(configs: Sequence[RunConfig], options: RunOptions, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
     """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130.
 
     Packages that are missing are named before anything trains: those of the simulator, and `also_needs`, which
@@ -34,54 +35,38 @@ def conduct(configs: Sequence[RunConfig], execution: Execution, *, also_needs: S
         raise InputError(f"this needs {', '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
     from fedentopt.datasets.npz import is_text
 
-    if execution.page and not is_text(execution.out):
+    if options.page and not is_text(options.out):
         raise InputError(
-            f"out: {execution.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
+            f"out: {options.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
         )
     try:
-        return _sweep(configs, execution)
+        return _sweep(configs, options)
     except KeyboardInterrupt:
-        again = "" if execution.resume else " without --no-resume"
-        note(f"stopped; what was done is saved in {execution.out}: the same command{again} continues there")
+        again = "" if options.resume else " without --no-resume"
+        note(f"stopped; what was done is saved in {options.out}: the same command{again} continues there")
         raise typer.Exit(130) from None
 
 
-def page_of(execution: Execution) -> dict[str, str]:
+def page_of(options: RunOptions) -> dict[str, str]:
     """Write the HTML page of the results' folder; its path as {"page": ...}, or nothing where none is wanted."""
-    if not execution.page:
+    if not options.page:
         return {}
     from fedentopt.report import write_report
 
-    return {"page": str(write_report(execution.out_dir))}
+    return {"page": str(write_report(options.out_dir))}
 
 
-def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
+def _sweep(configs: Sequence[RunConfig], options: RunOptions) -> list[RunResult]:
     from fedentopt.results.tensorboard import CurveRecorder, need_tensorboard, write_missing_curves
-    from fedentopt.simulation.engine import EngineOptions
     from fedentopt.simulation.sweep import run_sweep
 
-    if execution.log:
+    if options.log:
         need_tensorboard()
     console = err()
-    options = EngineOptions(
-        device=execution.device,
-        trainer=execution.trainer,
-        workers=execution.workers,
-        checkpoint_every=execution.checkpoint_every,
-        say=lambda line: console.print(escape(line), soft_wrap=True),
-    )
+    options = dataclasses.replace(options, say=lambda line: console.print(escape(line), soft_wrap=True))
     with _progress(configs, console) as progress:
-        runs = run_sweep(
-            configs,
-            execution.out_dir,
-            options,
-            data_dir=execution.data_path,
-            resume=execution.resume,
-            targets=execution.target,
-            progress=progress,
-            recorder=CurveRecorder if execution.log else None,
-        )
-    if execution.log:
+        runs = run_sweep(configs, options, progress=progress, recorder=CurveRecorder if options.log else None)
+    if options.log:
         for run in runs:
             write_missing_curves(run)
     return runs
@@ -150,5 +135,5 @@ class RoundTally:
         by_method: dict[str, list[float]] = {}
         for run, accuracy in self._accuracy.items():
             by_method.setdefault(self._methods.get(run, run), []).append(accuracy)
-        shown = [f"{name} {statistics.fmean(values):.1f} %" for name, values in list(by_method.items())[:4]]
+        shown = [f"{name} {Spread.of(values).mean:.1f} %" for name, values in list(by_method.items())[:4]]
         return " · ".join(shown) + (" …" if len(by_method) > 4 else "") or "training"

@@ -11,9 +11,9 @@ from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, field_options, fields_of, gather, shared_options
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.options import Execution
+from fedentopt.simulation.options import option_fields
 
-FIELDS = fields_of(RunConfig, Execution)
+FIELDS = fields_of(RunConfig) | option_fields()
 DEFAULTS = {"out": "out/run"}
 
 
@@ -26,22 +26,22 @@ def run(given: dict[str, Any]) -> None:
     first = RunConfig.from_dict(request.settings)
     seeds = request.seeds or (first.seed,)
     configs = [RunConfig.from_dict({**request.settings, "seed": seed}) for seed in seeds]
-    execution = request.execution
-    runs = conduct(configs, execution, also_needs=("plotly",) if execution.page else ())
+    options = request.execution
+    runs = conduct(configs, options, also_needs=("plotly",) if options.page else ())
 
     from fedentopt.results.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
-    targets = list(execution.target)
+    targets = list(options.target)
     if given["as_json"]:
-        files = {"out": execution.out, **page_of(execution)}
+        files = {"out": options.out, **page_of(options)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
     best = reached_by_all(methods)
     print_methods(methods, targets or ([best] if best else []))
     for one in runs:
         out().print(f"results: {one.path}", soft_wrap=True, markup=False)
-    for page in page_of(execution).values():
+    for page in page_of(options).values():
         out().print(f"page: {page}", soft_wrap=True, markup=False)
 
 

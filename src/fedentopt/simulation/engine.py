@@ -27,6 +27,7 @@ from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator, Scores
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
@@ -40,16 +41,7 @@ from fedentopt.simulation.trainers.choice import (
 )
 from fedentopt.simulation.work import Row, Work, build_work
 
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Where and how runs execute; nothing here changes their numbers beyond float tolerance."""
-
-    device: str = "auto"
-    trainer: str = "auto"
-    workers: int | None = None
-    checkpoint_every: int = 10
-    say: Callable[[str], None] | None = None
+EngineOptions = RunOptions
 
 
 @dataclass(frozen=True)

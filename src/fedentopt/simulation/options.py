@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ def _setting(default: Any, help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
-    """Field help texts are the command line's help texts."""
+class RunOptions:
+    """Field help texts are the command line's help texts; `say` is no option: it gets lines for people to read."""
 
-    out: str = _setting("out/run", "folder for the results, one folder in it a run")
+    out: str = _setting("out/run", "folder for the results, one folder in it per run")
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     trainer: str = _setting("auto", "auto, stacked, streams or loop")
     workers: int | None = _setting(None, "CPU workers of the loop trainer, one thread each (default: as many as cores)")
@@ -29,6 +31,7 @@ class Execution:
     target: tuple[float, ...] = _setting((), "accuracy in per cent whose first round is reported; may be repeated")
     page: bool = _setting(True, "write the HTML page of all runs in the folder at the end")
     log: str | None = _setting(None, "tensorboard: also write the curves for TensorBoard, into each run's folder")
+    say: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -56,3 +59,11 @@ class Execution:
     def data_path(self) -> Path | None:
         """The data sets' folder, if one was given."""
         return None if self.data_dir is None else Path(self.data_dir).expanduser()
+
+
+def option_fields() -> dict[str, dataclasses.Field[Any]]:
+    """The fields of `RunOptions` that a command line or a TOML file may give, by name."""
+    return {one.name: one for one in dataclasses.fields(RunOptions) if "help" in one.metadata}
+
+
+Execution = RunOptions  # the name that cli/settings.py still has for it
