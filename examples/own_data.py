@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from fedentopt.report import write_report
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.sweep import run_sweep
 
 
@@ -40,6 +40,6 @@ if __name__ == "__main__":
         )
         for selector in ("random", "fedentopt")
     ]  # fmt: skip
-    for result in run_sweep(configs, out, EngineOptions(device="cpu", workers=1)):
-        print(f"{result.config.method}: {result.summary['accuracy']:.1f} %")
+    for result in run_sweep(configs, RunOptions(out=str(out), device="cpu", workers=1)):
+        print(f"{result.method}: {result.summary['accuracy']:.1f} %")
     print(write_report(out))

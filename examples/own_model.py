@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.sweep import run_sweep
 
 
@@ -33,5 +33,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("out/own-model"))
     sys.path.insert(0, str(Path(__file__).parent))  # where "own_model:small_net" is found
     config = RunConfig(model="own_model:small_net", selector="fedentopt", clients=20, cohort="4", rounds=3, epochs=2)
-    (result,) = run_sweep([config], parser.parse_args().out, EngineOptions(device="cpu", workers=1))
-    print(f"{result.config.model}: {result.summary['accuracy']:.1f} % after {result.config.rounds} rounds")
+    (result,) = run_sweep([config], RunOptions(out=str(parser.parse_args().out), device="cpu", workers=1))
+    print(f"{config.model}: {result.summary['accuracy']:.1f} % after {config.rounds} rounds")

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedentopt.report import write_report
 from fedentopt.results.aggregate import by_method
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.sweep import run_sweep
 
 if __name__ == "__main__":
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         for buffer in ("0%", "40%", "80%")
         for seed in range(2)
     ]
-    results = run_sweep(configs, options.out, EngineOptions(device="cpu", workers=1))
+    results = run_sweep(configs, RunOptions(out=str(options.out), device="cpu", workers=1))
     for method in by_method(results):
         accuracy, fairness = method.spread("accuracy"), method.spread("h_norm")
         assert accuracy is not None

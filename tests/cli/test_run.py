@@ -19,7 +19,7 @@ from command_line import Said, commander
 from fedentopt.cli import run as run_command
 from fedentopt.cli.conduct import RoundTally
 from fedentopt.cli.settings import gather
-from fedentopt.results.folder import command_of
+from fedentopt.simulation.command import command_of
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent
 

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 from fedentopt.report import write_report
-from fedentopt.report.figures import Spread, best_of, costs, curve, figures, thin
+from fedentopt.report.figures import best_of, costs, curve, figures, thin
 from fedentopt.report.grouping import group_runs
 from fedentopt.report.page import LARGEST_PAGE
 from fedentopt.report.payload import LEVELS, group_payload
-from fedentopt.report.reading import read_folder
+from fedentopt.results.reading import read_folder
+from fedentopt.results.statistics import Spread
 from fedentopt.simulation.config import RunConfig
 from result_folders import write_comparison, write_run
 
@@ -183,7 +184,7 @@ def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
         pytest.approx(finished["accuracy"]), pytest.approx(math.nan, nan_ok=True), 1
     )
     half = by_name["fedentopt"].runs[0]
-    assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.accuracy)))
+    assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.rounds.accuracy)))
 
 
 def test_one_run_is_a_page_too(tmp_path: Path) -> None:
@@ -366,19 +367,19 @@ def test_costs_are_the_first_time_a_target_is_reached(tmp_path: Path) -> None:
     assert low is not None
     rounds, sent = [], []
     for run in method.runs:
-        first = next(i for i, value in enumerate(run.accuracy) if value >= 12.0)
+        first = next(i for i, value in enumerate(run.rounds.accuracy) if value >= 12.0)
         rounds.append(first + 1)
-        sent.append(int(run.bytes_up[: first + 1].sum() + run.bytes_down[: first + 1].sum()))
+        sent.append(int(run.rounds.bytes_up[: first + 1].sum() + run.rounds.bytes_down[: first + 1].sum()))
     assert (low.rounds, low.bytes_sent, low.reached) == (statistics.mean(rounds), statistics.mean(sent), 2)
 
 
 def test_curves_average_seeds_and_keep_their_ends(comparison: Path) -> None:
     (group,) = group_runs(read_folder(comparison).runs)
     runs = group.methods[0].runs
-    line = curve(runs, lambda run: run.accuracy, 7)
+    line = curve(runs, lambda run: run.rounds.accuracy, 7)
     assert len(line.rounds) == 7
     assert (line.rounds[0], line.rounds[-1]) == (1, 20)
-    values = [run.accuracy[-1] for run in runs]
+    values = [run.rounds.accuracy[-1] for run in runs]
     assert line.mean[-1] == pytest.approx(statistics.mean(values))
     assert line.std[-1] == pytest.approx(statistics.stdev(values))
 

@@ -11,8 +11,10 @@ import pytest
 
 from fedentopt.report.curve_plot import plot_accuracy
 from fedentopt.results.aggregate import by_method, reached_by_all
-from fedentopt.results.folder import RunResult
+from fedentopt.results.label_counts import LabelTable
+from fedentopt.results.reading import RunResult
 from fedentopt.results.records import RoundRecord
+from fedentopt.results.rounds import RoundTable
 from fedentopt.results.summary import accuracy_curve, rounds_to, summarise
 from fedentopt.simulation.config import RunConfig
 
@@ -30,9 +32,9 @@ def result(config: RunConfig, accuracies: list[float | None], diverged: int | No
     records = [record(number, value) for number, value in enumerate(accuracies, start=1)]
     rounds = max(len(accuracies), config.rounds)
     summary = summarise(records, rounds=rounds, num_classes=2, clients=4, diverged_round=diverged)
-    run = RunResult(Path("nowhere"), config, {"dataset": {"classes": ["a", "b"]}}, summary)
-    run.__dict__["records"] = records  # as if read from its folder
-    return run
+    about = {"config": config.to_dict(), "method": config.method, "run_id": config.run_id}
+    labels = LabelTable(tuple("0123"), ("a", "b"), None)
+    return RunResult(about, summary, labels=labels, rounds=RoundTable.of(records, 2))
 
 
 def test_accuracy_is_the_mean_of_the_last_ten_rounds() -> None:

@@ -1,7 +1,7 @@
 """Data sets: from official files to uint8 arrays.
 
-`load` gives a `Dataset` by name or path, `from_arrays` one of arrays in memory. Official files are read from the data folder, checked, converted
-once to memory-mapped arrays, and checked against what was converted at every later load.
+`load` gives a `Dataset` by name or path, `from_arrays` one of arrays in memory. Official files are read from the data
+folder, checked, converted once to memory-mapped arrays, and checked against what was converted at every later load.
 """
 
 from __future__ import annotations

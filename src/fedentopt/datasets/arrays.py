@@ -74,8 +74,7 @@ def from_arrays(
         raise InputError(f"dataset: x_train has {channels['train']} channels, x_test {channels['test']}")
     labels = [read_labels(held[f"y_{split}"], held[f"x_{split}"]) for split in ("train", "test")]
     names, (train, test), notes = label_classes("dataset", *labels, class_names)
-    content = Content(
-        channels["train"], {"": Labels(names, train, test)}, *(image_pieces(held[k]) for k in ("x_train", "x_test"))
-    )
+    images = image_pieces(held["x_train"]), image_pieces(held["x_test"])
+    content = Content(channels["train"], {"": Labels(names, train, test)}, *images)
     arrays = in_memory(content, size, None)
     return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes)

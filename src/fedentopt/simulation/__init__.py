@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from fedentopt.results.result import Result
 from fedentopt.simulation.api import compare, simulate
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.result import Result
 
 __all__ = ["Result", "RunConfig", "RunOptions", "compare", "simulate"]

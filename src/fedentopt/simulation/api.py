@@ -1,23 +1,24 @@
 """Simulations from Python, without touching a file.
 
-    from fedentopt.simulation import compare
+from fedentopt.simulation import compare
 
-    result = compare(["fedavg", "fedentopt", "fedprox:mu=0.1"], dataset="digits", seeds=3)
-    result.summary              # a pandas DataFrame: accuracy of each method, difference to the first with its interval
-    result.plot(); result.report("page.html")
+result = compare(["fedavg", "fedentopt", "fedprox:mu=0.1"], dataset="digits", seeds=3)
+result.summary              # a pandas DataFrame: accuracy of each method, difference to the first with its interval
+result.plot(); result.report("page.html")
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
-from fedentopt.results.result import Result
 from fedentopt.simulation.config import FIELDS, RunConfig
 from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job, make_jobs
 from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.result import Result
 
 if TYPE_CHECKING:
     from fedentopt.datasets import Dataset
@@ -99,7 +100,7 @@ def run_jobs(
         if out is None:
             runs = run_in_memory(jobs, chosen, data=data, progress=told)
         else:
-            runs = run_sweep(jobs, Path(out).expanduser(), chosen, data=data, progress=told)
+            runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=told)
     return Result(runs, labels=[job.label for job in jobs])
 
 

@@ -23,6 +23,8 @@ from fedentopt.simulation.methods import apply_settings, check_algorithm, check_
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedentopt.simulation.engine import Task
+
 DEFAULT_METHODS = ("fedavg", "fedentopt", "fedentopt-dp")
 DEFAULT_SEEDS = 3
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -58,6 +60,19 @@ class Job:
         if not given:
             return named
         return hashlib.sha256("\n".join([named, *given]).encode()).hexdigest()
+
+    @property
+    def stack_key(self) -> tuple[object, ...]:
+        """Jobs with equal keys can share a stack (see `engine.stack_key`)."""
+        from fedentopt.simulation.engine import stack_key
+
+        return stack_key(self.task(None))
+
+    def task(self, recorder: Any) -> Task:
+        """The job for the engine, with who keeps it."""
+        from fedentopt.simulation.engine import Task
+
+        return Task(self.config, recorder, self.algorithm, self.selector, self.model, self.code or "")
 
     def _is_object(self, name: str) -> bool:
         return any(name == import_path(thing) for thing in self.sources)
@@ -156,18 +171,18 @@ class _Method:
     @classmethod
     def _selector(cls, given: Any) -> _Method:
         registry = PARTS["selector"]
-        kind = given if inspect.isclass(given) else type(given)
-        known = inspect.isclass(given) and getattr(given, "name", "") in registry and registry.get(given.name) is given
-        name = given.name if known else import_path(given)
+        kind: Any = given if inspect.isclass(given) else type(given)
+        known = kind is given and kind.name in registry and registry.get(kind.name) is kind
+        name = kind.name if known else import_path(given)
         settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
         if known:
             return cls(kind.__name__, settings)
-        if inspect.isclass(given):
+        if kind is given:
             declared = {key: one.default for key, one in settings_of(kind).items()}
 
             def make(config: RunConfig) -> Selector:
                 sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
-                return check_selector(given.for_run(**sizes, **config.of("selector")), name)
+                return check_selector(kind.for_run(**sizes, **config.of("selector")), name)
 
         else:
             if given.clients:

@@ -149,7 +149,7 @@ def check_selector(made: Any, name: str) -> Selector:
         raise InputError(
             f"selector: {name!r} made a {type(made).__name__} without {', '.join(lacks)}; accepted: a Selector"
         )
-    needs = getattr(made, "needs", frozenset())
+    needs: Any = getattr(made, "needs", frozenset())
     if isinstance(needs, str) or not set(needs) <= NEEDS:
         raise InputError(f"selector: {name!r} needs {needs!r}; accepted: a set of {', '.join(sorted(NEEDS))}")
     result: Selector = made

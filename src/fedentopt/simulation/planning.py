@@ -155,7 +155,9 @@ class RunPlanner:
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
-        cohort = self.selector.select() if losses is None else self.selector.select(losses=losses)
+        cohort = (
+            self.selector.select() if losses is None else self.selector.select(losses={k: v for k, v in losses.items()})
+        )
         selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
         limits = cohort.sample_limits
         luck = generator(config.seed, "dropout", round_).random(config.clients)
@@ -179,7 +181,7 @@ class RunPlanner:
     def observe(self, observations: Mapping[int, Observation]) -> None:
         """Tell the selector what it needs to know of the clients that trained."""
         if self.needs - {"candidate_loss"} and observations:
-            self.selector.observe(dict(observations))
+            self.selector.observe({client: seen for client, seen in observations.items()})
 
     def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:
         weights = getattr(cohort, "weights", None)
