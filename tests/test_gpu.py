@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import toy
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from second_stages import in_second_stage, spoilt_checkpoint
 from toy import METHODS
 
@@ -62,12 +62,12 @@ def test_a_diverged_second_stage_leaves_the_others_alone(model, size):
     beside = []
     for config in good:
         straight = toy.Memory()
-        simulate([Task(config, straight)], data, EngineOptions(device="cpu", checkpoint_every=1))
+        run_stack([Task(config, straight)], data, RunOptions(device="cpu", checkpoint_every=1))
         beside.append(toy.Memory())
-        beside[-1].saved = next(save for save in straight.saves if "concat.head" in save[0].tensors)
+        beside[-1].saved = next(save for save in straight.saves if "head" in save[0].tensors)
         beside[-1].expected = straight.outcome
     tasks = [Task(c, m) for c, m in zip([bad, *good], [memory, *beside], strict=True)]
-    outcomes = simulate(tasks, data, EngineOptions(device="cuda"))
+    outcomes = run_stack(tasks, data, RunOptions(device="cuda"))
     assert outcomes[0].diverged_round == memory.saved[0].round + 1
     assert outcomes[0].records[-1].accuracy == pytest.approx(100 / 3)
     for outcome, other in zip(outcomes[1:], beside, strict=True):

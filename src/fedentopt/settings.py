@@ -145,7 +145,8 @@ class Setting:
         if self.choices and value not in self.choices:
             raise InputError(f"{self.name}: {value!r} is unknown; accepted: {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool) and not self._within(value):
-            raise InputError(f"{self.name}: {value!r} is out of range; accepted: {self.bounds() or 'finite numbers'}")
+            shown = f"{value:g}" if self.many else repr(value)
+            raise InputError(f"{self.name}: {shown} is out of range; accepted: {self.bounds() or 'finite numbers'}")
         return value
 
     def _typed(self, value: Any) -> Any:

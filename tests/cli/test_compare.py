@@ -13,9 +13,9 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt.cli import compare as compare_command
-from fedentopt.cli.compare import FOR_DIGITS, METHODS, method_configs
 from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.jobs import DATASET_DEFAULTS, DEFAULT_METHODS, make_jobs
 
 SMALL = shlex.split("--clients 20 --cohort 2 --buffer 4 --rounds 3 --epochs 1 --device cpu --workers 1")
 
@@ -76,7 +76,8 @@ def test_methods_from_a_file(command: Callable[..., Said], tmp_path: Path) -> No
 
 
 def test_without_options_it_is_the_demonstration() -> None:
-    configs = method_configs(METHODS, FOR_DIGITS, None)
+    jobs = make_jobs(DEFAULT_METHODS, settings=DATASET_DEFAULTS["digits"])
+    configs = [job.config for job in jobs]
     assert [(c.method, c.seed) for c in configs] == [
         (method, seed) for method in ("fedavg", "fedentopt", "fedentopt-dp") for seed in (0, 1, 2)
     ]
@@ -92,8 +93,8 @@ def test_the_digits_settings_are_for_digits_only(
     class Enough(Exception):
         pass
 
-    def conduct(configs, execution, **more):
-        asked.extend(configs)
+    def conduct(jobs, options, **more):
+        asked.extend(job.config for job in jobs)
         raise Enough
 
     monkeypatch.setattr(compare_command, "conduct", conduct)

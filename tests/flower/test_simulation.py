@@ -20,7 +20,7 @@ from fedentopt.datasets import load
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import RunResult, find_runs
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from flower_processes import BIN, Programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -62,7 +62,7 @@ def engine(flower: tuple[RunResult, str], tmp_path_factory: pytest.TempPathFacto
     config = RunConfig.from_dict(flower[0].config)
     assert flower[0].config == config.to_dict()
     out = tmp_path_factory.mktemp("engine")
-    simulate([Task(config, RunFolder(out, config))], load(config.dataset), EngineOptions(device="cpu", workers=1))
+    run_stack([Task(config, RunFolder(out, config))], load(config.dataset), RunOptions(device="cpu", workers=1))
     (run,) = find_runs(out)
     return run
 

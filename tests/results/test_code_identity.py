@@ -14,6 +14,7 @@ from fedentopt.results.folder import RunFolder
 from fedentopt.results.records import RunRecorder, RunStart
 from fedentopt.simulation import engine
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.jobs import Job
 from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.sweep import run_sweep
 from toy_run import CONFIG, drive
@@ -47,13 +48,19 @@ class ToyEngine:
 
     def sweep(self, out: Path, *configs: RunConfig, **more: object) -> None:
         options = RunOptions(out=str(out), **more)
-        run_sweep(configs or (CONFIG,), options, code_digest=lambda config: self.digest)
+        run_sweep([self.job(config) for config in configs or (CONFIG,)], options)
+
+    def job(self, config: RunConfig) -> Job:
+        class WithDigest(Job):
+            code = self.digest  # type: ignore[assignment]
+
+        return WithDigest(config, config.method)
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> ToyEngine:
     toy = ToyEngine()
-    monkeypatch.setattr(engine, "simulate", toy.simulate)
+    monkeypatch.setattr(engine, "run_stack", toy.simulate)
     return toy
 
 
@@ -108,4 +115,5 @@ def test_an_unfinished_run_of_other_code_is_refused(toy: ToyEngine, tmp_path: Pa
 def test_where_runs_cannot_be_repeated_in_place_that_is_no_way_out(toy: ToyEngine, tmp_path: Path) -> None:
     toy.sweep(tmp_path)
     with pytest.raises(InputError, match=r"; bring the old code back or give another --out$"):
-        run_sweep([CONFIG], RunOptions(out=str(tmp_path)), afresh="another --out", code_digest=lambda config: NEW)
+        toy.digest = NEW
+        run_sweep([toy.job(CONFIG)], RunOptions(out=str(tmp_path)), afresh="another --out")

@@ -12,6 +12,7 @@ import pytest
 
 import toy
 from command_line import Said, commander
+from configs import run_config
 from fedentopt.errors import InputError
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import find_runs
@@ -40,7 +41,7 @@ def write(path: Path, seed: int) -> None:
 
 def config(path: Path, **settings: object) -> RunConfig:
     base = {"dataset": str(path), "partition": "iid", "clients": 5, "cohort": "2", "rounds": 2, "epochs": 1}
-    return RunConfig(**(base | {"model": "toy:linear", "image_size": 8} | settings))
+    return run_config(**(base | {"model": "toy:linear", "image_size": 8} | settings))
 
 
 def test_a_digest_tells_data_apart_and_itself_again() -> None:

@@ -29,7 +29,7 @@ from fedentopt.results.reading import find_runs, read_run
 from fedentopt.results.records import Checkpoint, Outcome
 from fedentopt.results.rounds import read_rounds
 from fedentopt.simulation.command import command_of
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
 
 HEADER = (
@@ -372,7 +372,7 @@ def test_a_run_that_is_not_finite_can_be_written_and_read(tmp_path: Path) -> Non
 def test_the_accuracy_of_fedconcat_is_that_of_its_own_last_ten_rounds(tmp_path: Path, model: str, fewer: bool) -> None:
     # Two stages within one budget: fewer rounds than were asked for, or more.
     config = toy.config(algorithm="fedconcat", model=model, clusters=2, rounds=40, concat_max_rounds=20)
-    simulate([Task(config, RunFolder(tmp_path, config))], toy.images(), EngineOptions(device="cpu"))
+    run_stack([Task(config, RunFolder(tmp_path, config))], toy.images(), RunOptions(device="cpu"))
     (run,) = find_runs(tmp_path)
     last = [r.accuracy for r in run.records[-10:]]
     assert None not in last
@@ -425,7 +425,7 @@ def test_the_commit_is_that_of_a_checkout_and_of_nothing_else(tmp_path: Path) ->
 
 
 def test_the_command_names_every_setting_that_is_not_the_default() -> None:
-    assert command_of(replace(CONFIG, fedrs_soft=True, model="my.nets:make it")) == (
-        "fedentopt run --clients 6 --model 'my.nets:make it' --selector fedentopt --cohort 2 --buffer 2 "
-        "--epsilon 0.5 --rounds 7 --fedrs-soft"
+    assert command_of(CONFIG.replace(algorithm="fedrs", settings={"soft": True}, model="my.nets:make it")) == (
+        "fedentopt run --clients 6 --model 'my.nets:make it' --algorithm fedrs --selector fedentopt --cohort 2 "
+        "--epsilon 0.5 --rounds 7 --fedrs-soft --buffer 2"
     )

@@ -14,7 +14,7 @@ from fedentopt.report import render_runs, write_page, write_report
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.memory import MemoryRecorder
 from fedentopt.results.reading import RunResult, read_run
-from fedentopt.simulation.engine import Task, simulate
+from fedentopt.simulation.engine import Task, run_stack
 from fedentopt.simulation.options import RunOptions
 from toy_run import CONFIG, drive, start_of
 
@@ -84,8 +84,8 @@ def test_no_runs_make_no_page() -> None:
 def test_the_engine_fills_it(tmp_path: Path) -> None:
     config = toy.config(selector="fedentopt", epsilon=0.5)
     recorder, folder = MemoryRecorder(config), RunFolder(tmp_path, config)
-    (outcome,) = simulate([Task(config, recorder)], toy.images(), RunOptions(device="cpu"))
-    simulate([Task(config, folder)], toy.images(), RunOptions(device="cpu"))
+    (outcome,) = run_stack([Task(config, recorder)], toy.images(), RunOptions(device="cpu"))
+    run_stack([Task(config, folder)], toy.images(), RunOptions(device="cpu"))
     run, read = recorder.result(), read_run(folder.path)
     assert run.model is outcome.model
     assert [(r.accuracy, r.clients, r.entropy) for r in run.records] == [

@@ -19,9 +19,9 @@ from fedentopt.results.folder import RunFolder
 from fedentopt.results.memory import MemoryRecorder
 from fedentopt.results.reading import RunResult, read_run
 from fedentopt.results.records import Outcome, RoundRecord, RunStart
-from fedentopt.simulation.result import Result
 from fedentopt.results.rounds import COLUMNS
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.result import Result
 from toy_run import CONFIG as TOY
 from toy_run import drive, label_counts
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import run_config
 from fedentopt.report.curve_plot import plot_accuracy
 from fedentopt.results.aggregate import by_method, reached_by_all
 from fedentopt.results.label_counts import LabelTable
@@ -99,7 +100,7 @@ def test_a_class_without_test_samples_has_no_accuracy_and_is_not_the_worst() -> 
     assert summary["worst_class_accuracy"] == 60
 
 
-CONFIG = RunConfig(rounds=3, clients=4, cohort="2")
+CONFIG = run_config(rounds=3, clients=4, cohort="2")
 
 
 def test_methods_are_means_over_seeds_with_the_sample_standard_deviation() -> None:
@@ -127,7 +128,7 @@ def test_methods_are_means_over_seeds_with_the_sample_standard_deviation() -> No
 
 def test_methods_of_one_name_are_told_apart_by_what_differs() -> None:
     settings = {"selector": "fedentopt", "rounds": 3, "clients": 10}
-    configs = [RunConfig(buffer=b, lr=0.1, seed=s, **settings) for b in ("0", "2") for s in (0, 1)]
+    configs = [run_config(buffer=b, lr=0.1, seed=s, **settings) for b in ("0", "2") for s in (0, 1)]
     configs.append(replace(CONFIG, lr=0.3))
     labels = [method.label for method in by_method([result(config, [1.0, 2.0, 3.0]) for config in configs])]
     assert labels == ["fedentopt (buffer=0)", "fedentopt (buffer=2)", "fedavg"]

@@ -17,8 +17,8 @@ from fedentopt.results.folder import RunFolder
 from fedentopt.results.memory import MemoryRecorder
 from fedentopt.results.reading import RunResult, find_runs, read_run
 from fedentopt.results.records import Outcome
-from fedentopt.simulation.result import Result
 from fedentopt.results.tensorboard import write_missing_curves
+from fedentopt.simulation.result import Result
 from toy_run import CLASSES, CONFIG, drive, start_of
 
 OLD = Path(__file__).parent / "run_of_version_0_1"
@@ -33,8 +33,8 @@ def timed(seconds: float, recorder: RunFolder | MemoryRecorder) -> None:
     recorder.finish(Outcome(records, {}, None, len(CLASSES), CONFIG.clients, CONFIG.rounds))
 
 
-def in_memory(seconds: float) -> RunResult:
-    recorder = MemoryRecorder(CONFIG)
+def in_memory(seconds: float, spread: float = 0.0) -> RunResult:
+    recorder = MemoryRecorder(CONFIG.replace(speed_spread=spread))
     timed(seconds, recorder)
     return recorder.result()
 
@@ -79,16 +79,20 @@ def test_simulated_time_is_kept_in_every_file(tmp_path: Path) -> None:
     assert {record.simulated_seconds for record in saved[1]} == {0.0}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.25])
-def test_simulated_time_is_shown_only_where_time_is_simulated(
-    seconds: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_simulated_time_is_shown_only_where_clients_differ_in_speed(
+    spread: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = in_memory(seconds)
+    run = in_memory(1.25, spread)
     text = render_runs([run])
-    assert ("Simulated time (s)" in text) == bool(seconds)
-    assert bool(re.search(r'data-value="8.75">9</td>', text)) == bool(seconds)
+    assert ("Simulated time (s)" in text) == bool(spread)
+    assert bool(re.search(r'data-value="8.75">9</td>', text)) == bool(spread)
     print_methods(by_method([run]), [])
-    assert ("simulated" in capsys.readouterr().out) == bool(seconds)
+    assert ("simulated" in capsys.readouterr().out) == bool(spread)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.25])
+def test_tensorboard_has_simulated_time_where_files_know_it(seconds: float, tmp_path: Path) -> None:
     timed(seconds, RunFolder(tmp_path, CONFIG))
     (read,) = find_runs(tmp_path)
     write_missing_curves(read)

@@ -17,7 +17,7 @@ from fedentopt.partition import parse, partition
 from fedentopt.selection import RandomSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.local import train_client
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.trainers.choice import choose_trainer, resolve_device
@@ -54,12 +54,12 @@ def test_resumed_equals_straight_through_bit_for_bit(method):
     data = toy.images(samples=90)
     config = toy.config(model="toy:normed", **(HARD | method))
     straight = toy.Memory()
-    simulate([Task(config, straight)], data, EngineOptions(device="cpu", checkpoint_every=1))
+    run_stack([Task(config, straight)], data, RunOptions(device="cpu", checkpoint_every=1))
     for checkpoint in straight.saves[:: max(1, len(straight.saves) // 4)]:
         again = toy.Memory()
         again.saved = checkpoint
         again.records = list(checkpoint[1])
-        outcome = simulate([Task(config, again)], data, EngineOptions(device="cpu"))[0]
+        outcome = run_stack([Task(config, again)], data, RunOptions(device="cpu"))[0]
         assert same_bits(outcome, straight.outcome)
 
 
@@ -67,10 +67,10 @@ def test_a_checkpoint_of_one_trainer_continues_in_another():
     data = toy.images(samples=90)
     config = toy.config(model="toy:branching", rounds=6, algorithm="scaffold")
     straight = toy.Memory()
-    simulate([Task(config, straight)], data, EngineOptions(device="cpu", trainer="loop", checkpoint_every=3))
+    run_stack([Task(config, straight)], data, RunOptions(device="cpu", trainer="loop", checkpoint_every=3))
     again = toy.Memory()
     again.saved = straight.saves[0]
-    outcome = simulate([Task(config, again)], data, EngineOptions(device="cpu", trainer="stacked"))[0]
+    outcome = run_stack([Task(config, again)], data, RunOptions(device="cpu", trainer="stacked"))[0]
     assert toy.difference(outcome, straight.outcome) < 1e-5
 
 
@@ -94,10 +94,10 @@ def test_an_interrupt_saves_every_run_and_loses_nothing():
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        simulate([Task(config, memory)], data, EngineOptions(device="cpu", checkpoint_every=100), stop)
+        run_stack([Task(config, memory)], data, RunOptions(device="cpu", checkpoint_every=100), stop)
     memory.saved = memory.saves[-1]
     assert memory.saved[0].round == 3
-    assert same_bits(simulate([Task(config, memory)], data, EngineOptions(device="cpu"))[0], straight)
+    assert same_bits(run_stack([Task(config, memory)], data, RunOptions(device="cpu"))[0], straight)
     with pytest.raises(KeyboardInterrupt):  # the handler was put back
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -144,7 +144,7 @@ def test_records_tell_the_truth():
     data = toy.images(samples=90)
     config = toy.config(rounds=20, evaluate_every=4, selector="fedentopt", buffer="2", epsilon=1.0)
     memory = toy.Memory()
-    outcome = simulate([Task(config, memory)], data, EngineOptions(device="cpu"))[0]
+    outcome = run_stack([Task(config, memory)], data, RunOptions(device="cpu"))[0]
     parts = partition(data.y_train, parse(config.partition), 6, config.seed, num_classes=3, min_samples=1)
     assert [r.round for r in outcome.records] == list(range(1, 21))
     for record in outcome.records:
@@ -228,7 +228,7 @@ def test_methods_of_a_seed_share_partition_and_start():
     memories = [toy.Memory(), toy.Memory(), toy.Memory()]
     configs = [toy.config(dropout=1.0, algorithm=a, seed=s) for a, s in (("fedavg", 0), ("fedlc", 0), ("fedavg", 1))]
     tasks = [Task(c, m) for c, m in zip(configs, memories, strict=True)]
-    simulate(tasks, data, EngineOptions(device="cpu"))
+    run_stack(tasks, data, RunOptions(device="cpu"))
     assert np.array_equal(memories[0].begun.label_counts, memories[1].begun.label_counts)
     assert not np.array_equal(memories[0].begun.label_counts, memories[2].begun.label_counts)
     assert toy.difference(memories[0].outcome, memories[1].outcome) == 0

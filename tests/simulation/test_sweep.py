@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import run_config
 from fedentopt import datasets
 from fedentopt.errors import InputError
 from fedentopt.results.folder import RunFolder
@@ -165,7 +166,7 @@ def test_an_out_folder_that_is_a_file_is_refused(toy: ToyEngine, tmp_path: Path)
 
 
 def test_a_diverged_run_is_chance_and_does_not_touch_its_neighbour(tmp_path: Path) -> None:
-    sound = RunConfig(clients=20, cohort="2", rounds=3, epochs=1, seed=1)
+    sound = run_config(clients=20, cohort="2", rounds=3, epochs=1, seed=1)
     wild = replace(sound, lr=1e25)
     options = RunOptions(out=str(tmp_path / "both"), device="cpu", workers=1)
     good, bad = run_sweep([sound, wild], options)
@@ -215,8 +216,8 @@ def test_methods_by_name(name: str, algorithm: str, selector: str, epsilon: floa
 @pytest.mark.parametrize("selector", ["random", "fedentopt", "kl"])
 def test_a_configs_method_name_reads_back_as_its_settings(algorithm: str, selector: str) -> None:
     for epsilon in (None, 0.5) if selector != "random" or algorithm == "fedconcat" else (None,):
-        config = RunConfig(algorithm=algorithm, selector=selector, epsilon=epsilon)
-        assert RunConfig(**parse_method(config.method)) == config
+        config = run_config(algorithm=algorithm, selector=selector, epsilon=epsilon)
+        assert run_config(**parse_method(config.method)) == config
 
 
 @pytest.mark.parametrize("name", ["", "fedsgd", "fedavg+", "+kl", "fedentopt+fedavg", "a+b+c", "fedavg-dp", "-dp"])

@@ -26,7 +26,14 @@ def compare(given: dict[str, Any]) -> None:
     """
     request = gather(given, settings=run_settings(SET_BY_METHOD), defaults=DEFAULTS, methods=True)
     settings = {**DATASET_DEFAULTS.get(request.settings.get("dataset", "digits"), {}), **request.settings}
-    jobs = make_jobs(request.methods or list(DEFAULT_METHODS), settings=settings, own=request.own, seeds=request.seeds)
+    jobs = make_jobs(
+        request.methods or DEFAULT_METHODS,
+        settings=settings,
+        own=request.own,
+        offered=request.offered,
+        seeds=request.seeds,
+    )
+    note_unused(request.offered, jobs)
     options = request.options
     runs = conduct(jobs, options, also_needs=("matplotlib", "plotly") if options.page else ("matplotlib",))
 

@@ -23,7 +23,7 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
     heads = ["accuracy %", "worst class %", *(f"to {t:g} %" for t in targets), "entropy", "up", "down"]
-    timed = any(method.simulated_seconds for method in methods)
+    timed = any(method.has_speeds for method in methods)
     heads += ["simulated"] if timed else []
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
@@ -64,7 +64,7 @@ def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
         parts.append("to …: rounds to reach that accuracy" + (", mean over seeds" if seeds > 1 else ""))
     parts.append(f"entropy: bits of the selected clients' labels together, at most {math.log2(classes):.2f}")
     parts.append("up, down: sent by and to all clients in one run")
-    if any(method.simulated_seconds for method in methods):
+    if any(method.has_speeds for method in methods):
         parts.append("simulated: time of one run by the clients' simulated speed")
     return "\n".join(parts)
 

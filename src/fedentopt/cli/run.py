@@ -9,9 +9,17 @@ import typer
 from fedentopt.cli.conduct import conduct, page_of
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
-from fedentopt.cli.settings import command, gather, run_settings, setting_options, shared_options, with_own
+from fedentopt.cli.settings import (
+    Request,
+    command,
+    gather,
+    note_unused,
+    run_settings,
+    setting_options,
+    shared_options,
+)
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.jobs import Job
+from fedentopt.simulation.jobs import Job, with_own
 
 DEFAULTS = {"out": "out/run"}
 
@@ -22,10 +30,8 @@ def run(given: dict[str, Any]) -> None:
     A run that was stopped continues where it was; a finished one is not repeated.
     """
     request = gather(given, settings=run_settings(), defaults=DEFAULTS)
-    [settings] = with_own([request.settings], request.own)
-    first = RunConfig.from_dict(settings)
-    seeds = request.seeds or (first.seed,)
-    jobs = [Job(first.replace(seed=seed), first.method) for seed in seeds]
+    jobs = run_jobs(request)
+    note_unused(request.offered, jobs)
     options = request.options
     runs = conduct(jobs, options, also_needs=("plotly",) if options.page else ())
 
@@ -43,6 +49,13 @@ def run(given: dict[str, Any]) -> None:
         out().print(f"results: {one.path}", soft_wrap=True, markup=False)
     for page in page_of(options).values():
         out().print(f"page: {page}", soft_wrap=True, markup=False)
+
+
+def run_jobs(request: Request) -> list[Job]:
+    """One run per seed."""
+    settings = with_own(request.settings, request.own, request.offered)
+    config = RunConfig.from_dict(settings)
+    return [Job(config.replace(seed=seed), config.method) for seed in request.seeds or (config.seed,)]
 
 
 def register(app: typer.Typer) -> None:

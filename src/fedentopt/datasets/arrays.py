@@ -72,8 +72,8 @@ def from_arrays(
     channels = {split: check_images(held[f"x_{split}"]) for split in ("train", "test")}
     if channels["train"] != channels["test"]:
         raise InputError(f"dataset: x_train has {channels['train']} channels, x_test {channels['test']}")
-    labels = [read_labels(held[f"y_{split}"], held[f"x_{split}"]) for split in ("train", "test")]
-    names, (train, test), notes = label_classes("dataset", *labels, class_names)
+    raw_train, raw_test = (read_labels(held[f"y_{split}"], held[f"x_{split}"]) for split in ("train", "test"))
+    names, (train, test), notes = label_classes("dataset", raw_train, raw_test, class_names)
     images = image_pieces(held["x_train"]), image_pieces(held["x_test"])
     content = Content(channels["train"], {"": Labels(names, train, test)}, *images)
     arrays = in_memory(content, size, None)

@@ -31,7 +31,7 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         ("Worst class %", "number"), ("Cohort entropy (bits)", "number"), ("Rounds with every class %", "number"),
         ("H_norm", "number"), ("Never selected", "number"), ("Sent (MB)", "number"),
     ]  # fmt: skip
-    with_time = any(values.simulated_seconds.mean > 0 for _, values in rows)
+    with_time = any(method.config.get("speed_spread") for method, _ in rows)
     heads += [("Simulated time (s)", "number")] if with_time else []
     heads += [("Seeds", "number")]
     best = [_best(rows, field) for field in ("accuracy", "worst_class", "entropy", "full_cover")]

@@ -43,8 +43,13 @@ class MethodResult:
 
     @property
     def simulated_seconds(self) -> float:
-        """Simulated time of a run, mean over the seeds; 0 where time is not simulated."""
+        """Simulated time of a run, mean over the seeds; 0 in files that do not know it."""
         return Spread.of(run.summary.get("simulated_seconds", 0.0) for run in self.runs).mean
+
+    @property
+    def has_speeds(self) -> bool:
+        """Whether clients differ in speed, so that simulated time says something of its own."""
+        return any(run.config.get("speed_spread") for run in self.runs)
 
     def to_dict(self, targets: Iterable[float] = ()) -> dict[str, Any]:
         """JSON form. Rounds to a target have a mean only where every seed reached it."""

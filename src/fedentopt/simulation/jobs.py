@@ -17,7 +17,7 @@ from fedentopt.errors import InputError
 from fedentopt.own_code import code_digest, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.settings import settings_of
-from fedentopt.simulation.config import PARTS, RunConfig
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig
 from fedentopt.simulation.methods import apply_settings, check_algorithm, check_seeds, check_selector, parse_method
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 class Job:
     """One run to do: its config, and objects of the user's own where names do not say everything.
 
-    `label` is the method as the person wrote it. `code` is the digest of the user's code behind the run, None where some
-    of it has no source that could be read.
+    `label` is the method as the person wrote it. `code` is the digest of the user's code behind the run, None where
+    some of it has no source that could be read.
     """
 
     config: RunConfig
@@ -83,13 +83,15 @@ def make_jobs(
     *,
     settings: Mapping[str, Any],
     own: Mapping[str, Any] | None = None,
+    offered: Mapping[str, Any] | None = None,
     seeds: int | Sequence[int] | None = None,
     model: Any = None,
 ) -> list[Job]:
     """The runs of a comparison: every method with every seed, methods in the order given.
 
-    `settings` are those of all runs; `own` settings of single methods, applied where a method has them and refused where
-    none has. `epsilon` among the settings is that of the methods that ask for noise.
+    `settings` are those of all runs; `own` settings of single methods, applied where a method has them and refused
+    where none has; `offered` likewise, but of no matter where none has. `epsilon` among the settings is that of the
+    methods that ask for noise.
     """
     chosen = _seeds(seeds, settings)
     base = {name: value for name, value in settings.items() if name not in ("seed", "epsilon")}
@@ -103,7 +105,7 @@ def make_jobs(
     asked = [_Method.read(method) for method in methods]
     if not asked:
         raise InputError("methods: the list is empty; accepted: at least one")
-    asked = _with_own(asked, own or {})
+    asked = _with_own(asked, own or {}, offered or {})
     _check_distinct(asked)
     asked = _with_epsilon(asked, settings)
     jobs = []
@@ -209,14 +211,23 @@ def _seeds(seeds: int | Sequence[int] | None, settings: Mapping[str, Any]) -> tu
     return check_seeds(listed)
 
 
-def _with_own(methods: list[_Method], own: Mapping[str, Any]) -> list[_Method]:
-    """Methods with the settings of single methods worked in; one that no method has is refused."""
+def with_own(settings: Mapping[str, Any], own: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one method with `own` and, where it has them, `offered` ones worked in."""
+    methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
+    [made] = _with_own([_Method("+".join(methods.values()), {**methods, **settings})], own, offered)
+    return made.settings
+
+
+def _with_own(methods: list[_Method], own: Mapping[str, Any], offered: Mapping[str, Any]) -> list[_Method]:
+    """Methods with the settings of single methods worked in; one of `own` that no method has is refused."""
     used: set[str] = set()
     made = []
     for method in methods:
-        mine = {} if method.sources else own  # an object has its settings
+        mine = {} if method.sources else {**offered, **own}  # an object has its settings
+        # What stands behind a method's name is meant for it alone, and stays.
         settings, applied = apply_settings(method.settings, mine)
-        made.append(_Method(method.label, settings, method.algorithm, method.selector, method.sources))
+        merged = {**settings, **{key: value for key, value in method.settings.items() if "." in key}}
+        made.append(_Method(method.label, merged, method.algorithm, method.selector, method.sources))
         used |= applied
     for key in own:
         if key not in used:

@@ -169,17 +169,16 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if last - first >= MOST_SEEDS:
             raise InputError(f"seeds: {part.strip()!r} are too many; accepted: at most {MOST_SEEDS}")
         seeds += range(first, last + 1)
-    return check_seeds(seeds)
+    return check_seeds(seeds, text)
 
 
-def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
-    """Refuse a seed given twice."""
+def check_seeds(seeds: Iterable[int], written: str | None = None) -> tuple[int, ...]:
+    """Refuse a seed given twice; `written` is how they were given."""
     listed = list(seeds)
+    shown = ",".join(map(str, listed)) if written is None else written
     twice = [str(seed) for seed, times in Counter(listed).items() if times > 1]
     if twice:
-        raise InputError(
-            f"seeds: {','.join(map(str, listed))!r} gives {', '.join(twice)} more than once; accepted: each seed once"
-        )
+        raise InputError(f"seeds: {shown!r} gives {', '.join(twice)} more than once; accepted: each seed once")
     return tuple(listed)
 
 
