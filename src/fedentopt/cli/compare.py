@@ -10,7 +10,7 @@ import typer
 from fedentopt.cli.conduct import conduct, page_of
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
-from fedentopt.cli.settings import command, gather, option, run_settings, setting_options, shared_options
+from fedentopt.cli.settings import command, gather, note_unused, option, run_settings, setting_options, shared_options
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.jobs import DATASET_DEFAULTS, DEFAULT_METHODS, make_jobs
 
