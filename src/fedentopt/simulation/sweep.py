@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from fedentopt import datasets
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
 from fedentopt.results.folder import RunFolder
+from fedentopt.results.memory import MemoryRecorder
 from fedentopt.results.reading import RunResult, read_run
 from fedentopt.results.records import RunRecorder
 from fedentopt.simulation.command import command_of
@@ -48,6 +49,7 @@ def run_sweep(
     configs: Iterable[RunConfig],
     options: RunOptions,
     *,
+    data: Dataset | None = None,
     progress: Callable[[RoundEvent], None] | None = None,
     recorder: Callable[[RunFolder], RunRecorder] | None = None,
     afresh: str = "--no-resume",
@@ -58,7 +60,7 @@ def run_sweep(
     A finished run is read, not repeated (unless `options.resume` is off), an unfinished one continued; refused where
     its data, or its own code as `code_digest` knows it, are others by now. Configs given twice run once. Data sets are
     all loaded before anything trains, so that a missing one is known at once; what a person should know about them is
-    said.
+    said. `data` takes the place of what the configs name.
     `afresh` is what a person does to have runs repeated.
     `recorder` may wrap a run's folder, to record elsewhere as well. A `KeyboardInterrupt` passes through after
     every run of the stack in work has saved a checkpoint.
@@ -85,7 +87,7 @@ def run_sweep(
     begun = [config for config in pending if folder_of(config).can_resume()]
     for config in [*finished, *begun]:
         folder_of(config).check_code(code_digest(config), _ways_out("code", afresh))
-    _check_data(finished, folder_of, options.data_path, afresh)
+    _check_data(finished, folder_of, lambda keys: _load(keys, options.data_path, data), afresh)
     if finished:
         say(f"{len(finished)} of {len(unique)} runs are finished already ({afresh} repeats them)")
     if begun:
@@ -93,9 +95,8 @@ def run_sweep(
 
     stacks = form_stacks(pending)
     _allow_files(max(map(len, stacks), default=0))
-    data = _load({_data_key(config) for config in pending}, options.data_path)
-    for line in dict.fromkeys(line for loaded in data.values() for line in loaded.notes):
-        say(line)
+    loaded = _load(map(_data_key, pending), options.data_path, data)
+    _say_notes(loaded, say)
     for number, stack in enumerate(stacks):
         key = _data_key(stack[0])
         with contextlib.ExitStack() as locks:
@@ -105,29 +106,60 @@ def run_sweep(
             todo = [config for config in stack if not (resume and folder_of(config).is_finished())]
             tasks = [Task(config, recorder(folder_of(config)) if recorder else folder_of(config)) for config in todo]
             if tasks:
-                simulate(tasks, data[key], options, progress)
+                simulate(tasks, loaded[key], options, progress)
         if not any(_data_key(later[0]) == key for later in stacks[number + 1 :]):
-            del data[key]  # nothing needs it any more
+            del loaded[key]  # nothing needs it any more
     done = {digest: read_run(folder.path) for digest, folder in folders.items()}
     return [done[config.digest()] for config in wanted]
 
 
+def run_in_memory(
+    configs: Iterable[RunConfig],
+    options: RunOptions,
+    *,
+    data: Dataset | None = None,
+    progress: Callable[[RoundEvent], None] | None = None,
+) -> list[RunResult]:
+    """Bring every config to its end without writing a file; results, with their models, come in the order given.
+
+    Configs given twice run once. `data` takes the place of what the configs name.
+    """
+    from fedentopt.simulation.engine import Task, simulate
+
+    wanted = list(configs)
+    unique = {config.digest(): config for config in wanted}
+    recorders = {
+        digest: MemoryRecorder(config, targets=options.target, command=command_of(config))
+        for digest, config in unique.items()
+    }
+    loaded = _load(map(_data_key, unique.values()), options.data_path, data)
+    _say_notes(loaded, options.say or (lambda line: None))
+    for stack in form_stacks(unique.values()):
+        tasks = [Task(config, recorders[config.digest()]) for config in stack]
+        simulate(tasks, loaded[_data_key(stack[0])], options, progress)
+    done = {digest: recorder.result() for digest, recorder in recorders.items()}
+    return [done[config.digest()] for config in wanted]
+
+
 def _check_data(
-    finished: Iterable[RunConfig], folder_of: Callable[[RunConfig], RunFolder], data_dir: Path | None, afresh: str
+    finished: Iterable[RunConfig],
+    folder_of: Callable[[RunConfig], RunFolder],
+    load: Callable[[Iterable[DataKey]], dict[DataKey, Dataset]],
+    afresh: str,
 ) -> None:
-    """Refuse finished runs of a user's file or folder that holds other data by now; where it is gone, they stand."""
-    loaded: dict[DataKey, str] = {}
+    """Refuse finished runs of a user's own data that are others by now; where they are gone, the runs stand."""
+    digests: dict[DataKey, str] = {}
     for config in finished:
         if config.dataset in ENTRIES:
             continue
         key = _data_key(config)
-        if key not in loaded:
+        if key not in digests:
             try:
-                loaded[key] = _load([key], data_dir)[key].digest
+                digests[key] = load([key])[key].digest
             except InputError:
-                loaded[key] = ""
+                digests[key] = ""
         folder = folder_of(config)
-        if not folder.is_of(loaded[key]):
+        if not folder.is_of(digests[key]):
             raise InputError(
                 f"dataset: {config.dataset!r} is not what {folder.path} was made from; {_ways_out('data', afresh)}"
             )
@@ -156,7 +188,15 @@ def _data_key(config: RunConfig) -> DataKey:
     return (config.dataset, config.fine_labels, config.image_size)
 
 
-def _load(keys: Iterable[DataKey], data_dir: Path | None) -> dict[DataKey, Dataset]:
+def _load(keys: Iterable[DataKey], data_dir: Path | None, given: Dataset | None) -> dict[DataKey, Dataset]:
+    """Data sets by what configs name; what was `given` stands for all of them."""
     return {
-        key: datasets.load(key[0], data_dir, fine_labels=key[1], image_size=key[2]) for key in sorted(keys, key=str)
+        key: datasets.load(key[0], data_dir, fine_labels=key[1], image_size=key[2]) if given is None else given
+        for key in sorted(set(keys), key=str)
     }
+
+
+def _say_notes(loaded: Mapping[DataKey, Dataset], say: Callable[[str], None]) -> None:
+    """What a person should know about the data, each line once."""
+    for line in dict.fromkeys(line for one in loaded.values() for line in one.notes):
+        say(line)
