@@ -17,7 +17,7 @@ from fedentopt.simulation import engine
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.methods import parse_method, parse_seeds
 from fedentopt.simulation.options import RunOptions
-from fedentopt.simulation.sweep import run_sweep
+from fedentopt.simulation.sweep import run_in_memory, run_sweep
 from toy_run import CONFIG, drive
 
 
@@ -175,6 +175,33 @@ def test_a_diverged_run_is_chance_and_does_not_touch_its_neighbour(tmp_path: Pat
     assert good.summary["diverged_round"] is None
     (alone,) = run_sweep([sound], replace(options, out=str(tmp_path / "alone")))
     assert [replace(r, seconds=0) for r in good.records] == [replace(r, seconds=0) for r in alone.records]
+
+
+def test_runs_in_memory_are_those_of_a_folder_and_leave_no_file(
+    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = [*seeds(0, 1), *seeds(0, batch_size=8), *seeds(0)]
+    runs = run_in_memory(order, RunOptions(target=(12.5,)))
+    assert [run.config for run in runs] == [config.to_dict() for config in order]
+    assert [len(ids) for _, ids in toy.stacks] == [2, 1]
+    assert list(tmp_path.iterdir()) == []
+    (read,) = run_sweep(seeds(1), RunOptions(target=(12.5,), out=str(tmp_path / "out")))
+    assert runs[1].summary == read.summary
+    assert runs[1].about["command"] == read.about["command"]
+    assert runs[1].model is not None
+    assert runs[1].model.keys() == {"layer.weight"}
+
+
+def test_data_that_are_given_are_not_looked_for(toy: ToyEngine, tmp_path: Path) -> None:
+    mine = ToyData("mine")
+    mine.notes, lines = ("a note",), []
+    config = replace(CONFIG, dataset="missing")
+    options = RunOptions(out=str(tmp_path), say=lines.append)
+    (run,) = run_sweep([config], options, data=mine)
+    run_in_memory([config], options, data=mine)
+    assert toy.events == [(mine, [run.run_id])] * 2
+    assert lines == ["a note"] * 2
 
 
 @pytest.mark.parametrize(

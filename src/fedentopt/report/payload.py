@@ -165,7 +165,7 @@ def _thinned(group: Group, detail: Detail) -> list[str]:
 
 
 def _short(value: float, digits: int) -> float | None:
-    """A JSON number without needless digits: whole where it is whole, nothing where it is not finite."""
+    """A JSON number without needless digits: an integer where it is one, null where it is not finite."""
     if not math.isfinite(value):
         return None
     rounded = round(float(value), digits)

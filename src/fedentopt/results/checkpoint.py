@@ -27,7 +27,7 @@ REMEDY = "delete the file, or start the run again with --no-resume"
 
 
 def save_checkpoint(path: Path, config: RunIdentity, checkpoint: Checkpoint, records: Sequence[RoundRecord]) -> None:
-    """Write the checkpoint and the records up to it, whole or not at all."""
+    """Write the checkpoint and the records up to it, completely or not at all."""
     state = {
         "config": config.to_dict(),
         "round": checkpoint.round,
@@ -54,7 +54,7 @@ def load_checkpoint(path: Path, config: RunIdentity) -> tuple[Checkpoint, list[R
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors (of any device) and JSON as one safetensors file, whole or not at all."""
+    """Write tensors (of any device) and JSON as one safetensors file, completely or not at all."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
