@@ -14,9 +14,10 @@ from fedentopt.randomness import key
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.trainers.stacked import StackedTrainer, ladder
-from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet, lower
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import Row, build_work

@@ -30,15 +30,14 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
-from fedentopt.simulation.trainers.choice import (
-    Room,
+from fedentopt.simulation.trainers import (
     Trainer,
     choose_trainer,
     make_trainer,
     resolve_device,
     wants_channels_last,
 )
-from fedentopt.simulation.work import Row, Work, build_work
+from fedentopt.simulation.work import Room, Row, Work, build_work
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.augment import DRAWS, ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import ConvBlock, LinearBlock
 from fedentopt.simulation.numba.entry_kernel import run
 from fedentopt.simulation.numba.gather import settings
 from fedentopt.simulation.numba.plan import SLACK, Plan, make_plan
-from fedentopt.simulation.trainers.stacked_nets import ConvBlock, LinearBlock
 from fedentopt.simulation.work import Work
 
 EVALUATED_AT_ONCE = 32

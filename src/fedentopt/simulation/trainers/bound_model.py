@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedentopt.models import dropout_key
 from fedentopt.randomness import GOLDEN, mix64_torch, signed
-from fedentopt.simulation.layout import FlatLayout, Slot
-from fedentopt.simulation.trainers.lowering import pool_before_relu
+from fedentopt.simulation.layout import FlatLayout, TensorSlot
+from fedentopt.simulation.lowering import pool_before_relu
 
 
 class BoundModel:
@@ -93,10 +93,10 @@ def _gather_integers(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Make the integer buffers of `model` views of one tensor per type; these tensors and their places in a row.
 
-    BatchNorm counts its batches in a tensor of one number a layer: together they move in a few operations, not in a
+    BatchNorm counts its batches in a tensor of one number per layer: together they move in a few operations, not in a
     few for every layer.
     """
-    by_type: dict[torch.dtype, list[Slot]] = defaultdict(list)
+    by_type: dict[torch.dtype, list[TensorSlot]] = defaultdict(list)
     for slot in layout.integer_slots():
         by_type[slot.dtype].append(slot)
     gathered = []
@@ -116,7 +116,7 @@ def _gather_integers(
 
 
 def _normalise_lone_values(model: nn.Module) -> None:
-    """Let BatchNorm take a batch that gives it one value a channel: a last batch of one sample, its map shrunk to 1x1.
+    """Let BatchNorm take a batch that gives it one value per channel: one sample whose map has shrunk to 1x1.
 
     Such a batch has no variance, and torch refuses it. The layer normalises it by its running statistics, as in
     evaluation, and leaves those as they are; one without such statistics finds every value at the mean. Batches with

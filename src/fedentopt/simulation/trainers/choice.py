@@ -13,15 +13,14 @@ from fedentopt.errors import InputError
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.loop import LoopTrainer
 from fedentopt.simulation.trainers.stacked import StackedTrainer
-from fedentopt.simulation.trainers.stacked_nets import can_stack, lower
+from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
 from fedentopt.simulation.work import Room, Work
-
-__all__ = ["Room", "Trainer", "choose_trainer", "make_trainer", "resolve_device", "wants_channels_last"]
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower

@@ -3,7 +3,7 @@
 A worker is a thread with one torch thread of its own: LeNet-sized operations are too short to split, and torch
 releases the interpreter lock while it computes. A client's arithmetic is the same whichever worker takes it and
 whatever trains beside it, so results are bit for bit those of the run alone.
-Nets like LeNet-5 run on compiled kernels (`cpu_kernels`), all others as ordinary modules through autograd.
+Nets like LeNet-5 run on compiled kernels (`simulation.numba`), all others as ordinary modules through autograd.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.work import CORRECTION_MODES, Room, Work
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.numba.compiled_net import CompiledNet
+    from fedentopt.simulation.numba import CompiledNet
 
 PREDICTED_AT_ONCE = 250  # images; the same however many workers share them, so that no bit hangs on their number
 IN_GRADIENT, AFTER_STEP = CORRECTION_MODES["gradient"], CORRECTION_MODES["after"]
@@ -106,7 +106,7 @@ def sgd_step(
     w: torch.Tensor, v: torch.Tensor, g: torch.Tensor, anchor: torch.Tensor, *,
     lr: float, weight_decay: float, momentum: float, mu: float, push: torch.Tensor | None, mode: int,
 ) -> None:  # fmt: skip
-    """One SGD step on flat rows, in place: the same formula as `kernels.sgd_update`."""
+    """One SGD step on flat rows, in place: the same formula as `Kernels.sgd_update`."""
     g.add_(w, alpha=weight_decay)
     if mu:
         g.add_(w - anchor, alpha=mu)

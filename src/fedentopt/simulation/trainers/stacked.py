@@ -20,7 +20,8 @@ from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet, lower
+from fedentopt.simulation.lowering import lower
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import Kernels

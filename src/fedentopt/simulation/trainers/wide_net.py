@@ -1,4 +1,4 @@
-"""Forward and backward of n models with wide convolutions (VGG-11, most plain CNNs) on the kernels of `kernels.wide`.
+"""Forward and backward of n models with wide convolutions (VGG-11, most plain CNNs) on the kernels of `triton.wide`.
 
 Weights lie in the flat rows channels-last, as the products want them; gradients are written straight into the gradient
 rows. Which models are taken: `wide_blocks`.
@@ -35,7 +35,7 @@ class _Kept:
 
 
 class WideNet:
-    """Wide blocks on kernels; see `stacked_model.StackedNet`. The layout's convolution weights are channels-last."""
+    """Wide blocks on kernels; see `stacked_nets.StackedNet`. The layout's convolution weights are channels-last."""
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
         assert kernels.wide is not None
