@@ -37,7 +37,7 @@ from fedentopt.simulation.trainers import (
     resolve_device,
     wants_channels_last,
 )
-from fedentopt.simulation.work import Room, Row, Work, build_work
+from fedentopt.simulation.work import Room, Row, Trained, Work, build_work
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Stack:
             return chosen, starts
         push = torch.cat(corrections) if corrections else None
         work = build_work(rows, runs[0].config.batch_size, self.data.num_classes, self.device, push)
-        trained = self._train_within_memory(starts, work)
+        trained = self._train_within_memory(starts, work).models
         place = np.empty(len(rows), dtype=np.int64)
         place[work.source] = np.arange(len(rows))
         blends = []
@@ -284,7 +284,7 @@ class Stack:
     def _clients(self, plan: RoundPlan) -> torch.Tensor:
         return to_device(torch.tensor(plan.trained, dtype=torch.int64), self.device)
 
-    def _train_within_memory(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+    def _train_within_memory(self, starts: torch.Tensor, work: Work) -> Trained:
         """Train; when the GPU's memory does not hold the stack, take smaller ones and try again."""
         while True:
             try:

@@ -20,7 +20,7 @@ from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
-from fedentopt.simulation.work import Room, Work
+from fedentopt.simulation.work import Room, Trained, Work
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
@@ -39,14 +39,20 @@ class Trainer(Protocol):
     def reserve(self, room: Room) -> None:
         """Said once before the first round: how large a round can get. What is captured then serves all rounds."""
 
-    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
-        """(G, width) start models -> (N, width) trained ones, in the order of `work`."""
+    def train(self, starts: torch.Tensor, work: Work) -> Trained:
+        """(G, width) start models -> (N, width) trained ones, in the order of `work`; with losses if it wants them."""
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for uint8 images (M, c, H, W), without augmentation."""
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each model over its own training samples, (N, C)."""
+
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+        """Mean plain cross-entropy of model `models[rows[i]]` on the training samples `samples[i]`, (n,) float64.
+
+        Without augmentation, in evaluation mode; NaN for a client without samples. Waits for the device once.
+        """
 
     def shrink(self) -> str | None:
         """Use less memory from now on; says how, or None if nothing is left to give."""

@@ -28,10 +28,10 @@ class StackedNet(Protocol):
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
         """Write the gradient of every model's loss on x (n, B, 3, H, W) into `gradient`'s first n rows.
 
-        `keys` (n,), of this step, decide what a model with dropout drops.
+        `keys` (n,), of this step, decide what a model with dropout drops. Returns the plain logits (n, B, C).
         """
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,8 @@ class LoweredNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
+        """See `StackedNet`."""
         n = len(x)
         rows, gradient = rows[:n], gradient[:n]
         logits, kept = self._forward(rows, x)
@@ -100,6 +101,7 @@ class LoweredNet:
                 relu_of = entered if isinstance(before, LinearBlock) and before.relu else None
                 upstream = self.kernels.linear_input_grad(upstream, weight, relu_of)
         self._beside.join(x)
+        return logits
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self._forward(rows, self._for_all(rows, x))[0]
@@ -134,7 +136,8 @@ class VmapNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
+        """See `StackedNet`."""
         n = len(x)
         leaves = {name: view.detach().requires_grad_() for name, view in self.layout.parameter_views(rows[:n]).items()}
         logits = self._all(leaves, x)
@@ -146,6 +149,7 @@ class VmapNet:
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         for view, grad in zip(self.layout.parameter_views(gradient[:n]).values(), grads, strict=True):
             view.copy_(grad)
+        return logits.detach()
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -105,7 +105,7 @@ class WideNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
         """See `StackedNet`."""
         n, samples = x.shape[:2]
         rows, gradient = rows[:n], gradient[:n]
@@ -116,6 +116,7 @@ class WideNet:
         dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
         dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
         self._convolutions_back(gradient, kept, dy)
+        return logits
 
     def _linears_back(
         self, rows: torch.Tensor, gradient: torch.Tensor, entered: list[torch.Tensor], upstream: torch.Tensor, *,

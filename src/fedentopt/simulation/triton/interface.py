@@ -103,6 +103,14 @@ class Kernels(Protocol):
         """
         ...
 
+    def add_sample_losses(self, logits: Tensor, labels: Tensor, sums: Tensor) -> None:
+        """Add each model's sum and sum of squares of its real samples' cross-entropies to sums (N, 2), float64.
+
+        logits (n, B, C), plain, without scale and shift, and labels (n, B). Rows of `sums` from n on stay as they are,
+        and so do those of models that have finished, whose batches are all padding.
+        """
+        ...
+
     def sgd_update(
         self,
         w: Tensor,
