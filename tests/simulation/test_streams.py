@@ -25,7 +25,7 @@ from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.stream_slot import Slot
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.triton import PlainKernels
-from fedentopt.simulation.work import Row, Work, build_work
+from fedentopt.simulation.work import LocalCode, Row, Work, build_work
 
 CPU = torch.device("cpu")
 CLASSES = 3
@@ -205,6 +205,38 @@ def test_every_slot_works_on_its_own_stream_and_in_turn(pair, monkeypatch):
     first, second = pair.streams._slots
     assert turns[:4] == [first, second, first, second]
     assert [slot for slot, _ in log[:10]] == [first] * 9 + [second]
+
+
+def test_clients_with_code_run_outside_graphs_at_their_real_sizes(pair, monkeypatch):
+    sizes: list[int] = []
+
+    def loss(model, start, batch, context):
+        sizes.append(len(batch.x))
+        return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+    rows = [client(k, 20, 2, 8) for k in range(4)]
+    plain = build_work(rows, 8, CLASSES, CPU)
+    expected = pair.streams.train(pair.starts, plain).models
+    streams = Streams(monkeypatch)
+    log = streams.give(monkeypatch, pair.streams._slots)
+    code = LocalCode(loss, "mine", 0, 1, np.ones(CLASSES), {}, None)
+    work = build_work([replace(row, code=code if k < 2 else None) for k, row in enumerate(rows)], 8, CLASSES, CPU)
+    torch.testing.assert_close(pair.streams.train(pair.starts, work).models, expected, atol=1e-6, rtol=1e-5)
+    assert sorted(sizes) == [4] * 4 + [8] * 8
+    assert sum(what == "replay" for _, what in log) == 2 * (4 if pair.streams.sees_padding else 6)
+
+
+def test_a_round_that_wants_losses_has_a_graph_of_its_own(pair, monkeypatch):
+    rows = [client(k, 16, 1, 8) for k in range(4)]
+    with_, without = (build_work(rows, 8, CLASSES, CPU, wants_losses=wanted) for wanted in (True, False))
+    expected = pair.streams.train(pair.starts, with_)
+    streams = Streams(monkeypatch)
+    streams.give(monkeypatch, pair.streams._slots)
+    for work in (without, with_, without, with_):
+        trained = pair.streams.train(pair.starts, work)
+        assert torch.equal(trained.models, expected.models)
+        assert trained.losses is None or torch.equal(trained.losses, expected.losses)
+    assert all(set(slot.graphs) == {False, True} for slot in pair.streams._slots)
 
 
 def test_a_round_that_fails_is_joined_before_its_memory_goes(pair, monkeypatch):
