@@ -30,7 +30,7 @@ from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Room, Trained
 if TYPE_CHECKING:
     from fedentopt.simulation.numba import CompiledNet
 
-PREDICTED_AT_ONCE = 250  # images; the same however many workers share them, so that no bit hangs on their number
+PREDICTED_AT_ONCE = 250  # images; the same however many workers share them, so that no bit depends on their number
 IN_GRADIENT, AFTER_STEP = CORRECTION_MODES["gradient"], CORRECTION_MODES["after"]
 
 
