@@ -169,7 +169,7 @@ def _seed(given: int | None, before: dict[str, Any] | None, path: Path | None) -
             raise InputError(f"{path}: seed is {kept!r}; accepted: a whole number, at least 0")
     if not noted:
         return given or 0
-    kept = noted[0]
+    kept = int(noted[0])
     if given not in (None, kept):
         raise InputError(f"{path}: the state is of seed {kept}; accepted: --seed {kept}, or none")
     return kept

@@ -17,7 +17,7 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.methods import build_algorithm
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers.loop import Worker
+from fedentopt.simulation.trainers import Worker
 from fedentopt.simulation.work import Row, build_work
 
 
