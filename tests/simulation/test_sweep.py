@@ -59,7 +59,7 @@ class ToyEngine:
 def toy(monkeypatch: pytest.MonkeyPatch) -> ToyEngine:
     toy = ToyEngine()
     monkeypatch.setattr(datasets, "load", toy.load)
-    monkeypatch.setattr(engine, "simulate", toy.simulate)
+    monkeypatch.setattr(engine, "run_stack", toy.simulate)
     return toy
 
 

@@ -205,7 +205,7 @@ def _parts(pieces: list[_Piece]) -> dict[str, _Piece | None] | None:
     if len(pieces) == 1:
         alone = pieces[0]
         if is_import_path(alone.name):
-            found = find_own("method", alone.name)
+            found = _own_or_none("method", alone.name)
             picks = inspect.isclass(found) and issubclass(found, Selector)
             return {"algorithm": None, "selector": alone} if picks else {"algorithm": alone, "selector": None}
         for part in PARTS:
@@ -217,9 +217,17 @@ def _parts(pieces: list[_Piece]) -> dict[str, _Piece | None] | None:
     return None
 
 
+def _own_or_none(part: str, name: str) -> Any:
+    """Own code behind a name; None where it cannot be imported, which is said when it is to be used."""
+    try:
+        return find_own(part, name)
+    except InputError:
+        return None
+
+
 def _reads_counts(methods: Mapping[str, str]) -> bool:
     for part, name in methods.items():
-        found = PARTS[part].get(name) if name in PARTS[part] else find_own(part, name)
+        found = PARTS[part].get(name) if name in PARTS[part] else _own_or_none(part, name)
         if getattr(found, "reads_label_counts", part == "selector"):
             return True
     return False
