@@ -35,7 +35,7 @@ def form_stacks(runs: Iterable[Run], max_stack: int | None = None) -> list[list[
         raise InputError(f"max-stack: {max_stack} is out of range; accepted: at least 1")
     by_data: dict[DataKey, dict[tuple[object, ...], list[Run]]] = {}
     for run in runs:
-        job = run if isinstance(run, Job) else Job(run, run.method)
+        job = _job(run)
         by_data.setdefault(_data_key(job.config), {}).setdefault(job.stack_key, []).append(run)
     stacks = []
     for alike in (alike for of_data in by_data.values() for alike in of_data.values()):
@@ -66,7 +66,7 @@ def run_sweep(
     from fedentopt.simulation.engine import run_stack
 
     say, resume = options.say or (lambda line: None), options.resume
-    wanted = [run if isinstance(run, Job) else Job(run, run.method) for run in runs]
+    wanted = [_job(run) for run in runs]
     unique = {job.config.digest(): job for job in wanted}
     if len(unique) < len(wanted):
         say(f"{len(wanted) - len(unique)} of {len(wanted)} runs are given more than once; each runs once")
@@ -112,7 +112,7 @@ def run_sweep(
 
 
 def run_in_memory(
-    jobs: Iterable[Job],
+    runs: Iterable[RunConfig | Job],
     options: RunOptions,
     *,
     data: Dataset | None = None,
@@ -122,14 +122,21 @@ def run_in_memory(
     from fedentopt.results.memory import MemoryRecorder
     from fedentopt.simulation.engine import run_stack
 
-    wanted = list(jobs)
+    wanted = [_job(run) for run in runs]
     unique = {job.config.digest(): job for job in wanted}
     loaded = _load_all(unique.values(), options.data_path, data, options.say or (lambda line: None))
-    recorders = {digest: MemoryRecorder(job.config, targets=options.target) for digest, job in unique.items()}
+    recorders = {
+        digest: MemoryRecorder(job.config, targets=options.target, command=command_of(job.config))
+        for digest, job in unique.items()
+    }
     for stack in form_stacks(unique.values()):
         tasks = [job.task(recorders[job.config.digest()]) for job in stack]
         run_stack(tasks, loaded[_data_key(stack[0].config)], options, progress)
     return [recorders[job.config.digest()].result() for job in wanted]
+
+
+def _job(run: RunConfig | Job) -> Job:
+    return run if isinstance(run, Job) else Job(run, run.method)
 
 
 def _code(job: Job) -> str:
