@@ -87,7 +87,7 @@ class CodeObjective:
         if not noted:
             with self._autocast():
                 noted.append(self._bound.logits(x))
-        return noted[0].detach().float()
+        return noted[0]
 
     def _autocast(self) -> torch.autocast:
         # Without a cache of weights in bf16: the function may change weights between two passes.
@@ -115,7 +115,7 @@ def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Itera
 
     def note(module: nn.Module, inputs: tuple[object, ...], output: torch.Tensor) -> None:
         if not noted and inputs and inputs[0] is x:
-            noted.append(output)
+            noted.append(output.detach().float().clone())  # the function may go on to change it in place
 
     hook = module.register_forward_hook(note)
     try:
