@@ -51,7 +51,7 @@ class CodeObjective:
             previous = self._take(self._previous, code.previous)
         self._code = code
         self._context = LocalContext(
-            code.client, code.round, code.label_counts, lr, code.vectors, previous, self._outputs
+            code.client, code.round, code.label_counts, lr, code.vectors, previous, self._outputs, self._flat
         )
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, *, wants_logits: bool) -> torch.Tensor | None:
@@ -103,6 +103,20 @@ class CodeObjective:
         finally:
             hook.remove()
         return Outputs(entered[-1].float(), logits.float())
+
+    def _flat(self, model: nn.Module) -> torch.Tensor:
+        """See `LocalContext`: in a row's order, with zeros where it has padding."""
+        layout, parts, end = self._bound.layout, [], 0
+        for slot in layout.parameters:
+            values = model.get_parameter(slot.name)
+            if slot.offset > end:
+                parts.append(values.new_zeros(slot.offset - end))
+            plain = values.permute(0, 2, 3, 1) if slot.channels_last else values
+            parts.append(plain.reshape(-1))
+            end = slot.offset + slot.size
+        if layout.parameter_width > end:
+            parts.append(self._bound.row.new_zeros(layout.parameter_width - end))
+        return torch.cat(parts)
 
 
 @contextlib.contextmanager
