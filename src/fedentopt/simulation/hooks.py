@@ -8,7 +8,7 @@ and passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ import torch
 from fedentopt.algorithms import ALGORITHMS, Algorithm, Client, LocalTerms, Mixing, Round, Vectors, overrides
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
+
+PLAIN = LocalTerms()
 
 
 class Hooks:
@@ -31,10 +33,15 @@ class Hooks:
         }
         self.pushes, self.absorbs, self.steps = "push" in has, "absorb" in has, "step" in has
         self.evaluates, self.has_code, self.judges = "evaluated" in has, "local_loss" in has, "judge" in has
+        self.mixes, self._has_terms = "mix" in has, "local_terms" in has
 
     def local_terms(self, client: Client) -> LocalTerms:
         """The local objective of a client; class terms as float arrays (C,)."""
+        if not self._has_terms:  # a round asks for every client of every run: no more work than there is
+            return PLAIN
         terms = self._call("local_terms", client)
+        if not self._own:
+            return cast(LocalTerms, terms)
         if not isinstance(terms, LocalTerms):
             raise self._wrong("local_terms", terms, "LocalTerms")
         size = len(client.label_counts)
