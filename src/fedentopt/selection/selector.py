@@ -297,7 +297,6 @@ class Selector(ABC):
         expected = self.state_dict()
         if not isinstance(state, Mapping):
             raise InputError(f"state: {type(state).__name__}; accepted: what state_dict() returned")
-        state = {"seed": self.seed, **state}  # states written before every selector had a seed
         for key in expected:
             if key not in state:
                 raise InputError(f"state: {key!r} is missing; accepted: what state_dict() returned")
