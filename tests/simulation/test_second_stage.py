@@ -10,9 +10,9 @@ import torch
 
 import toy
 from fedentopt.partition import parse, partition
-from fedentopt.simulation import concat, engine, second_stage
+from fedentopt.simulation import engine, head_stage, second_stage
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from second_stages import in_second_stage, spoilt_checkpoint
 
 CONCAT = {"algorithm": "fedconcat", "clusters": 2, "rounds": 40, "concat_share": 0.3, "concat_max_rounds": 12}
@@ -33,9 +33,9 @@ def mixed(model: str, **settings: object) -> list:
         {}, {"seed": 1, "cohort": "6", "evaluate_every": 13}, {"seed": 2, "clusters": 3}, {"seed": 3, "cohort": "1"},
         {"seed": 4},
         {"seed": 5, "clusters": 3, "cohort": "2"}, {"seed": 6, "concat_share": 0.2, "evaluate_every": 3},
-        {"algorithm": "fedavg"},
     ]  # fmt: skip
-    return [toy.config(**(common | change)) for change in changes]
+    runs = [toy.config(**(common | change)) for change in changes]
+    return [*runs, runs[0].replace(algorithm="fedavg")]
 
 
 def agree(a, b, tolerance: float = 1e-5) -> None:
@@ -69,11 +69,16 @@ def test_together_equals_one_by_one(model, trainer, together):
 
 @pytest.mark.parametrize(
     ("module", "limit", "value"),
-    [(concat, "COPIED", 1), (concat, "FEATURE_BATCH", 5), (second_stage, "ROOM", 1), (second_stage, "TEST_ROOM", 180)],
+    [
+        (head_stage, "COPIED", 1),
+        (head_stage, "FEATURE_BATCH", 5),
+        (second_stage, "ROOM", 1),
+        (second_stage, "TEST_ROOM", 180),
+    ],
 )
 def test_in_parts_that_fit_equals_at_once(module, limit, value, together, monkeypatch):
     data = toy.images(samples=60, size=32)
-    configs = [replace(c, rounds=7, clients=4, cohort="2", concat_max_rounds=10) for c in mixed("lenet5")[:3]]
+    configs = [c.replace(rounds=7, clients=4, cohort="2", concat_max_rounds=10) for c in mixed("lenet5")[:3]]
     together()
     whole = toy.run(configs, data, trainer="stacked")
     monkeypatch.setattr(module, limit, value)
@@ -119,7 +124,7 @@ def test_a_layer_that_is_not_finite_is_not_kept(together):
     """Trained at a learning rate far too large beside one that is not: the last finite layer is the run's last one."""
     data = toy.images(samples=90)
     good = toy.config(**(CONCAT | {"model": f"{__name__}:small"}))
-    bad = replace(good, seed=1, lr=1e30, lr_decay=1.0)
+    bad = good.replace(seed=1, lr=1e30, lr_decay=1.0)
     together()
     stack = in_second_stage([good, bad], data)
     before = stack.second._begin(stack.runs[1]).head.clone()
@@ -141,7 +146,7 @@ def test_a_diverged_second_stage_counts_as_chance_and_the_others_go_on(together)
     memory.saved = spoilt_checkpoint(bad, data)
     straight = toy.run([good], data)[0]
     together()
-    outcomes = simulate([Task(good, toy.Memory()), Task(bad, memory)], data, EngineOptions(device="cpu"))
+    outcomes = run_stack([Task(good, toy.Memory()), Task(bad, memory)], data, RunOptions(device="cpu"))
     agree(outcomes[0], straight)
     round_ = memory.saved[0].round + 1
     assert outcomes[1].diverged_round == round_
@@ -154,13 +159,13 @@ def test_resumed_in_the_second_stage_equals_straight_through(together):
     configs = mixed(f"{__name__}:small")[:4]
     together()
     memories = [toy.Memory() for _ in configs]
-    options = EngineOptions(device="cpu", trainer="stacked", checkpoint_every=1)
-    straight = simulate([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
+    options = RunOptions(device="cpu", trainer="stacked", checkpoint_every=1)
+    straight = run_stack([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
     for i, memory in enumerate(memories):  # each at another round of its second stage
-        second = [save for save in memory.saves if "concat.head" in save[0].tensors]
+        second = [save for save in memory.saves if "head" in save[0].tensors]
         memory.saved = second[2 * i]
         memory.records = list(memory.saved[1])
-    again = simulate([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
+    again = run_stack([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
     for a, b in zip(straight, again, strict=True):
         agree(a, b)
 
@@ -172,19 +177,19 @@ def test_a_round_is_a_few_batches_of_sgd_on_the_encoders_features_and_a_plain_me
     configs = [toy.config(**(settings | change)) for change in ({}, {"seed": 1, "cohort": "4"})]
     memories = [toy.Memory() for _ in configs]
     together()
-    options = EngineOptions(device="cpu", trainer="stacked", checkpoint_every=1)
-    simulate([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
+    options = RunOptions(device="cpu", trainer="stacked", checkpoint_every=1)
+    run_stack([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
     images = ImageTransform(data.mean, data.std).standardise(torch.from_numpy(data.x_train)).flatten(1)
     features = torch.cat([images, images], 1)
     for config, memory in zip(configs, memories, strict=True):
         parts = partition(data.y_train, parse(config.partition), 6, config.seed, num_classes=3, min_samples=1)
-        before, after = [c for c, _ in memory.saves if "concat.head" in c.tensors][:2]
+        before, after = [c for c, _ in memory.saves if "head" in c.tensors][:2]
         record = memory.records[after.round - 1]
         trained = []
         for client in record.trained:
             own = torch.from_numpy(parts.indices[client])
             layer = torch.nn.Linear(features.shape[1], 3)
-            weight, bias = before.tensors["concat.head"].split([features.shape[1] * 3, 3])
+            weight, bias = before.tensors["head"].split([features.shape[1] * 3, 3])
             layer.load_state_dict({"weight": weight.view(3, -1), "bias": bias})
             optimiser = torch.optim.SGD(
                 layer.parameters(), lr=0.05 * config.lr_decay, momentum=config.momentum,
@@ -196,5 +201,5 @@ def test_a_round_is_a_few_batches_of_sgd_on_the_encoders_features_and_a_plain_me
                 loss.backward()
                 optimiser.step()
             trained.append(torch.cat([layer.weight.detach().flatten(), layer.bias.detach()]))
-        torch.testing.assert_close(after.tensors["concat.head"], torch.stack(trained).mean(0), atol=1e-5, rtol=1e-5)
-        assert (after.tensors["concat.head"] - before.tensors["concat.head"]).abs().max() > 1e-3
+        torch.testing.assert_close(after.tensors["head"], torch.stack(trained).mean(0), atol=1e-5, rtol=1e-5)
+        assert (after.tensors["head"] - before.tensors["head"]).abs().max() > 1e-3
