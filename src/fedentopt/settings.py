@@ -208,7 +208,7 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        declared = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        declared: Iterable[dataclasses.Field[Any]] = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
         inherited = {field.name: field for field in declared}
         for name in inherited.keys() & vars(cls).keys() - _annotations(cls).keys():  # `mu = 0.1` is another default
             field = inherited[name]
