@@ -17,7 +17,7 @@ from typing import Any
 from timed_runs import Timer, made_with, random_images
 
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
                 evaluate_every=5,
             )  # fmt: skip
             timer = Timer()
-            engine = EngineOptions(device=options.device, checkpoint_every=options.rounds)
-            simulate([Task(config, timer)], data, engine)
+            engine = RunOptions(device=options.device, checkpoint_every=options.rounds)
+            run_stack([Task(config, timer)], data, engine)
             total, first = time.perf_counter() - timer.begun, timer.ends[0] - timer.begun
             found.append({
                 "partition": partition, "again": again, "rounds": options.rounds, "seconds": round(total, 2),

@@ -10,10 +10,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fedentopt.report import write_report
-from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
-from fedentopt.simulation.sweep import run_sweep
+from fedentopt.simulation import compare
 
 
 def save_images(file: Path) -> None:
@@ -33,13 +30,10 @@ if __name__ == "__main__":
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     save_images(out / "digits.npz")
-    configs = [
-        RunConfig(
-            dataset=str(out / "digits.npz"), partition="dir:0.2", min_samples=1, clients=12, cohort="3", buffer="6",
-            selector=selector, rounds=5, epochs=2, batch_size=16,
-        )
-        for selector in ("random", "fedentopt")
-    ]  # fmt: skip
-    for result in run_sweep(configs, out, EngineOptions(device="cpu", workers=1)):
-        print(f"{result.config.method}: {result.summary['accuracy']:.1f} %")
-    print(write_report(out))
+    result = compare(
+        ["fedavg", "fedentopt:buffer=6"], dataset=out / "digits.npz", seeds=1, out=out, partition="dir:0.2",
+        min_samples=1, clients=12, cohort=3, rounds=5, epochs=2, batch_size=16,
+    )  # fmt: skip
+    for method, accuracy in zip(result.summary["method"], result.summary["accuracy"], strict=True):
+        print(f"{method}: {accuracy:.1f} %")
+    print(result.report(out / "report.html"))

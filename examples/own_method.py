@@ -1,54 +1,39 @@
 """A selector and an algorithm of your own, in one small file.
 
-    fedentopt run --selector own_method:round_robin --algorithm own_method:damped --rounds 5
+    fedentopt compare --method fedavg --method own_method:Damped:part=0.5+own_method:RoundRobin
 
-(from the folder of this file). Each factory gets the run's settings and returns the object; any algorithm goes with
-any selector, and both with everything else: checkpoints, sweeps, the page.
+(from the folder of this file). Any algorithm goes with any selector, and both with everything else: settings on the
+command line, checkpoints, sweeps, the page.
 """
 
 import numpy as np
 
-from fedentopt import Cohort
-from fedentopt.algorithms import Algorithm, LocalTerms, Mixing
-from fedentopt.selection.selector import TableSelector
-from fedentopt.simulation.config import RunConfig
+from fedentopt.algorithms import Algorithm, Client, LocalTerms, Mixing, Round, setting
+from fedentopt.selection import Selector
 
 
-class RoundRobin(TableSelector):
-    """Everybody in turn, in order of registration. The round number is the whole state, and the base class keeps it."""
+class RoundRobin(Selector):
+    """Everybody in turn, in order of registration. The round number is all it has to remember."""
 
-    name = "round-robin"
-
-    def _pick(self, rows: np.ndarray) -> Cohort:
-        """Choose among the available clients `rows` (numbers, ascending)."""
-        start = self._round * self.cohort_size
-        places = [(start + i) % rows.size for i in range(min(self.cohort_size, rows.size))]
-        return self._cohort(rows[places].tolist())
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        """Choose among the available clients (numbers, ascending)."""
+        start = self.round * self.cohort_size
+        return [int(available[(start + i) % available.size]) for i in range(min(self.cohort_size, available.size))]
 
 
 class Damped(Algorithm):
     """FedAvg that moves only part of the way to the clients' average, and keeps them near where they started.
 
-    Local half: cross-entropy + (mu / 2) |w - w_start|^2. Server half: w <- (1 - step) w + step * sum_k p_k w_k.
+    Local half: cross-entropy + (mu / 2) |w - w_start|^2. Server half: w <- (1 - part) w + part * sum_k p_k w_k.
     """
 
-    def __init__(self, step: float, mu: float) -> None:
-        self.step, self.mu = step, mu
+    part: float = setting(0.5, help="how far the server goes", above=0, high=1)
+    mu: float = setting(1e-3, help="weight of the proximal term", low=0)
 
-    def local_terms(self, label_counts: np.ndarray) -> LocalTerms:
-        """What a client with these label counts minimises."""
+    def local_terms(self, client: Client) -> LocalTerms:
+        """What a client minimises."""
         return LocalTerms(mu=self.mu)
 
-    def mix(self, shares: np.ndarray, steps: np.ndarray, momentum: float) -> Mixing:
-        """The server's factors on the old model and on the clients' models; `shares` are p_k."""
-        return Mixing(own=1 - self.step, clients=self.step * shares)
-
-
-def round_robin(config: RunConfig) -> RoundRobin:
-    """What `--selector own_method:round_robin` calls."""
-    return RoundRobin(config.cohort_size)
-
-
-def damped(config: RunConfig) -> Damped:
-    """What `--algorithm own_method:damped` calls."""
-    return Damped(step=0.5, mu=config.mu)
+    def mix(self, round: Round) -> Mixing:
+        """The server's factors on the old model and on the clients' models."""
+        return Mixing(own=1 - self.part, clients=self.part * round.shares)

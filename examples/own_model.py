@@ -7,14 +7,11 @@ from Python: python examples/own_model.py [--out FOLDER]
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from torch import nn
 
-from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
-from fedentopt.simulation.sweep import run_sweep
+from fedentopt.simulation import compare
 
 
 def small_net(num_classes: int) -> nn.Module:
@@ -31,7 +28,6 @@ def small_net(num_classes: int) -> nn.Module:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out/own-model"))
-    sys.path.insert(0, str(Path(__file__).parent))  # where "own_model:small_net" is found
-    config = RunConfig(model="own_model:small_net", selector="fedentopt", clients=20, cohort="4", rounds=3, epochs=2)
-    (result,) = run_sweep([config], parser.parse_args().out, EngineOptions(device="cpu", workers=1))
-    print(f"{result.config.model}: {result.summary['accuracy']:.1f} % after {result.config.rounds} rounds")
+    out = parser.parse_args().out
+    result = compare(["fedentopt"], model=small_net, seeds=1, out=out, clients=20, cohort=4, rounds=3, epochs=2)
+    print(f"small_net: {result.summary.accuracy[0]:.1f} % after 3 rounds")

@@ -6,28 +6,15 @@ Run it again and finished runs are read instead of repeated; stop it and it goes
 import argparse
 from pathlib import Path
 
-from fedentopt.report import write_report
-from fedentopt.results.aggregate import by_method
-from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
-from fedentopt.simulation.sweep import run_sweep
+from fedentopt.simulation import compare
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out/sweep"))
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    configs = [
-        RunConfig(
-            selector="fedentopt", buffer=buffer, seed=seed, clients=20, cohort="20%", rounds=options.rounds, epochs=2
-        )
-        for buffer in ("0%", "40%", "80%")
-        for seed in range(2)
-    ]
-    results = run_sweep(configs, options.out, EngineOptions(device="cpu", workers=1))
-    for method in by_method(results):
-        accuracy, fairness = method.spread("accuracy"), method.spread("h_norm")
-        assert accuracy is not None
-        assert fairness is not None
-        print(f"{method.label}: accuracy {accuracy.mean:.1f} %, H_norm {fairness.mean:.3f}")
-    print(write_report(options.out))
+    methods = [f"fedentopt:buffer={buffer}" for buffer in ("0%", "40%", "80%")]
+    result = compare(methods, seeds=2, out=options.out, clients=20, cohort="20%", rounds=options.rounds, epochs=2)
+    for _, row in result.summary.iterrows():
+        print(f"{row.method}: accuracy {row.accuracy:.1f} %, H_norm {row.h_norm:.3f}")
+    print(result.report(options.out / "report.html"))

@@ -173,3 +173,10 @@ def test_citation_names_the_paper_and_the_software() -> None:
 
 def test_changelog_has_this_version() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_page_of_methods_is_what_the_registries_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    from make_methods import page  # type: ignore[import-not-found,unused-ignore]
+
+    assert (DOCS / "methods.md").read_text(encoding="utf-8") == page(), "run python docs/make_methods.py"

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
+import straight_line
 import toy
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.errors import InputError
+from fedentopt.models import build
+from fedentopt.simulation.device import torch_settings
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.trainers import StreamsTrainer
+from fedentopt.simulation.triton import ops
+from fedentopt.simulation.work import LocalCode
 from second_stages import in_second_stage, spoilt_checkpoint
+from straight_line import clients, world
 from toy import METHODS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -62,12 +74,12 @@ def test_a_diverged_second_stage_leaves_the_others_alone(model, size):
     beside = []
     for config in good:
         straight = toy.Memory()
-        simulate([Task(config, straight)], data, EngineOptions(device="cpu", checkpoint_every=1))
+        run_stack([Task(config, straight)], data, RunOptions(device="cpu", checkpoint_every=1))
         beside.append(toy.Memory())
-        beside[-1].saved = next(save for save in straight.saves if "concat.head" in save[0].tensors)
+        beside[-1].saved = next(save for save in straight.saves if "head" in save[0].tensors)
         beside[-1].expected = straight.outcome
     tasks = [Task(c, m) for c, m in zip([bad, *good], [memory, *beside], strict=True)]
-    outcomes = simulate(tasks, data, EngineOptions(device="cuda"))
+    outcomes = run_stack(tasks, data, RunOptions(device="cuda"))
     assert outcomes[0].diverged_round == memory.saved[0].round + 1
     assert outcomes[0].records[-1].accuracy == pytest.approx(100 / 3)
     for outcome, other in zip(outcomes[1:], beside, strict=True):
@@ -131,3 +143,156 @@ def test_streams_with_more_clients_than_slots_and_a_longer_second_round():
     settings = HARD | {"model": "toy:dropping", "clients": 24, "cohort": "14", "partition": "dir:0.1", "batch_size": 4}
     configs = [toy.config(**(settings | m)) for m in ({"algorithm": "fedavg"}, {"algorithm": "scaffold"})]
     compare(configs, data, 5e-4, trainer="streams")
+
+
+# Trainers by themselves: the losses they tell, and local objectives that are code.
+
+CUDA = torch.device("cuda")
+NETS = [
+    ("lenet5", "stacked"), ("toy:branching", "stacked"), ("toy:wide", "stacked"), ("toy:dropping", "stacked"),
+    ("toy:normed", "streams"), ("toy:dropping", "streams"), ("toy:branching", "streams"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def exact():
+    with torch_settings(CUDA, "fp32-exact"):
+        yield
+
+
+def canonical(made, models):
+    """Models of worlds whose rows lie in other orders, in one order."""
+    return made.layout.to_canonical(models)
+
+
+@pytest.mark.parametrize(("name", "trainer"), NETS)
+def test_losses_of_training(exact, name, trainer):
+    gpu, cpu = world(name, trainer, CUDA), world(name, "loop")
+    rows = clients(9)
+    models, losses = straight_line.train(cpu, cpu.work(rows))
+    models = canonical(cpu, models)
+    # Captured, replayed, replayed after a round that did not want any, and after one of other clients.
+    for extra in ([], [], clients(9), clients(5)):
+        if extra:
+            plain = gpu.trainer.train(gpu.starts, gpu.work(extra))
+            assert plain.losses is None
+            if len(extra) == len(rows):
+                torch.testing.assert_close(canonical(gpu, plain.models), models, atol=5e-4, rtol=1e-3)
+        told = gpu.trainer.train(gpu.starts, gpu.work(rows, wants_losses=True))
+        assert told.losses.is_cuda
+        assert told.losses.dtype == torch.float32
+        gap = float((told.losses.cpu().double() - losses).abs().max())
+        print(f"{name} {trainer}: largest difference of a loss {gap:.1e}")
+        torch.testing.assert_close(told.losses.cpu().double(), losses, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(canonical(gpu, told.models), models, atol=5e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "trainer"), NETS)
+def test_losses_never_make_the_host_wait(exact, name, trainer):
+    made = world(name, trainer, CUDA)
+    work = made.work(clients(9), wants_losses=True)
+    for _ in range(2):  # kernels are compiled and steps captured
+        made.trainer.train(made.starts, work)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made.trainer.train(made.starts, work)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("trainer", ["stacked", "streams"])
+def test_losses_of_a_stack_in_parts(exact, trainer):
+    made = world("toy:branching", trainer, CUDA)
+    work = made.work(clients(9), wants_losses=True)
+    whole = made.trainer.train(made.starts, work).losses
+    while made.trainer.shrink():
+        torch.testing.assert_close(made.trainer.train(made.starts, work).losses, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "trainer"), NETS)
+def test_mean_losses(exact, name, trainer):
+    gpu, cpu = world(name, trainer, CUDA), world(name, "loop")
+    rng = np.random.default_rng(0)
+    own = [rng.permutation(120)[: int(size)] for size in rng.integers(1, 120, 40)] + [np.zeros(0, dtype=np.int64)]
+    rows = [int(row) for row in rng.integers(0, 3, 41)]
+    found, expected = (made.trainer.mean_losses(made.starts, rows, own) for made in (gpu, cpu))
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    assert np.isnan(found[-1])
+    # Training afterwards is in training mode again.
+    work = [made.work(clients(5), wants_losses=True) for made in (gpu, cpu)]
+    told = [made.trainer.train(made.starts, w).losses.cpu() for made, w in zip((gpu, cpu), work, strict=True)]
+    torch.testing.assert_close(*told, atol=2e-4, rtol=2e-4)
+
+
+def contrast(model, start, batch, context):
+    """Cross-entropy, a proximal term, and features against the start's and the previous model's."""
+    loss = F.cross_entropy(model(batch.x), batch.y)
+    loss = loss + 0.1 * sum(((p - s) ** 2).sum() for p, s in zip(model.parameters(), start.parameters(), strict=True))
+    if context.previous is not None:
+        z, near, far = (context.features(m, batch.x) for m in (model, start, context.previous))
+        sides = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)])
+        loss = loss - torch.log_softmax(sides / 0.5, 0)[0].mean()
+    return loss + 0.01 * context.lr * context.vectors["own"].sum()
+
+
+def plain_loss(model, start, batch, context):
+    return F.cross_entropy(model(batch.x), batch.y)
+
+
+def with_code(made, rows, loss):
+    """Every third client without; every second of the others has trained before."""
+    coded = []
+    for k, row in enumerate(rows):
+        vectors = {"own": torch.ones(made.layout.parameter_width, device=made.starts.device)}
+        previous = made.starts[(k + 1) % 3] if k % 2 else None
+        code = LocalCode(loss, "mine", k, 1, row.task.label_counts, vectors, previous)
+        coded.append(replace(row, code=code if k % 3 else None))
+    return coded
+
+
+@pytest.mark.parametrize("name", ["toy:normed", "toy:dropping", "toy:branching"])
+def test_local_objectives_that_are_code(exact, name):
+    gpu, cpu = world(name, "streams", CUDA), world(name, "loop")
+    rows = clients(9)
+    expected = cpu.trainer.train(cpu.starts, cpu.work(with_code(cpu, rows, contrast), wants_losses=True))
+    for wanted in (False, True, True):
+        told = gpu.trainer.train(gpu.starts, gpu.work(with_code(gpu, rows, contrast), wants_losses=wanted))
+        torch.testing.assert_close(canonical(gpu, told.models), canonical(cpu, expected.models), atol=5e-4, rtol=1e-3)
+        if wanted:
+            torch.testing.assert_close(told.losses.cpu(), expected.losses, atol=2e-4, rtol=2e-4)
+    # And the built-in objective written as code, beside captured steps of the clients without.
+    plain = [replace(row, logit_scale=None, logit_shift=None) for row in rows]
+    built_in, as_code = (
+        gpu.trainer.train(gpu.starts, gpu.work(some)).models for some in (plain, with_code(gpu, plain, plain_loss))
+    )
+    torch.testing.assert_close(as_code, built_in, atol=5e-4, rtol=1e-3)
+
+
+def test_code_under_bf16():
+    with torch_settings(CUDA, "bf16"):
+        made = world("toy:branching", "streams", CUDA)
+        made.trainer = StreamsTrainer(
+            build("toy:branching", straight_line.CLASSES, seed=5, image_size=8), made.layout, made.data, made.transform,
+            ops(CUDA, bf16=True), 2, "bf16",
+        )  # fmt: skip
+        rows = clients(6, logit_scale=None, logit_shift=None)
+        built_in, as_code = (
+            made.trainer.train(made.starts, made.work(some)).models
+            for some in (rows, with_code(made, rows, plain_loss))
+        )
+        assert float((as_code - built_in).abs().max()) < 1e-2
+
+
+def test_code_that_is_wrong_is_refused_and_the_trainer_goes_on(exact):
+    made = world("toy:normed", "streams", CUDA)
+    rows = clients(9)
+    before = made.trainer.train(made.starts, made.work(rows)).models
+
+    def wrong(model, start, batch, context):
+        return model(batch.x)
+
+    with pytest.raises(InputError, match="algorithm: mine: local_loss returned a tensor of shape"):
+        made.trainer.train(made.starts, made.work(with_code(made, rows, wrong)))
+    after = made.trainer.train(made.starts, made.work(rows)).models
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-4)

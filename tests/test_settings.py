@@ -79,7 +79,7 @@ REFUSED = [
     (declared(1.0, float, above=0), float("inf"), "x: inf is out of range; accepted: above 0"),
     (declared(1.0, float), 10**400, "x: a number of more than 30 digits is out of range; accepted: finite numbers"),
     (declared(1, int, low=1), 10**2000, "x: a number of more than 30 digits is out of range; accepted: at least 1"),
-    (declared((), "tuple[float, ...]", high=100), [1, 101], "x: 101.0 is out of range; accepted: at most 100"),
+    (declared((), "tuple[float, ...]", high=100), [1, 101], "x: 101 is out of range; accepted: at most 100"),
 ]
 
 

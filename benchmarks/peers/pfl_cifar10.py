@@ -22,7 +22,7 @@ from torch import nn
 
 from fedentopt.datasets import load
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, RoundEvent, Task, simulate
+from fedentopt.simulation.engine import RoundEvent, RunOptions, Task, run_stack
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "pfl_cifar10:simple_cnn" and what follows are found
@@ -70,8 +70,8 @@ def main() -> None:
             spent = time.perf_counter() - timer.started
             print(f"round {event.round}: {spent:.1f} s, accuracy {event.accuracy}", flush=True)
 
-    engine = EngineOptions(device=options.device, trainer=options.trainer, checkpoint_every=options.rounds, say=print)
-    simulate([Task(config, timer)], data, engine, progress)
+    engine = RunOptions(device=options.device, trainer=options.trainer, checkpoint_every=options.rounds, say=print)
+    run_stack([Task(config, timer)], data, engine, progress)
     total = time.perf_counter() - timer.begun
     # Round 1 holds the compilation and capture of what later rounds replay.
     steady = (timer.ends[-1] - timer.ends[0]) / max(1, len(timer.ends) - 1)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, folders that one process works on at a time, and JSON in them.
+"""Files that are there whole or not at all, folders that one process works on at a time, JSON and CSV in them.
 
 A file is written aside and renamed over the old one, so that a reader, or a run that goes on after a kill, finds the
 old content or the new one and never a part of it.
@@ -9,6 +9,7 @@ command killed with -9 leaves nothing to clean up, and a process number used aga
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import io
 import json
@@ -97,6 +98,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path}: holds no JSON object; delete the run's folder to run it again")
     return value
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    """The rows of a CSV file, its header first; refused, naming the file: no CSV, rows longer or shorter than that."""
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as CSV ({error})") from error
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise InputError(f"{path}: line {number} has {len(row)} cells, the header has {len(rows[0])}")
+    return rows
 
 
 def make_folder(path: Path) -> None:

@@ -176,7 +176,7 @@ class Setting:
 
     def _out_of_range(self, value: float) -> InputError:
         long = isinstance(value, int) and abs(value) >= 10**30
-        shown = "a number of more than 30 digits" if long else repr(value)
+        shown = "a number of more than 30 digits" if long else f"{value:g}" if self.many else repr(value)
         return InputError(f"{self.name}: {shown} is out of range; accepted: {self.bounds() or 'finite numbers'}")
 
     def _unreadable(self, value: Any) -> InputError:

@@ -23,7 +23,7 @@ from fedentopt.algorithms import (
     effective_steps,
 )
 from fedentopt.algorithms.feddisco import discrepancies
-from straight_line import HARD, TRAINERS, World, check, cohorts
+from reference_runs import HARD, TRAINERS, World, check, cohorts
 
 
 def round_of(shares, steps=(1, 1), counts=((1, 1), (1, 1)), momentum: float = 0.0) -> Round:

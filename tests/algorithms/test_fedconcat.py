@@ -12,7 +12,7 @@ from fedentopt.algorithms import FedConcat, ModelSizes, SecondStage, cluster_cli
 from fedentopt.errors import InputError
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.layout import FlatLayout
-from straight_line import HARD, World
+from reference_runs import HARD, World
 
 
 def test_fedconcat_budget_matches_the_published_setting():

@@ -13,7 +13,7 @@ from fedentopt.algorithms import FedEntropy
 from fedentopt.selection import Observation
 from fedentopt.selection.fedentropy import ValueSelector, judge
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
-from straight_line import HARD, TRAINERS, World, check
+from reference_runs import HARD, TRAINERS, World, check
 
 
 def made(clients: int, cohort: int) -> ValueSelector:

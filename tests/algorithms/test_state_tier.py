@@ -24,7 +24,7 @@ from fedentopt.algorithms import (
     Scaffold,
     Vectors,
 )
-from straight_line import HARD, TRAINERS, World, check, cohorts
+from reference_runs import HARD, TRAINERS, World, check, cohorts
 
 Rounds = Sequence[Sequence[int]]
 

@@ -13,9 +13,9 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt.cli import compare as compare_command
-from fedentopt.cli.compare import FOR_DIGITS, METHODS, method_configs
-from fedentopt.results.folder import find_runs
+from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.jobs import DATASET_DEFAULTS, DEFAULT_METHODS, make_jobs
 
 SMALL = shlex.split("--clients 20 --cohort 2 --buffer 4 --rounds 3 --epochs 1 --device cpu --workers 1")
 
@@ -29,13 +29,13 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page(command: Callable[..., 
     said = command("compare", *SMALL, "--seeds", "0,1", "--out", tmp_path, "--target", 9)
     assert said.code == 0, said.err
     runs = find_runs(tmp_path)
-    assert sorted((run.config.method, run.config.seed) for run in runs) == [
+    assert sorted((run.method, run.seed) for run in runs) == [
         (method, seed) for method in ("fedavg", "fedentopt", "fedentopt-dp") for seed in (0, 1)
     ]
     table = [line for line in said.out.splitlines() if "±" in line and line.startswith("fed")]
     assert [line.split()[0] for line in table] == ["fedavg", "fedentopt", "fedentopt-dp"]
     for line in table:
-        mine = [run.summary["accuracy"] for run in runs if run.config.method == line.split()[0]]
+        mine = [run.summary["accuracy"] for run in runs if run.method == line.split()[0]]
         mean = sum(mine) / 2
         std = abs(mine[0] - mine[1]) / 2**0.5
         assert re.match(rf"\S+\s+{mean:.1f} ± {std:.1f} ", line)
@@ -54,9 +54,9 @@ def test_a_comparison_as_json_with_methods_and_epsilon(command: Callable[..., Sa
     assert [method["method"] for method in printed["methods"]] == ["fednova", "fedprox+kl", "fedentopt-dp"]
     assert [method["accuracy"]["std"] for method in printed["methods"]] == [None] * 3
     assert Path(printed["page"]).exists()
-    epsilons = {run.config.method: run.config.epsilon for run in find_runs(tmp_path)}
+    epsilons = {run.method: run.config["epsilon"] for run in find_runs(tmp_path)}
     assert epsilons == {"fednova": None, "fedprox+kl": None, "fedentopt-dp": 2.0}
-    assert {run.config.seed for run in find_runs(tmp_path)} == {3}
+    assert {run.seed for run in find_runs(tmp_path)} == {3}
     # All in one stack: the engine says so once.
     assert said.err.count("3 run(s) on cpu") == 1
 
@@ -76,7 +76,8 @@ def test_methods_from_a_file(command: Callable[..., Said], tmp_path: Path) -> No
 
 
 def test_without_options_it_is_the_demonstration() -> None:
-    configs = method_configs(METHODS, FOR_DIGITS, None)
+    jobs = make_jobs(DEFAULT_METHODS, settings=DATASET_DEFAULTS["digits"])
+    configs = [job.config for job in jobs]
     assert [(c.method, c.seed) for c in configs] == [
         (method, seed) for method in ("fedavg", "fedentopt", "fedentopt-dp") for seed in (0, 1, 2)
     ]
@@ -92,8 +93,8 @@ def test_the_digits_settings_are_for_digits_only(
     class Enough(Exception):
         pass
 
-    def conduct(configs, execution, **more):
-        asked.extend(configs)
+    def conduct(jobs, options, **more):
+        asked.extend(job.config for job in jobs)
         raise Enough
 
     monkeypatch.setattr(compare_command, "conduct", conduct)

@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 
 from command_line import Said, commander
+from configs import run_config
+from fedentopt.algorithms import ALGORITHMS
 from fedentopt.cli import run as run_command
-from fedentopt.cli.conduct import RoundTally
 from fedentopt.cli.settings import gather
-from fedentopt.results.folder import command_of
+from fedentopt.simulation.command import command_of
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent
+from fedentopt.simulation.progress import RoundTally
 
 SMALL = shlex.split("--clients 20 --cohort 2 --buffer 3 --rounds 3 --epochs 1 --device cpu --workers 1")
 
@@ -43,11 +45,11 @@ def settings_of(words: list[str]) -> RunConfig:
 
     seen: list[dict] = []
     app = typer.Typer()
-    options = run_command.field_options(run_command.FIELDS, {})
+    options = run_command.setting_options(run_command.run_settings(), {})
     app.command()(run_command.command(seen.append, [*options, *run_command.shared_options()]))
     app(words, standalone_mode=False)
-    request = gather(seen[0], fields=run_command.FIELDS, defaults={})
-    return RunConfig.from_dict(request.settings)
+    request = gather(seen[0], settings=run_command.run_settings(), defaults={})
+    return run_command.run_jobs(request)[0].config
 
 
 def test_a_run_from_options_to_files_and_table(command: Callable[..., Said], tmp_path: Path) -> None:
@@ -210,32 +212,50 @@ def test_a_file_gives_settings_and_options_win(command: Callable[..., Said], tmp
     assert said.code == 0, said.err
     (run,) = json.loads(said.out)["runs"]
     config = json.loads((Path(run["path"]) / "run.json").read_text())["config"]
-    assert RunConfig.from_dict(config) == RunConfig(
-        partition="classes:2", clients=12, cohort="2", buffer="2", rounds=2, epochs=1, lr=0.05, selector="kl", seed=7
+    assert RunConfig.from_dict(config) == run_config(
+        partition="classes:2", clients=12, cohort="2", rounds=2, epochs=1, lr=0.05, selector="kl", seed=7
     )
     assert run["path"].startswith(f"{tmp_path}/out/")
+    assert "--buffer: kl has no such setting, so 2 is not used" in said.err
 
 
 def test_one_run_has_one_id_however_it_was_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text("lr = 1\ncohort = 10\nmu = 0\n")
-    from_file = settings_of(["--config", str(file)])
-    assert from_file.run_id == settings_of(["--lr", "1", "--cohort", "10", "--mu", "0"]).run_id
-    assert from_file.run_id == RunConfig(lr=1.0, cohort="10", mu=0.0).run_id
+    file.write_text('lr = 1\ncohort = 10\nalgorithm = "fedprox"\nmu = 0\n')
+    table = tmp_path / "table.toml"
+    table.write_text('lr = 1\ncohort = 10\nalgorithm = "fedprox"\n[settings]\nmu = 0\n')
+    words = ["--lr", "1", "--cohort", "10", "--algorithm", "fedprox"]
+    asked = [["--config", str(file)], ["--config", str(table)], [*words, "--mu", "0"], [*words, "--set", "mu=0"]]
+    expected = run_config(lr=1.0, cohort="10", algorithm="fedprox", mu=0.0).run_id
+    assert [settings_of(one).run_id for one in asked] == [expected] * 4
 
 
 def test_every_setting_is_an_option_and_survives_the_trip() -> None:
-    config = RunConfig(
+    config = run_config(
         dataset="my data.npz", fine_labels=True, image_size=40, partition="iid", min_samples=0, clients=11,
         model="a.b:c", weights="w.safetensors", algorithm="fedrs", selector="fedentopt", cohort="3", buffer="20%",
         epsilon=1e-05, dropout=0.25, stragglers=0.1, rounds=12, epochs=2, batch_size=7, lr=0.3, lr_decay=0.5,
-        weight_decay=0.0, momentum=0.0, mu=1.5, scaffold_variant="gradient", fedrs_alpha=0.1, fedrs_soft=True,
-        fedlc_tau=0.2, clusters=3, concat_share=0.4, concat_max_rounds=19, jitter=0.0, flip=0.0, grayscale=1.0,
-        evaluate_every=4, precision="bf16", seed=12345,
+        weight_decay=0.0, momentum=0.0, fedrs_alpha=0.1, fedrs_soft=True, jitter=0.0, flip=0.0, grayscale=1.0,
+        evaluate_every=4, precision="bf16", seed=12345, averaging="samples", speed_spread=0.5,
     )  # fmt: skip
-    default = RunConfig().to_dict()
-    assert [name for name, value in config.to_dict().items() if value == default[name]] == []
+    others = {"mu", "scaffold_variant", "fedlc_tau", "clusters", "concat_share", "concat_max_rounds"}
+    assert config.to_dict().keys() - config.changed().keys() == others
     assert settings_of(shlex.split(command_of(config))[2:]) == config
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names)
+def test_settings_of_every_algorithm_survive_the_trip(name: str) -> None:
+    other = {"scaffold_variant": "gradient", "fedrs_soft": True}
+    changed = {s.name: other.get(s.option or "", _other(s.default)) for s in ALGORITHMS.settings(name).values()}
+    config = RunConfig(algorithm=name, settings=changed)
+    assert config.of("algorithm") == changed
+    assert settings_of(shlex.split(command_of(config))[2:]) == config
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def _other(default: object) -> object:
+    """Another value that is within the bounds, too."""
+    return default + 1 if type(default) is int else default / 2 if isinstance(default, float) else default
 
 
 @pytest.mark.parametrize(
@@ -339,7 +359,7 @@ def test_torch_that_is_not_installed_is_named() -> None:
 
 
 def test_progress_counts_only_what_this_command_does() -> None:
-    configs = [RunConfig(seed=0), RunConfig(seed=1), RunConfig(seed=0, selector="kl")]
+    configs = [run_config(seed=0), run_config(seed=1), run_config(seed=0, selector="kl")]
     tally = RoundTally(configs)
     tally.add(RoundEvent(configs[0].run_id, 1, 100, 20.0))
     tally.add(RoundEvent(configs[1].run_id, 91, 100, 60.0))  # went on after 90 rounds of an earlier command

@@ -229,5 +229,5 @@ def test_damage_is_refused_whatever_it_makes_the_reader_say(save: Any, tmp_path:
 @pytest.mark.parametrize("code", [0, ord(" "), 0xDCE9, 0x7FFFFFFF])
 def test_class_names_that_are_no_text_are_refused(save: Any, code: int) -> None:
     names = np.frombuffer(np.array([97, code, 99], "<u4").tobytes(), "<U1")
-    with pytest.raises(InputError, match=r"own\.npz: .*accepted: (text in UTF-8|one text a class)"):
+    with pytest.raises(InputError, match=r"own\.npz: .*accepted: (text in UTF-8|one text per class)"):
         loaded(save(GREY, class_names=names))

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.partition import partition
-from fedentopt.results.folder import RunResult, find_runs
+from fedentopt.results.reading import RunResult, find_runs
 from fedentopt.selection.measures import entropy
 from flower_fake_grid import FakeGrid, Node, dead, model
 

@@ -32,7 +32,7 @@ from cryptography.x509.oid import NameOID
 from fedentopt import EntropySelector
 from fedentopt.datasets import load
 from fedentopt.flower import checkpoint as checkpoints
-from fedentopt.results.folder import find_runs
+from fedentopt.results.reading import find_runs
 from flower_processes import Programs, command_of, descendants, free_port, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]

@@ -17,9 +17,10 @@ pytest.importorskip("torch")
 from safetensors.numpy import load_file
 
 from fedentopt.datasets import load
-from fedentopt.results.folder import RunFolder, RunResult, find_runs
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import RunResult, find_runs
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from flower_processes import BIN, Programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -58,10 +59,10 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunResult
 @pytest.fixture(scope="module")
 def engine(flower: tuple[RunResult, str], tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """The same settings in the simulator, on the CPU."""
-    config = flower[0].config
-    assert config == RunConfig.from_dict(config.to_dict())
+    config = RunConfig.from_dict(flower[0].config)
+    assert flower[0].config == config.to_dict()
     out = tmp_path_factory.mktemp("engine")
-    simulate([Task(config, RunFolder(out, config))], load(config.dataset), EngineOptions(device="cpu", workers=1))
+    run_stack([Task(config, RunFolder(out, config))], load(config.dataset), RunOptions(device="cpu", workers=1))
     (run,) = find_runs(out)
     return run
 
@@ -96,7 +97,7 @@ def test_a_flower_run_leaves_the_simulators_files_and_shows_in_the_report(
     page = run.path.parent / "page.html"
     done = subprocess.run([BIN / "fedentopt", "report", run.path.parent, "--out", page], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert run.config.method in page.read_text()
+    assert run.method in page.read_text()
 
 
 def test_every_simulated_node_was_asked_once(flower: tuple[RunResult, str]) -> None:

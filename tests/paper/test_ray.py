@@ -14,10 +14,11 @@ from fedentopt.paper import ray_runner
 from fedentopt.paper.blocks import cells_from_file
 from fedentopt.paper.cells import distinct_runs
 from fedentopt.paper.ray_worker import WorkerReport
-from fedentopt.paper.runner import plan_stacks, run_stacks
-from fedentopt.results.folder import read_run
+from fedentopt.paper.runner import run_stacks
+from fedentopt.results.reading import read_run
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.sweep import form_stacks
 
 CELLS = """
 [settings]
@@ -63,10 +64,8 @@ def test_a_killed_worker_s_stack_is_run_again_with_the_same_results(runs: list[R
             os.kill(said.pid, signal.SIGKILL)
 
     out = tmp_path / "out"
-    ray_runner.run_on_ray(
-        runs, out, address="local", workers=2, device="cpu", checkpoint_every=1, say=lines.append, report=report,
-        done=done.append,
-    )  # fmt: skip
+    options = RunOptions(out=str(out), device="cpu", checkpoint_every=1, say=lines.append)
+    ray_runner.run_on_ray(runs, options, address="local", workers=2, report=report, done=done.append)
     assert len(killed) == 1
     assert sum("its worker was lost" in line for line in lines) == 1
     assert sorted(done) == [0, 1]
@@ -74,7 +73,7 @@ def test_a_killed_worker_s_stack_is_run_again_with_the_same_results(runs: list[R
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
     straight = tmp_path / "straight"
-    run_stacks(plan_stacks(runs), straight, EngineOptions(device="cpu", workers=1), data_dir=None)
+    run_stacks(form_stacks(runs), RunOptions(out=str(straight), device="cpu", workers=1))
     for run in runs:
         assert figures(out, run) == figures(straight, run)
 
@@ -106,11 +105,11 @@ def test_stacks_are_of_one_kind_and_about_equal() -> None:
     digits = [RunConfig(seed=seed) for seed in range(7)]
     other = [RunConfig(seed=seed, model="vgg11") for seed in range(2)]
     mixed = [digits[0], other[0], *digits[1:], other[1]]
-    assert plan_stacks(mixed) == [digits, other]
-    assert [len(stack) for stack in plan_stacks(mixed, 5)] == [3, 4, 2]
-    assert [run for stack in plan_stacks(mixed, 3) for run in stack] == [*digits, *other]
+    assert form_stacks(mixed) == [digits, other]
+    assert [len(stack) for stack in form_stacks(mixed, 5)] == [3, 4, 2]
+    assert [run for stack in form_stacks(mixed, 3) for run in stack] == [*digits, *other]
     with pytest.raises(InputError, match="max-stack: 0"):
-        plan_stacks(mixed, 0)
+        form_stacks(mixed, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_stacks_are_of_one_kind_and_about_equal() -> None:
 )
 def test_workers_are_only_for_a_local_cluster(runs, tmp_path, address: str, workers: int, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=message):
-        ray_runner.run_on_ray(runs, tmp_path, address=address, workers=workers, say=print)
+        ray_runner.run_on_ray(runs, RunOptions(out=str(tmp_path)), address=address, workers=workers)
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:{}000000"])
@@ -131,13 +130,13 @@ def test_an_address_where_nothing_answers_is_refused(runs: list[RunConfig], tmp_
         held.bind(("127.0.0.1", 0))  # taken, and not listened at
         address = form.format(held.getsockname()[1])
         with pytest.raises(InputError, match=f"ray: nothing answers at '{address}'"):
-            ray_runner.run_on_ray(runs, tmp_path, address=address, say=print)
+            ray_runner.run_on_ray(runs, RunOptions(out=str(tmp_path)), address=address)
 
 
 def test_without_ray_the_message_says_how_to_get_it(runs: list[RunConfig], tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(ray_runner.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'fedentopt\[ray\]'"):
-        ray_runner.run_on_ray(runs, tmp_path, address="local", say=print)
+        ray_runner.run_on_ray(runs, RunOptions(out=str(tmp_path)), address="local")
 
 
 class FakeRay:
@@ -159,10 +158,11 @@ class FakeRay:
         self.out, self.outcomes, self.handed_out = out, list(outcomes), 0
 
     def dispatch(self, stacks: list[list[RunConfig]]) -> None:
-        from fedentopt.paper.ray_worker import WorkerOptions
-
-        options = WorkerOptions(str(self.out), "token", None, "cpu", "auto", 1, 10)
-        ray_runner._Dispatcher(self, stacks, options, False, print, lambda report: None, lambda number: None).run()
+        options = RunOptions(out=str(self.out), device="cpu", workers=1)
+        dispatcher = ray_runner._Dispatcher(
+            self, stacks, options, "token", False, print, lambda report: None, lambda number: None
+        )
+        dispatcher.run()
 
     def remote(self, **needs: object):  # type: ignore[no-untyped-def]
         fake = self

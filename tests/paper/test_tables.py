@@ -27,7 +27,7 @@ from fedentopt.paper.reproduction import Reproduction
 from fedentopt.paper.results_page import write_results_page
 from fedentopt.paper.sizes import size
 from fedentopt.paper.tables import summary_csv, tables, write_tables
-from fedentopt.results.folder import RUN, SUMMARY
+from fedentopt.results.reading import RUN, SUMMARY
 from fedentopt.results.summary import summarise
 from fedentopt.simulation.config import RunConfig
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from configs import run_config
 from fedentopt.report import write_report
-from fedentopt.simulation.config import RunConfig
 from result_folders import write_comparison, write_run
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def test_hostile_names_stay_names(browser: Browser, tmp_path: Path) -> None:
     names = [EVIL, '"><img src=x onerror=alert(2)>', "%{x}", "&lt;b&gt;", *(f"c{i}" for i in range(8))]
     classes = (EVIL, "</script><script>alert(3)</script>", "$x$ <b>bold</b>", '<a href="javascript:alert(4)">x</a>')
     for changes in ({}, {"selector": "fedentopt", "buffer": "4"}):
-        config = RunConfig(clients=12, cohort="4", rounds=6, dataset=f"/data/{EVIL}", **changes)
+        config = run_config(clients=12, cohort="4", rounds=6, dataset=f"/data/{EVIL}", **changes)
         folder = write_run(
             directory, config, classes=classes, clients=names, command=f"fedentopt run --dataset '{EVIL}'"
         )
@@ -355,7 +355,7 @@ def test_hostile_names_stay_names(browser: Browser, tmp_path: Path) -> None:
 def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path: Path) -> None:
     classes = tuple(f"class {i}" for i in range(30))
     for number in range(13):
-        config = RunConfig(
+        config = run_config(
             clients=20, cohort="8", rounds=4, selector="fedentopt" if number else "random", buffer=str(number)
         )
         folder = write_run(tmp_path, config, classes=classes)
@@ -398,7 +398,7 @@ def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path:
 def test_a_large_sweep_leaves_room_for_its_charts_and_is_sorted_by_numbers(browser: Browser, tmp_path: Path) -> None:
     settings = [(mu, lr, decay) for mu in (0.0001, 0.001, 0.01, 0.1) for lr in (0.01, 0.1) for decay in (0.001, 0.0005)]
     for mu, lr, decay in settings:
-        config = RunConfig(clients=10, rounds=3, algorithm="fedprox", mu=mu, lr=lr, weight_decay=decay)
+        config = run_config(clients=10, rounds=3, algorithm="fedprox", mu=mu, lr=lr, weight_decay=decay)
         write_run(tmp_path, config, classes=tuple("abc"))
     names = [f"fedprox (lr={lr}, mu={mu}, weight_decay={decay})" for mu, lr, decay in settings]
     opened = Opened(browser, write_report(tmp_path), viewport={"width": 900, "height": 700})
@@ -427,7 +427,7 @@ def by_settings(name: str) -> list[float]:
 def test_methods_without_a_seed_in_common_say_which_one_they_show(browser: Browser, tmp_path: Path) -> None:
     for selector, seeds in (("random", (0, 1)), ("fedentopt", (1, 2))):
         for seed in seeds:
-            write_run(tmp_path, RunConfig(clients=20, rounds=3, selector=selector, seed=seed), classes=tuple("abcde"))
+            write_run(tmp_path, run_config(clients=20, rounds=3, selector=selector, seed=seed), classes=tuple("abcde"))
     opened = Opened(browser, write_report(tmp_path))
 
     def titles() -> list[str]:
@@ -464,7 +464,7 @@ def contrast_with_white(colour: str) -> float:
 
 def test_settings_are_chosen_and_dropouts_marked(browser: Browser, tmp_path: Path) -> None:
     for partition in ("dir:0.1", "classes:2"):
-        config = RunConfig(clients=20, cohort="5", rounds=6, partition=partition, dropout=0.5)
+        config = run_config(clients=20, cohort="5", rounds=6, partition=partition, dropout=0.5)
         write_run(tmp_path, config, classes=tuple("abcde"))
     opened = Opened(browser, write_report(tmp_path))
     chooser = opened.page.locator("#group")

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs import run_config
 from fedentopt.report import write_report
-from fedentopt.report.figures import Spread, best_of, costs, curve, figures, thin
+from fedentopt.report.figures import best_of, costs, curve, figures, thin
 from fedentopt.report.grouping import group_runs
 from fedentopt.report.page import LARGEST_PAGE
 from fedentopt.report.payload import LEVELS, group_payload
-from fedentopt.report.reading import read_folder
-from fedentopt.simulation.config import RunConfig
+from fedentopt.results.reading import read_folder
+from fedentopt.results.statistics import Spread
 from result_folders import write_comparison, write_run
 
 EVIL = "<script>alert(1)</script>"
@@ -119,7 +120,7 @@ def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path)
         {"partition": "classes:2"},
         {"dropout": 0.3},
     ):
-        write_run(tmp_path, RunConfig(**settings, **changes), classes=CLASSES)
+        write_run(tmp_path, run_config(**settings, **changes), classes=CLASSES)
     groups = group_runs(read_folder(tmp_path).runs)
     labels = {group.title: [method.label for method in group.methods] for group in groups}
     assert labels == {
@@ -159,12 +160,12 @@ def test_paper_figures_stand_beside_ours(tmp_path: Path, content: Any, figures_s
 
 def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"clients": 20, "rounds": 12, "cohort": "4"}
-    write_run(tmp_path, RunConfig(**settings, seed=0), classes=CLASSES)
-    write_run(tmp_path, RunConfig(**settings, seed=1), classes=CLASSES, stop_after=5)
-    write_run(tmp_path, RunConfig(**settings, algorithm="fednova"), classes=CLASSES, diverged_round=3)
-    write_run(tmp_path, RunConfig(**settings, selector="fedentopt", buffer="5"), classes=CLASSES, stop_after=7)
-    write_run(tmp_path, RunConfig(**settings, algorithm="fedconcat"), classes=CLASSES, stop_after=14)
-    write_run(tmp_path, RunConfig(**settings, algorithm="mine:concat"), classes=CLASSES, stop_after=6)
+    write_run(tmp_path, run_config(**settings, seed=0), classes=CLASSES)
+    write_run(tmp_path, run_config(**settings, seed=1), classes=CLASSES, stop_after=5)
+    write_run(tmp_path, run_config(**settings, algorithm="fednova"), classes=CLASSES, diverged_round=3)
+    write_run(tmp_path, run_config(**settings, selector="fedentopt", buffer="5"), classes=CLASSES, stop_after=7)
+    write_run(tmp_path, run_config(**settings, algorithm="fedconcat"), classes=CLASSES, stop_after=14)
+    write_run(tmp_path, run_config(**settings, algorithm="mine:concat"), classes=CLASSES, stop_after=6)
     started = tmp_path / "just_started"
     started.mkdir()
     (started / "run.json").write_text(json.dumps({"config": {}}))
@@ -183,18 +184,18 @@ def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
         pytest.approx(finished["accuracy"]), pytest.approx(math.nan, nan_ok=True), 1
     )
     half = by_name["fedentopt"].runs[0]
-    assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.accuracy)))
+    assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.rounds.accuracy)))
 
 
 def test_one_run_is_a_page_too(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES)
+    folder = write_run(tmp_path, run_config(clients=20, rounds=3), classes=CLASSES)
     page = write_report(folder)
     assert page == folder / "report.html"
     assert list(table_rows(page)) == ["fedavg"]
 
 
 def test_only_noisy_counts_known(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES)
+    folder = write_run(tmp_path, run_config(clients=20, rounds=3), classes=CLASSES)
     lines = (folder / "label_counts.csv").read_text().splitlines()
     lines[1] = "0,-3.25" + ",1.5" * 9
     (folder / "reported_counts.csv").write_text("\n".join(lines))
@@ -222,11 +223,11 @@ def test_a_run_without_label_counts_is_shown_without_them(tmp_path: Path) -> Non
 
 def test_a_sweep_is_judged_by_what_its_methods_share(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"clients": 20, "rounds": 3, "selector": "fedentopt"}
-    write_run(tmp_path, RunConfig(clients=20, rounds=3), classes=CLASSES)
+    write_run(tmp_path, run_config(clients=20, rounds=3), classes=CLASSES)
     for buffer in ("0%", "50%", "70%", "75%"):
-        write_run(tmp_path, RunConfig(**settings, buffer=buffer), classes=CLASSES)
+        write_run(tmp_path, run_config(**settings, buffer=buffer), classes=CLASSES)
     for changes in ({"algorithm": "fedprox"}, {"epsilon": 0.5}):
-        write_run(tmp_path, RunConfig(**settings, buffer="70%", **changes), classes=CLASSES)
+        write_run(tmp_path, run_config(**settings, buffer="70%", **changes), classes=CLASSES)
     (group,) = group_runs(read_folder(tmp_path).runs)
     plain, balanced = group.plain(), group.balanced()
     assert plain is not None
@@ -236,7 +237,7 @@ def test_a_sweep_is_judged_by_what_its_methods_share(tmp_path: Path) -> None:
 
 def test_data_that_changed_under_one_name_is_another_setting(tmp_path: Path) -> None:
     for seed, classes in enumerate((CLASSES, CLASSES[:7])):
-        write_run(tmp_path, RunConfig(clients=20, rounds=2, seed=seed), classes=classes)
+        write_run(tmp_path, run_config(clients=20, rounds=2, seed=seed), classes=classes)
     assert [len(data["classes"]) for data in payloads(write_report(tmp_path))] == [10, 7]
 
 
@@ -264,10 +265,10 @@ def test_overview_has_long_runs_first_and_the_gain_of_each_setting(tmp_path: Pat
 
 def test_overview_names_only_methods_that_have_an_accuracy(tmp_path: Path) -> None:
     settings = {"clients": 20, "cohort": "4", "rounds": 60}
-    write_run(tmp_path, RunConfig(**settings), classes=CLASSES)
-    unseen = RunConfig(**settings, selector="fedentopt", evaluate_every=50)
+    write_run(tmp_path, run_config(**settings), classes=CLASSES)
+    unseen = run_config(**settings, selector="fedentopt", evaluate_every=50)
     write_run(tmp_path, unseen, classes=CLASSES, stop_after=5)
-    alone = RunConfig(**settings | {"partition": "classes:2"}, evaluate_every=50)
+    alone = run_config(**settings | {"partition": "classes:2"}, evaluate_every=50)
     write_run(tmp_path, alone, classes=CLASSES, stop_after=5)
     body = re.search(r'<table id="overview">.*?<tbody>(.*?)</tbody>', write_report(tmp_path).read_text(), re.S)
     assert body is not None
@@ -277,9 +278,9 @@ def test_overview_names_only_methods_that_have_an_accuracy(tmp_path: Path) -> No
 def test_names_with_numbers_are_ordered_by_them(tmp_path: Path) -> None:
     sizes = (0.1, 0.0005, 0.01, 1e-05, 0.001)
     for size in sizes:
-        write_run(tmp_path, RunConfig(clients=20, rounds=2, algorithm="fedprox", mu=size), classes=CLASSES)
+        write_run(tmp_path, run_config(clients=20, rounds=2, algorithm="fedprox", mu=size), classes=CLASSES)
     for partition in ("dir:0.5", "dir:0.05", "dir:10"):
-        write_run(tmp_path, RunConfig(clients=20, rounds=2, partition=partition), classes=CLASSES)
+        write_run(tmp_path, run_config(clients=20, rounds=2, partition=partition), classes=CLASSES)
     groups = group_runs(read_folder(tmp_path).runs)
     assert [group.title.split(" · ")[1] for group in groups] == ["dir:0.05", "dir:0.1", "dir:0.5", "dir:10"]
     assert [method.config["mu"] for method in groups[1].methods] == sorted(sizes)
@@ -288,7 +289,7 @@ def test_names_with_numbers_are_ordered_by_them(tmp_path: Path) -> None:
 def test_picks_kept_for_one_seed_are_of_the_seed_that_most_methods_have(tmp_path: Path) -> None:
     for algorithm, seeds in (("fedavg", (0, 1)), ("fedprox", (1, 2)), ("fednova", (1,)), ("fedrs", (3,))):
         for seed in seeds:
-            config = RunConfig(clients=20, rounds=2, algorithm=algorithm, seed=seed)
+            config = run_config(clients=20, rounds=2, algorithm=algorithm, seed=seed)
             write_run(tmp_path, config, classes=CLASSES)
     (group,) = group_runs(read_folder(tmp_path).runs)
     kept = {
@@ -301,7 +302,7 @@ def test_picks_kept_for_one_seed_are_of_the_seed_that_most_methods_have(tmp_path
 def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:
     directory = tmp_path / f"res {EVIL.replace('/', '')}"
     names = [EVIL, '"><img src=x onerror=alert(2)>', "</script>", *(f"c{i}" for i in range(9))]
-    config = RunConfig(clients=12, cohort="3", rounds=3, dataset=f"/data/{EVIL}", model=f"own.{EVIL}:factory")
+    config = run_config(clients=12, cohort="3", rounds=3, dataset=f"/data/{EVIL}", model=f"own.{EVIL}:factory")
     folder = write_run(
         directory,
         config,
@@ -327,7 +328,7 @@ def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:
 def test_many_long_runs_stay_under_six_megabytes(tmp_path: Path) -> None:
     # 50 runs of 500 rounds and 100 of 1000 clients a round. Copies of one run under other settings, each with fresh
     # random picks: copies of the same picks would compress away.
-    settings = RunConfig(clients=1000, rounds=500, cohort="100", partition="iid")
+    settings = run_config(clients=1000, rounds=500, cohort="100", partition="iid")
     folder = write_run(tmp_path / "first", settings, classes=CLASSES, samples=20_000)
     info = json.loads((folder / "run.json").read_text())
     with (folder / "rounds.csv").open(newline="") as stream:
@@ -366,19 +367,19 @@ def test_costs_are_the_first_time_a_target_is_reached(tmp_path: Path) -> None:
     assert low is not None
     rounds, sent = [], []
     for run in method.runs:
-        first = next(i for i, value in enumerate(run.accuracy) if value >= 12.0)
+        first = next(i for i, value in enumerate(run.rounds.accuracy) if value >= 12.0)
         rounds.append(first + 1)
-        sent.append(int(run.bytes_up[: first + 1].sum() + run.bytes_down[: first + 1].sum()))
+        sent.append(int(run.rounds.bytes_up[: first + 1].sum() + run.rounds.bytes_down[: first + 1].sum()))
     assert (low.rounds, low.bytes_sent, low.reached) == (statistics.mean(rounds), statistics.mean(sent), 2)
 
 
 def test_curves_average_seeds_and_keep_their_ends(comparison: Path) -> None:
     (group,) = group_runs(read_folder(comparison).runs)
     runs = group.methods[0].runs
-    line = curve(runs, lambda run: run.accuracy, 7)
+    line = curve(runs, lambda run: run.rounds.accuracy, 7)
     assert len(line.rounds) == 7
     assert (line.rounds[0], line.rounds[-1]) == (1, 20)
-    values = [run.accuracy[-1] for run in runs]
+    values = [run.rounds.accuracy[-1] for run in runs]
     assert line.mean[-1] == pytest.approx(statistics.mean(values))
     assert line.std[-1] == pytest.approx(statistics.stdev(values))
 

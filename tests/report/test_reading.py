@@ -11,7 +11,7 @@ import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.report import write_report
-from fedentopt.report.reading import read_folder
+from fedentopt.results.reading import read_folder
 from fedentopt.simulation.config import RunConfig
 from result_folders import write_run
 
@@ -58,11 +58,11 @@ def _break(folder: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("run.json", r"run\.json: cannot be read as JSON"),
+        ("run.json", r"run\.json: is not JSON"),
         ("config", r"run\.json: field 'config'"),
         ("column", r"rounds\.csv: column 'round' is missing"),
         ("short line", r"rounds\.csv: line 5 has 2 cells, the header has 12"),
-        ("number", r"rounds\.csv: round 1, accuracy: 'many' is not a number"),
+        ("number", r"rounds\.csv: round 1, column accuracy: 'many' is not a number"),
         ("stranger", r"rounds\.csv: round 1, column clients: client '999' has no row"),
         ("no list", r"rounds\.csv: round 1, column clients: '{}' is not a JSON list"),
         ("classes", r"rounds\.csv: round 1, column class_accuracy: 2 values for 10 classes"),

@@ -12,13 +12,18 @@ import pytest
 
 import toy
 from command_line import Said, commander
+from configs import run_config
 from fedentopt.errors import InputError
-from fedentopt.results.folder import RunFolder, find_runs
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.sweep import run_sweep
 
-OPTIONS = EngineOptions(device="cpu", workers=1, checkpoint_every=1)
+
+def options(out: Path, cache: Path, **more: object) -> RunOptions:
+    settings = {"out": str(out), "data_dir": str(cache), "device": "cpu", "workers": 1, "checkpoint_every": 1}
+    return RunOptions(**(settings | more))
 
 
 @pytest.fixture
@@ -36,7 +41,7 @@ def write(path: Path, seed: int) -> None:
 
 def config(path: Path, **settings: object) -> RunConfig:
     base = {"dataset": str(path), "partition": "iid", "clients": 5, "cohort": "2", "rounds": 2, "epochs": 1}
-    return RunConfig(**(base | {"model": "toy:linear", "image_size": 8} | settings))
+    return run_config(**(base | {"model": "toy:linear", "image_size": 8} | settings))
 
 
 def test_a_digest_tells_data_apart_and_itself_again() -> None:
@@ -47,17 +52,17 @@ def test_a_digest_tells_data_apart_and_itself_again() -> None:
 def test_finished_runs_of_a_file_that_has_changed_are_refused(tmp_path: Path) -> None:
     file, out, cache = tmp_path / "mine.npz", tmp_path / "out", tmp_path / "cache"
     write(file, 0)
-    (first,) = run_sweep([config(file)], out, OPTIONS, data_dir=cache)
-    (again,) = run_sweep([config(file)], out, OPTIONS, data_dir=cache)
+    (first,) = run_sweep([config(file)], options(out, cache))
+    (again,) = run_sweep([config(file)], options(out, cache))
     assert again.summary == first.summary
     write(file, 1)
     with pytest.raises(InputError, match=r"is not what .* was made from; bring the old data back"):
-        run_sweep([config(file), config(file, selector="fedentopt", buffer="0")], out, OPTIONS, data_dir=cache)
-    assert [run.config for run in find_runs(out)] == [config(file)]
-    (repeated,) = run_sweep([config(file)], out, OPTIONS, data_dir=cache, resume=False)
+        run_sweep([config(file), config(file, selector="fedentopt", buffer="0")], options(out, cache))
+    assert [run.config for run in find_runs(out)] == [config(file).to_dict()]
+    (repeated,) = run_sweep([config(file)], options(out, cache, resume=False))
     assert repeated.about["dataset"]["digest"] != first.about["dataset"]["digest"]
     file.unlink()
-    (kept,) = run_sweep([config(file)], out, OPTIONS, data_dir=cache)  # without its data a finished run stands
+    (kept,) = run_sweep([config(file)], options(out, cache))  # without its data a finished run stands
     assert kept.summary == repeated.summary
 
 
@@ -74,12 +79,12 @@ def test_a_run_does_not_go_on_with_other_images_of_the_same_labels(tmp_path: Pat
 
     cfg = config(file, rounds=4)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep([cfg], out, OPTIONS, data_dir=cache, recorder=lambda folder: Stopping(out, folder.config))
+        run_sweep([cfg], options(out, cache), recorder=lambda folder: Stopping(out, folder.config))
     write(file, 1)
     with pytest.raises(InputError, match="is not what .* was made from"):  # noqa: RUF043
-        run_sweep([cfg], out, OPTIONS, data_dir=cache)
+        run_sweep([cfg], options(out, cache))
     write(file, 0)
-    (run,) = run_sweep([cfg], out, OPTIONS, data_dir=cache)
+    (run,) = run_sweep([cfg], options(out, cache))
     assert len(run.records) == 4
 
 

@@ -24,15 +24,17 @@ import toy
 from fedentopt.errors import InputError
 from fedentopt.results import environment
 from fedentopt.results.checkpoint import load_tensors, save_tensors
-from fedentopt.results.folder import RunFolder, command_of, find_runs, read_run
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import find_runs, read_run
 from fedentopt.results.records import Checkpoint, Outcome
 from fedentopt.results.rounds import read_rounds
-from fedentopt.simulation.engine import EngineOptions, Task, simulate
+from fedentopt.simulation.command import command_of
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
 
 HEADER = (
     "round,accuracy,loss,worst_class_accuracy,class_accuracy,entropy,classes_covered,clients,trained,"
-    "bytes_up,bytes_down,seconds"
+    "bytes_up,bytes_down,seconds,simulated_seconds"
 )
 
 
@@ -58,7 +60,7 @@ def test_a_finished_run_has_all_its_files_and_reads_back_equal(tmp_path: Path) -
     assert folder.path == tmp_path / CONFIG.run_id
     text = (folder.path / "rounds.csv").read_text()
     assert text.splitlines()[0] == HEADER
-    assert read_rounds(folder.path / "rounds.csv") == list(outcome.records)
+    assert read_run(folder.path).records == list(outcome.records)
     with (folder.path / "label_counts.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["client", *CLASSES]
@@ -73,7 +75,7 @@ def test_a_finished_run_has_all_its_files_and_reads_back_equal(tmp_path: Path) -
         assert torch.equal(file.get_tensor("layer.weight"), outcome.model["layer.weight"])
     assert len({path.stat().st_mode for path in folder.path.iterdir()}) == 1  # who may read one may read all
     assert folder.is_finished()
-    assert [run.config for run in find_runs(tmp_path)] == [CONFIG]
+    assert [run.config for run in find_runs(tmp_path)] == [CONFIG.to_dict()]
 
 
 def test_run_json_tells_how_and_where_but_not_on_whose_machine(straight: Path) -> None:
@@ -370,7 +372,7 @@ def test_a_run_that_is_not_finite_can_be_written_and_read(tmp_path: Path) -> Non
 def test_the_accuracy_of_fedconcat_is_that_of_its_own_last_ten_rounds(tmp_path: Path, model: str, fewer: bool) -> None:
     # Two stages within one budget: fewer rounds than were asked for, or more.
     config = toy.config(algorithm="fedconcat", model=model, clusters=2, rounds=40, concat_max_rounds=20)
-    simulate([Task(config, RunFolder(tmp_path, config))], toy.images(), EngineOptions(device="cpu"))
+    run_stack([Task(config, RunFolder(tmp_path, config))], toy.images(), RunOptions(device="cpu"))
     (run,) = find_runs(tmp_path)
     last = [r.accuracy for r in run.records[-10:]]
     assert None not in last
@@ -383,17 +385,23 @@ def test_the_accuracy_of_fedconcat_is_that_of_its_own_last_ten_rounds(tmp_path: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("x,1,1,1,[1],1,1,[0],[0],1,1,1", r"line 2: round 'x' cannot be read"),
-        ("1,1,1,1,[1],,1,[0],[0],1,1,1", r"line 2: entropy is empty"),
-        ("1,1,1,1,[1],1,1,[0,[0],1,1,1", r"line 2: clients '\[0' cannot be read"),
-        ("1,1,1", r"line 2: column .* is missing"),
+        ("x,1,1,1,[1],1,1,[0],[0],1,1,1,0", r"line 2, column round: 'x' is not a whole number"),
+        ("1,1,1,1,[1],,1,[0],[0],1,1,1,0", r"round 1, column entropy: is empty; accepted: a number"),
+        ("1,1,1,1,[1],1,1,[0,[0],1,1,1,0", r"round 1, column clients: '\[0' is not a JSON list"),
+        ("1,1,1,1,[1],1,1,,[0],1,1,1,0", r"round 1, column clients: is empty; accepted: a JSON list"),
+        ("1,1,1,1,[1],1,1,[true],[0],1,1,1,0", r"round 1, column clients: client 'True' has no row"),
+        ("1,1,1,1,[1],1,1,[-1],[0],1,1,1,0", r"round 1, column clients: client '-1' has no row"),
+        ("1,1,1,1,[1],1,1,[0],[0],1.5,1,1,0", r"round 1, column bytes_up: '1.5' is not a whole number"),
+        (f"1,1,1,1,[1],1,1,[0],[0],{10**30},1,1,0", r"round 1, column bytes_up: '10+' is not a whole number"),
+        ('1,1,1,1,"[""a""]",1,1,[0],[0],1,1,1,0', r"round 1, column class_accuracy: .* is not a list of numbers"),
+        ("1,1,1", r"line 2 has 3 cells, the header has 13"),
     ],
 )
 def test_a_damaged_table_is_refused_by_file_line_and_cell(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "rounds.csv"
     path.write_text(f"{HEADER}\n{line}\n")
-    with pytest.raises(InputError, match=rf"rounds\.csv, {message}"):
-        read_rounds(path)
+    with pytest.raises(InputError, match=rf"rounds\.csv: {message}"):
+        read_rounds(path, clients=("0",), num_classes=1)
 
 
 def test_the_commit_is_that_of_a_checkout_and_of_nothing_else(tmp_path: Path) -> None:
@@ -417,7 +425,7 @@ def test_the_commit_is_that_of_a_checkout_and_of_nothing_else(tmp_path: Path) ->
 
 
 def test_the_command_names_every_setting_that_is_not_the_default() -> None:
-    assert command_of(replace(CONFIG, fedrs_soft=True, model="my.nets:make it")) == (
-        "fedentopt run --clients 6 --model 'my.nets:make it' --selector fedentopt --cohort 2 --buffer 2 "
-        "--epsilon 0.5 --rounds 7 --fedrs-soft"
+    assert command_of(CONFIG.replace(algorithm="fedrs", settings={"soft": True}, model="my.nets:make it")) == (
+        "fedentopt run --clients 6 --model 'my.nets:make it' --algorithm fedrs --selector fedentopt --cohort 2 "
+        "--epsilon 0.5 --rounds 7 --fedrs-soft --buffer 2"
     )

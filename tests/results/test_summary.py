@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from configs import run_config
 from fedentopt.report.curve_plot import plot_accuracy
 from fedentopt.results.aggregate import by_method, reached_by_all
-from fedentopt.results.folder import RunResult
+from fedentopt.results.label_counts import LabelTable
+from fedentopt.results.reading import RunResult
 from fedentopt.results.records import RoundRecord
+from fedentopt.results.rounds import RoundTable
 from fedentopt.results.summary import accuracy_curve, rounds_to, summarise
 from fedentopt.simulation.config import RunConfig
 
@@ -30,9 +33,9 @@ def result(config: RunConfig, accuracies: list[float | None], diverged: int | No
     records = [record(number, value) for number, value in enumerate(accuracies, start=1)]
     rounds = max(len(accuracies), config.rounds)
     summary = summarise(records, rounds=rounds, num_classes=2, clients=4, diverged_round=diverged)
-    run = RunResult(Path("nowhere"), config, {"dataset": {"classes": ["a", "b"]}}, summary)
-    run.__dict__["records"] = records  # as if read from its folder
-    return run
+    about = {"config": config.to_dict(), "method": config.method, "run_id": config.run_id}
+    labels = LabelTable(tuple("0123"), ("a", "b"), None)
+    return RunResult(about, summary, labels=labels, rounds=RoundTable.of(records, 2))
 
 
 def test_accuracy_is_the_mean_of_the_last_ten_rounds() -> None:
@@ -97,7 +100,7 @@ def test_a_class_without_test_samples_has_no_accuracy_and_is_not_the_worst() -> 
     assert summary["worst_class_accuracy"] == 60
 
 
-CONFIG = RunConfig(rounds=3, clients=4, cohort="2")
+CONFIG = run_config(rounds=3, clients=4, cohort="2")
 
 
 def test_methods_are_means_over_seeds_with_the_sample_standard_deviation() -> None:
@@ -125,7 +128,7 @@ def test_methods_are_means_over_seeds_with_the_sample_standard_deviation() -> No
 
 def test_methods_of_one_name_are_told_apart_by_what_differs() -> None:
     settings = {"selector": "fedentopt", "rounds": 3, "clients": 10}
-    configs = [RunConfig(buffer=b, lr=0.1, seed=s, **settings) for b in ("0", "2") for s in (0, 1)]
+    configs = [run_config(buffer=b, lr=0.1, seed=s, **settings) for b in ("0", "2") for s in (0, 1)]
     configs.append(replace(CONFIG, lr=0.3))
     labels = [method.label for method in by_method([result(config, [1.0, 2.0, 3.0]) for config in configs])]
     assert labels == ["fedentopt (buffer=0)", "fedentopt (buffer=2)", "fedavg"]

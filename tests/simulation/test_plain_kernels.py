@@ -107,6 +107,16 @@ def test_softmax_and_loss_by_hand() -> None:
     assert grad[0, 0].tolist() == pytest.approx([0.125, 0.0])
 
 
+def test_sums_of_sample_losses_by_hand() -> None:
+    third = math.log(3.0)
+    logits = torch.tensor([[[0.0, third], [third, 0.0], [9.0, -9.0]], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    sums = torch.tensor([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]], dtype=torch.float64)
+    plain.add_sample_losses(logits, torch.tensor([[1, 1, -1], [-1, -1, -1]]), sums)
+    near, far = math.log(4 / 3), math.log(4)
+    assert sums[0].tolist() == pytest.approx([10 + near + far, 20 + near**2 + far**2])
+    assert sums[1:].tolist() == [[30.0, 40.0], [50.0, 60.0]]  # a batch of padding, and a row beyond the models
+
+
 def test_the_optimiser_by_hand() -> None:
     w, v, g = torch.full((3, 1), 2.0), torch.full((3, 1), 1.0), torch.full((3, 1), 0.5)
     settings = {

@@ -25,7 +25,7 @@ from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.stream_slot import Slot
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.triton import PlainKernels
-from fedentopt.simulation.work import Row, Work, build_work
+from fedentopt.simulation.work import LocalCode, Row, Work, build_work
 
 CPU = torch.device("cpu")
 CLASSES = 3
@@ -57,8 +57,8 @@ class Pair:
     def check(self, rows: list[Row], batch: int, correction: torch.Tensor | None = None, starts: int = 3) -> Work:
         """Train the rows in both ways, from the first `starts` models: the same results, and all of them moved."""
         work = build_work(rows, batch, CLASSES, CPU, correction)
-        trained = self.streams.train(self.starts[:starts], work)
-        torch.testing.assert_close(trained, self.loop.train(self.starts[:starts], work), atol=2e-5, rtol=1e-4)
+        trained = self.streams.train(self.starts[:starts], work).models
+        torch.testing.assert_close(trained, self.loop.train(self.starts[:starts], work).models, atol=2e-5, rtol=1e-4)
         moved = (trained - self.starts[work.start_row])[:, : self.layout.parameter_width].abs().amax(1)
         assert (moved > 1e-4).all()
         return work
@@ -100,7 +100,7 @@ def test_corrections_of_some_clients_stay_with_them(pair):
     rows = [client(k, 10 + k, 2, 8, correction_mode=mode) for k, mode in enumerate(modes)]
     corrected = pair.check(rows, 8, correction)
     plain = replace(corrected, correction_mode=torch.zeros_like(corrected.correction_mode))
-    with_, without = (pair.streams.train(pair.starts, work) for work in (corrected, plain))
+    with_, without = (pair.streams.train(pair.starts, work).models for work in (corrected, plain))
     changed = (with_ - without).abs().amax(1) > 1e-3
     assert changed.tolist() == [modes[source] != 0 for source in corrected.source]
     # A round without corrections after one with them: what a slot still holds of them must not count.
@@ -120,18 +120,20 @@ def test_terms_of_the_loss_are_each_clients_own(pair):
     neutral = replace(
         work, logit_scale=torch.ones_like(work.logit_scale), logit_shift=torch.zeros_like(work.logit_shift)
     )
-    gaps = (pair.streams.train(pair.starts, work) - pair.streams.train(pair.starts, neutral)).abs().amax(1)
+    gaps = (
+        (pair.streams.train(pair.starts, work).models - pair.streams.train(pair.starts, neutral).models).abs().amax(1)
+    )
     assert (gaps > 1e-4).tolist() == [bool(s % 2 or s % 3) for s in work.source]
 
 
 def test_a_client_that_diverged_leaves_nothing_behind(pair):
     rows = [client(k, 24 - k, 2, 8, lr=1e20 if k == 0 else 0.05) for k in range(6)]
     work = build_work(rows, 8, CLASSES, CPU)
-    trained = pair.streams.train(pair.starts, work)
+    trained = pair.streams.train(pair.starts, work).models
     sound = torch.isfinite(trained).all(1)
     assert sound.tolist() == [source != 0 for source in work.source]
     rest = build_work(rows[1:], 8, CLASSES, CPU)
-    assert torch.equal(trained[1:], pair.streams.train(pair.starts, rest))
+    assert torch.equal(trained[1:], pair.streams.train(pair.starts, rest).models)
 
 
 class Streams:
@@ -160,7 +162,7 @@ class Streams:
                 taken(self.slot, "replay")
                 step(self.slot, self.slot.form.batch)
 
-        monkeypatch.setattr(Slot, "_capture", lambda slot: setattr(slot, "graph", FakeGraph(slot)))
+        monkeypatch.setattr(Slot, "_capture", lambda slot: slot.graphs.update({slot.wants_losses: FakeGraph(slot)}))
         monkeypatch.setattr(Slot, "_step", lambda slot, size: (taken(slot, "step"), step(slot, size)))
         monkeypatch.setattr(Slot, "load", lambda slot, client: (taken(slot, "load"), load(slot, client)))
         for slot in slots:
@@ -188,10 +190,10 @@ class FakeStream:
 def test_every_slot_works_on_its_own_stream_and_in_turn(pair, monkeypatch):
     rows = [client(k, 20 if k < 4 else 8, 5 if k < 4 else 1, 8) for k in range(8)]
     work = build_work(rows, 8, CLASSES, CPU)
-    expected = pair.streams.train(pair.starts, work)
+    expected = pair.streams.train(pair.starts, work).models
     streams = Streams(monkeypatch)
     log = streams.give(monkeypatch, pair.streams._slots)
-    assert torch.equal(pair.streams.train(pair.starts, work), expected)
+    assert torch.equal(pair.streams.train(pair.starts, work).models, expected)
     assert streams.current is streams.caller
     assert streams.caller.waits_for == [slot.stream for slot in pair.streams._slots]
     # BatchNorm runs the last batch of an epoch (four samples of twenty) at its own size, outside the graph.
@@ -203,6 +205,38 @@ def test_every_slot_works_on_its_own_stream_and_in_turn(pair, monkeypatch):
     first, second = pair.streams._slots
     assert turns[:4] == [first, second, first, second]
     assert [slot for slot, _ in log[:10]] == [first] * 9 + [second]
+
+
+def test_clients_with_code_run_outside_graphs_at_their_real_sizes(pair, monkeypatch):
+    sizes: list[int] = []
+
+    def loss(model, start, batch, context):
+        sizes.append(len(batch.x))
+        return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+    rows = [client(k, 20, 2, 8) for k in range(4)]
+    plain = build_work(rows, 8, CLASSES, CPU)
+    expected = pair.streams.train(pair.starts, plain).models
+    streams = Streams(monkeypatch)
+    log = streams.give(monkeypatch, pair.streams._slots)
+    code = LocalCode(loss, "mine", 0, 1, np.ones(CLASSES), {}, None)
+    work = build_work([replace(row, code=code if k < 2 else None) for k, row in enumerate(rows)], 8, CLASSES, CPU)
+    torch.testing.assert_close(pair.streams.train(pair.starts, work).models, expected, atol=1e-6, rtol=1e-5)
+    assert sorted(sizes) == [4] * 4 + [8] * 8
+    assert sum(what == "replay" for _, what in log) == 2 * (4 if pair.streams.sees_padding else 6)
+
+
+def test_a_round_that_wants_losses_has_a_graph_of_its_own(pair, monkeypatch):
+    rows = [client(k, 16, 1, 8) for k in range(4)]
+    with_, without = (build_work(rows, 8, CLASSES, CPU, wants_losses=wanted) for wanted in (True, False))
+    expected = pair.streams.train(pair.starts, with_)
+    streams = Streams(monkeypatch)
+    streams.give(monkeypatch, pair.streams._slots)
+    for work in (without, with_, without, with_):
+        trained = pair.streams.train(pair.starts, work)
+        assert torch.equal(trained.models, expected.models)
+        assert trained.losses is None or torch.equal(trained.losses, expected.losses)
+    assert all(set(slot.graphs) == {False, True} for slot in pair.streams._slots)
 
 
 def test_a_round_that_fails_is_joined_before_its_memory_goes(pair, monkeypatch):
@@ -225,15 +259,15 @@ def test_training_does_not_depend_on_the_number_of_slots():
     rows = [client(k, 5 + 2 * k, 2, 8, start_row=k % 3) for k in range(9)]
     work = build_work(rows, 8, CLASSES, CPU)
     one, four = (Pair("toy:normed", slots) for slots in (1, 4))
-    assert torch.equal(one.streams.train(one.starts, work), four.streams.train(four.starts, work))
+    assert torch.equal(one.streams.train(one.starts, work).models, four.streams.train(four.starts, work).models)
 
 
 def test_prediction_between_rounds_leaves_training_alone(pair):
     rows = [client(k, 11 + k, 2, 8) for k in range(4)]
     work = build_work(rows, 8, CLASSES, CPU)
-    before = pair.streams.train(pair.starts, work)
+    before = pair.streams.train(pair.starts, work).models
     pair.streams.predict(pair.starts, pair.streams.data.test_images)
-    assert torch.equal(pair.streams.train(pair.starts, work), before)
+    assert torch.equal(pair.streams.train(pair.starts, work).models, before)
 
 
 def test_prediction_in_parts_of_bounded_size(pair, monkeypatch):

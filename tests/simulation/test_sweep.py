@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from configs import run_config
 from fedentopt import datasets
 from fedentopt.errors import InputError
-from fedentopt.results.folder import RunFolder, find_runs
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import find_runs
 from fedentopt.simulation import engine
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import EngineOptions
 from fedentopt.simulation.methods import parse_method, parse_seeds
-from fedentopt.simulation.sweep import run_sweep
+from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.sweep import run_in_memory, run_sweep
 from toy_run import CONFIG, drive
 
 
@@ -57,7 +59,7 @@ class ToyEngine:
 def toy(monkeypatch: pytest.MonkeyPatch) -> ToyEngine:
     toy = ToyEngine()
     monkeypatch.setattr(datasets, "load", toy.load)
-    monkeypatch.setattr(engine, "simulate", toy.simulate)
+    monkeypatch.setattr(engine, "run_stack", toy.simulate)
     return toy
 
 
@@ -70,8 +72,8 @@ def test_runs_of_a_kind_share_a_stack_and_a_data_set_is_loaded_once(toy: ToyEngi
     wide = seeds(0, batch_size=8)
     other = seeds(0, dataset="cifar10")
     order = [alike[0], other[0], wide[0], *alike[1:]]
-    results = run_sweep(order, tmp_path, EngineOptions())
-    assert [run.config for run in results] == order
+    results = run_sweep(order, RunOptions(out=str(tmp_path)))
+    assert [run.config for run in results] == [config.to_dict() for config in order]
     assert toy.events == [
         "load cifar10",
         "load digits",
@@ -83,31 +85,31 @@ def test_runs_of_a_kind_share_a_stack_and_a_data_set_is_loaded_once(toy: ToyEngi
 
 def test_a_missing_data_set_is_known_before_anything_trains(toy: ToyEngine, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'missing'"):
-        run_sweep([*seeds(0), *seeds(0, dataset="missing")], tmp_path, EngineOptions())
+        run_sweep([*seeds(0), *seeds(0, dataset="missing")], RunOptions(out=str(tmp_path)))
     assert toy.stacks == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_configs_given_twice_run_once_and_it_is_said(toy: ToyEngine, tmp_path: Path) -> None:
     lines: list[str] = []
-    results = run_sweep([*seeds(0, 1), *seeds(0)], tmp_path, EngineOptions(say=lines.append))
-    assert [run.config.seed for run in results] == [0, 1, 0]
+    results = run_sweep([*seeds(0, 1), *seeds(0)], RunOptions(out=str(tmp_path), say=lines.append))
+    assert [run.seed for run in results] == [0, 1, 0]
     assert lines == ["1 of 3 runs are given more than once; each runs once"]
     assert len(find_runs(tmp_path)) == 2
 
 
 def test_finished_runs_are_read_and_not_repeated(toy: ToyEngine, tmp_path: Path) -> None:
-    run_sweep(seeds(0, 1), tmp_path, EngineOptions())
+    run_sweep(seeds(0, 1), RunOptions(out=str(tmp_path)))
     toy.events.clear()
     lines: list[str] = []
-    results = run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions(say=lines.append))
+    results = run_sweep(seeds(0, 1, 2), RunOptions(out=str(tmp_path), say=lines.append))
     assert toy.stacks == [("data of digits", [seeds(2)[0].run_id])]
     assert lines == ["2 of 3 runs are finished already (--no-resume repeats them)"]
-    assert [run.config.seed for run in results] == [0, 1, 2]
+    assert [run.seed for run in results] == [0, 1, 2]
     toy.events.clear()
-    run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
+    run_sweep(seeds(0, 1, 2), RunOptions(out=str(tmp_path)))
     assert toy.events == []  # not even the data are touched
-    run_sweep(seeds(1), tmp_path, EngineOptions(), resume=False)
+    run_sweep(seeds(1), RunOptions(out=str(tmp_path), resume=False))
     assert len(toy.stacks) == 1
 
 
@@ -116,7 +118,7 @@ def test_what_a_person_should_know_about_the_data_is_said_once(
 ) -> None:
     monkeypatch.setattr(ToyData, "notes", ("no test split, so a fifth is the test",))
     lines: list[str] = []
-    run_sweep([*seeds(0, 1), *seeds(0, image_size=16)], tmp_path, EngineOptions(say=lines.append))
+    run_sweep([*seeds(0, 1), *seeds(0, image_size=16)], RunOptions(out=str(tmp_path), say=lines.append))
     assert lines == ["no test split, so a fifth is the test"]
 
 
@@ -128,21 +130,21 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
         return ToyData("data")
 
     monkeypatch.setattr(datasets, "load", slow_load)
-    run_sweep(seeds(0, 1), tmp_path, EngineOptions())
+    run_sweep(seeds(0, 1), RunOptions(out=str(tmp_path)))
     assert toy.stacks == [("data", [seeds(1)[0].run_id])]
 
 
 def test_an_interrupted_sweep_keeps_what_is_done_and_continues(toy: ToyEngine, tmp_path: Path) -> None:
     toy.stop_in = seeds(1)[0].run_id
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions())
-    assert [run.config.seed for run in find_runs(tmp_path)] == [0]
+        run_sweep(seeds(0, 1, 2), RunOptions(out=str(tmp_path)))
+    assert [run.seed for run in find_runs(tmp_path)] == [0]
     assert not list(tmp_path.glob("*/.lock"))
     assert {path.name for path in tmp_path.iterdir()} == {config.run_id for config in seeds(0, 1)}
     toy.stop_in = None
     toy.events.clear()
     lines: list[str] = []
-    run_sweep(seeds(0, 1, 2), tmp_path, EngineOptions(say=lines.append))
+    run_sweep(seeds(0, 1, 2), RunOptions(out=str(tmp_path), say=lines.append))
     assert lines == [
         "1 of 3 runs are finished already (--no-resume repeats them)",
         "1 of 3 runs go on from their checkpoints (--no-resume starts them afresh)",
@@ -153,26 +155,53 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_continues(toy: ToyEngine, t
 
 
 def test_targets_reach_the_summary(toy: ToyEngine, tmp_path: Path) -> None:
-    (run,) = run_sweep(seeds(0), tmp_path, EngineOptions(), targets=[12.5])
+    (run,) = run_sweep(seeds(0), RunOptions(out=str(tmp_path), target=(12.5,)))
     assert "12.5" in run.summary["rounds_to"]
 
 
 def test_an_out_folder_that_is_a_file_is_refused(toy: ToyEngine, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="out: cannot create the folder"):
-        run_sweep(seeds(0), tmp_path / "out", EngineOptions())
+        run_sweep(seeds(0), RunOptions(out=str(tmp_path / "out")))
 
 
 def test_a_diverged_run_is_chance_and_does_not_touch_its_neighbour(tmp_path: Path) -> None:
-    sound = RunConfig(clients=20, cohort="2", rounds=3, epochs=1, seed=1)
+    sound = run_config(clients=20, cohort="2", rounds=3, epochs=1, seed=1)
     wild = replace(sound, lr=1e25)
-    options = EngineOptions(device="cpu", workers=1)
-    good, bad = run_sweep([sound, wild], tmp_path / "both", options)
+    options = RunOptions(out=str(tmp_path / "both"), device="cpu", workers=1)
+    good, bad = run_sweep([sound, wild], options)
     assert bad.summary["diverged_round"] == 1
     assert bad.summary["accuracy"] == bad.summary["worst_class_accuracy"] == 10
     assert good.summary["diverged_round"] is None
-    (alone,) = run_sweep([sound], tmp_path / "alone", options)
+    (alone,) = run_sweep([sound], replace(options, out=str(tmp_path / "alone")))
     assert [replace(r, seconds=0) for r in good.records] == [replace(r, seconds=0) for r in alone.records]
+
+
+def test_runs_in_memory_are_those_of_a_folder_and_leave_no_file(
+    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = [*seeds(0, 1), *seeds(0, batch_size=8), *seeds(0)]
+    runs = run_in_memory(order, RunOptions(target=(12.5,)))
+    assert [run.config for run in runs] == [config.to_dict() for config in order]
+    assert [len(ids) for _, ids in toy.stacks] == [2, 1]
+    assert list(tmp_path.iterdir()) == []
+    (read,) = run_sweep(seeds(1), RunOptions(target=(12.5,), out=str(tmp_path / "out")))
+    assert runs[1].summary == read.summary
+    assert runs[1].about["command"] == read.about["command"]
+    assert runs[1].model is not None
+    assert runs[1].model.keys() == {"layer.weight"}
+
+
+def test_data_that_are_given_are_not_looked_for(toy: ToyEngine, tmp_path: Path) -> None:
+    mine = ToyData("mine")
+    mine.notes, lines = ("a note",), []
+    config = replace(CONFIG, dataset="missing")
+    options = RunOptions(out=str(tmp_path), say=lines.append)
+    (run,) = run_sweep([config], options, data=mine)
+    run_in_memory([config], options, data=mine)
+    assert toy.events == [(mine, [run.run_id])] * 2
+    assert lines == ["a note"] * 2
 
 
 @pytest.mark.parametrize(
@@ -214,8 +243,8 @@ def test_methods_by_name(name: str, algorithm: str, selector: str, epsilon: floa
 @pytest.mark.parametrize("selector", ["random", "fedentopt", "kl"])
 def test_a_configs_method_name_reads_back_as_its_settings(algorithm: str, selector: str) -> None:
     for epsilon in (None, 0.5) if selector != "random" or algorithm == "fedconcat" else (None,):
-        config = RunConfig(algorithm=algorithm, selector=selector, epsilon=epsilon)
-        assert RunConfig(**parse_method(config.method)) == config
+        config = run_config(algorithm=algorithm, selector=selector, epsilon=epsilon)
+        assert run_config(**parse_method(config.method)) == config
 
 
 @pytest.mark.parametrize("name", ["", "fedsgd", "fedavg+", "+kl", "fedentopt+fedavg", "a+b+c", "fedavg-dp", "-dp"])

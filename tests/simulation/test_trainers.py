@@ -14,9 +14,10 @@ from fedentopt.randomness import key
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers.stacked import StackedTrainer, ladder
-from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet, lower
+from fedentopt.simulation.trainers.stacked import StackedTrainer, StepShape, ladder
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import Row, build_work
@@ -152,9 +153,9 @@ def test_a_client_is_the_same_alone_and_in_a_stack():
     for layout, trainer in trainers(model, data):
         starts = layout.pack(model.state_dict())[None]
         together = build_work(rows, 8, 3, torch.device("cpu"))
-        trained = trainer.train(starts, together)
+        trained = trainer.train(starts, together).models
         for row, source in enumerate(together.source):
-            alone = trainer.train(starts, build_work([rows[source]], 8, 3, torch.device("cpu")))
+            alone = trainer.train(starts, build_work([rows[source]], 8, 3, torch.device("cpu"))).models
             torch.testing.assert_close(alone[0], trained[row], atol=1e-6, rtol=1e-5)
         assert (trained[0] - trained[1]).abs().max() > 1e-4
 
@@ -168,13 +169,13 @@ def test_finished_clients_are_frozen_whole():
     trainer = StackedTrainer(model, layout, place, ImageTransform(data.mean, data.std), PlainKernels())
     starts = layout.pack(model.state_dict())[None]
     work = build_work(rows_of([30, 5], [1, 1], 8), 8, 3, torch.device("cpu"))
-    expected = trainer.train(starts, work)
+    expected = trainer.train(starts, work).models
     buffers = trainer._buffers
     buffers.load(work, starts)
-    trainer._step(buffers, 2, True)
+    trainer._step(buffers, StepShape(2, True))
     after_one = buffers.w[1].clone(), buffers.v[1].clone()
     for _ in range(3):
-        trainer._step(buffers, 2, True)  # the whole stack, although row 1 has finished
+        trainer._step(buffers, StepShape(2, True))  # the whole stack, although row 1 has finished
     assert torch.equal(buffers.w[1], after_one[0])
     assert torch.equal(buffers.v[1], after_one[1])
     torch.testing.assert_close(buffers.w[:2], expected, atol=1e-6, rtol=1e-5)
@@ -187,12 +188,12 @@ def test_work_in_parts_equals_the_whole():
     for layout, trainer in trainers(model, data):
         starts = layout.pack(model.state_dict())[None]
         work = build_work(rows, 8, 3, torch.device("cpu"))
-        whole = trainer.train(starts, work)
+        whole = trainer.train(starts, work).models
         assert trainer.shrink()
-        torch.testing.assert_close(trainer.train(starts, work), whole, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(trainer.train(starts, work).models, whole, atol=1e-6, rtol=1e-5)
         while trainer.shrink():
             pass
-        torch.testing.assert_close(trainer.train(starts, work), whole, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(trainer.train(starts, work).models, whole, atol=1e-6, rtol=1e-5)
 
 
 def test_the_ladder_never_wastes_more_than_an_eighth():

@@ -20,7 +20,8 @@ from triton.runtime.jit import JITFunction
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
+TYPES = {torch.float64: "*fp64", torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8",
+         torch.int32: "*i32", torch.int64: "*i64"}
 compiled = set()
 
 def compile_instead(self, *args, grid, warmup, **named):
@@ -64,6 +65,7 @@ kernels.conv_relu_pool_input_grad(x3, top2, w2, (14, 14))
 hidden, fc, bias = zeros(n, batch, 84), w[:, 60000:60840].unflatten(1, (10, 84)), w[:, 60840:60850]
 logits = kernels.linear_forward(hidden, fc, bias, True)
 kernels.softmax_xent_grad(logits, zeros(n, batch, dtype=torch.int64), zeros(n, 10), zeros(n, 10))
+kernels.add_sample_losses(logits, zeros(n, batch, dtype=torch.int64), zeros(n, 2, dtype=torch.float64))
 kernels.linear_weight_grad(hidden, logits, fc, bias)
 kernels.linear_input_grad(logits, fc, hidden)
 one, row = zeros(n), zeros(n, dtype=torch.int32)
@@ -103,7 +105,8 @@ KERNELS = {
     FEW_CHANNELS: [
         "convolution.forward_kernel", "convolution_input_grad.input_grad_kernel", "convolution_weight_grad.fold_kernel",
         "convolution_weight_grad.weight_grad_kernel", "gather.gather_kernel", "linear.forward_kernel",
-        "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.softmax_xent_kernel", "update.sgd_kernel",
+        "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.sample_losses_kernel",
+        "loss.softmax_xent_kernel", "update.sgd_kernel",
     ],
     MANY_CHANNELS: [
         "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_maps.dropout_kernel", "wide_maps.pool_kernel",

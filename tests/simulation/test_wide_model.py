@@ -8,8 +8,8 @@ from torch import nn
 
 from fedentopt.models import build
 from fedentopt.models.keyed_dropout import key_dropout
+from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.choice import choose_trainer, wants_channels_last
-from fedentopt.simulation.trainers.stacked_nets import lower
 from fedentopt.simulation.trainers.wide_blocks import Dropped, wide_blocks
 from fedentopt.simulation.triton import ops
 

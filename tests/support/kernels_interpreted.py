@@ -1,6 +1,6 @@
 """The Triton kernels against their plain twins in float64, on the CPU through Triton's interpreter.
 
-Not collected by itself: `test_kernels_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
+Not collected by itself: `test_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
 anything could import Triton.
 """
 
@@ -258,6 +258,41 @@ def test_a_diverged_model_has_a_nan_loss_and_spoils_no_other() -> None:
     assert grad[0, 1].isnan().all()
     assert not loss[1].isnan()
     assert not grad[1].isnan().any()
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(10, 7), (1, 2), (70, 300)])
+def test_sums_of_sample_losses(batch: int, classes: int) -> None:
+    logits = torch.randn(3, batch, classes) * 3
+    labels = torch.randint(0, classes, (3, batch))
+    labels[0, batch // 2 + 1 :] = -1
+    labels[1] = -1
+    sums = torch.rand(5, 2, dtype=torch.float64)
+    before = sums.clone()
+    for _ in range(2):  # they add up
+        triton.add_sample_losses(logits, labels, sums)
+    for i in (0, 2):
+        real = labels[i] >= 0
+        losses = torch.nn.functional.cross_entropy(logits[i][real].double(), labels[i][real], reduction="none")
+        wanted = 2 * torch.stack([losses.sum(), losses.square().sum()])
+        # A loss close to zero is the difference of two numbers close to one.
+        torch.testing.assert_close(sums[i] - before[i], wanted, atol=1e-6, rtol=CLOSE)
+    assert torch.equal(sums[[1, 3, 4]], before[[1, 3, 4]])
+
+
+def test_sums_of_sample_losses_of_logits_that_do_not_lie_in_order() -> None:
+    logits, labels = torch.randn(4, 3, 5).permute(1, 2, 0), torch.randint(0, 4, (3, 5))
+    sums, wanted = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)
+    triton.add_sample_losses(logits, labels, sums)
+    plain.add_sample_losses(logits.double(), labels, wanted)
+    assert_close(sums, wanted)
+
+
+def test_a_diverged_model_spoils_its_own_sums_alone() -> None:
+    logits, sums = torch.randn(2, 4, 3), torch.zeros(2, 2, dtype=torch.float64)
+    logits[0, 1, 2] = math.nan
+    triton.add_sample_losses(logits, torch.zeros(2, 4, dtype=torch.int64), sums)
+    assert sums[0].isnan().all()
+    assert sums[1].isfinite().all()
 
 
 @pytest.mark.parametrize("width", [1500, 1403])

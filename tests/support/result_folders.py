@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from configs import run_config
 from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.partition import parse, partition
 from fedentopt.selection.measures import selection_entropy
+from fedentopt.settings import amount
 from fedentopt.simulation.config import RunConfig
 
 HEADER = [
@@ -45,7 +47,11 @@ def write_run(
     names = list(clients) if clients is not None else [str(k) for k in range(config.clients)]
     selector: Any
     if config.selector == "fedentopt":
-        selector = EntropySelector(config.cohort_size, buffer_size=config.buffer_size, seed=config.seed)
+        selector = EntropySelector(
+            config.cohort_size,
+            buffer_size=amount(config.of("selector")["buffer"], config.clients, "buffer"),
+            seed=config.seed,
+        )
     elif config.selector == "kl":
         selector = KLSelector(config.cohort_size)
     else:
@@ -157,6 +163,6 @@ def write_comparison(
     methods: tuple[dict[str, Any], ...] = ({}, {"selector": "fedentopt"}, {"selector": "fedentopt", "epsilon": 0.5})
     for method in methods:
         for seed in range(seeds):
-            config = RunConfig(**{"rounds": 20, "clients": number, "seed": seed, **settings, **method})
+            config = run_config(**{"rounds": 20, "clients": number, "seed": seed, **settings, **method})
             write_run(directory, config, classes=classes, clients=names)
     return directory

@@ -12,7 +12,7 @@ from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecor
 from fedentopt.simulation.config import RunConfig
 
 CLASSES = ("cat", "dog, wet", "fish")
-CONFIG = RunConfig(clients=6, cohort="2", rounds=7, selector="fedentopt", buffer="2", epsilon=0.5)
+CONFIG = RunConfig(clients=6, cohort="2", rounds=7, selector="fedentopt", settings={"buffer": "2"}, epsilon=0.5)
 
 
 def label_counts(config: RunConfig) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The wide convolution kernels against torch's autograd in float64, on the CPU through Triton's interpreter.
 
-Not collected by itself: `test_kernels_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
+Not collected by itself: `test_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
 anything could import Triton.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,11 @@ from torch.nn import functional as F
 import toy
 from fedentopt.models.keyed_dropout import dropout_key, key_dropout
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers import StackedTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import ops, wide, wide_maps
+from straight_line import clients, world
 
 pytest_plugins = ["interpreting"]
 torch.set_num_threads(1)
@@ -124,6 +128,20 @@ def test_the_engine_trains_a_model_with_dropout_as_one_by_one() -> None:
     assert "wide convolutions" in said[0]
     for config, outcome in zip(configs, stacked, strict=True):
         assert toy.difference(outcome, toy.run([config], data, trainer="loop")[0]) < CLOSE
+
+
+def test_losses_of_wide_models_are_those_of_the_loop() -> None:
+    """Of training, uneven clients and terms in the logits included, and of models on clients' data."""
+    stacked, loop = (world("toy:dropping", name) for name in ("stacked", "loop"))
+    assert isinstance(stacked.trainer, StackedTrainer)
+    assert isinstance(stacked.trainer.net, WideNet)
+    rows = [replace(row, task=replace(row.task, epochs=1)) for row in clients(3)]
+    told = [w.trainer.train(w.starts, w.work(rows, wants_losses=True)) for w in (stacked, loop)]
+    assert told[0].losses is not None
+    torch.testing.assert_close(told[0].losses, told[1].losses, atol=1e-5, rtol=1e-5)
+    own = [np.arange(9), np.arange(30, 34), np.arange(50, 65)]
+    means = [w.trainer.mean_losses(w.starts, [2, 0, 2], own) for w in (stacked, loop)]
+    np.testing.assert_allclose(*means, rtol=1e-5)
 
 
 def test_only_the_first_rows_are_written() -> None:

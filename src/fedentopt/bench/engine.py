@@ -23,7 +23,7 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers.choice import choose_trainer, make_trainer, resolve_device, wants_channels_last
+from fedentopt.simulation.trainers import choose_trainer, make_trainer, resolve_device, wants_channels_last
 from fedentopt.simulation.work import Row, build_work
 
 BATCH = 64

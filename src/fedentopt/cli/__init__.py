@@ -7,7 +7,7 @@ import sys
 import typer
 
 from fedentopt import __version__
-from fedentopt.cli import bench, compare, data, partition, report, reproduce, run, select
+from fedentopt.cli import bench, compare, data, methods, partition, report, reproduce, run, select
 from fedentopt.cli.console import fail
 from fedentopt.errors import InputError
 
@@ -35,17 +35,20 @@ def _root(
     pass
 
 
-for _module in (compare, run, reproduce, select, partition, data, report, bench):
+for _module in (compare, run, reproduce, select, methods, partition, data, report, bench):
     _module.register(app)
 
 
 # What the code imports, by the extra that brings it.
 _BROUGHT_BY = {
-    "sim": ("torch", "torchvision", "sklearn", "safetensors", "PIL", "platformdirs", "matplotlib", "plotly", "numba"),
+    "sim": (
+        "torch", "torchvision", "sklearn", "scipy", "pandas", "safetensors", "PIL", "platformdirs", "matplotlib",
+        "plotly", "numba",
+    ),
     "flower": ("flwr", "opendp"),
     "ray": ("ray",),
     "tensorboard": ("tensorboard",),
-}
+}  # fmt: skip
 
 
 def main() -> None:

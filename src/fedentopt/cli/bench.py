@@ -21,7 +21,7 @@ def engine(
 
     from fedentopt.bench.engine import CPU_CASES, GPU_CASES, as_json, bench_engine
     from fedentopt.errors import InputError
-    from fedentopt.simulation.trainers.choice import resolve_device
+    from fedentopt.simulation.trainers import resolve_device
 
     cases = GPU_CASES if resolve_device(device).type == "cuda" else CPU_CASES
     known = sorted({case.model for case in cases})

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import importlib.util
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedentopt.cli.console import err, note
 from fedentopt.errors import InputError
-from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.options import Execution
+from fedentopt.simulation.jobs import Job
+from fedentopt.simulation.options import RunOptions
 
 if TYPE_CHECKING:
-    from fedentopt.results.folder import RunResult
-    from fedentopt.simulation.engine import RoundEvent
+    from fedentopt.results.reading import RunResult
 
 
-def conduct(configs: Sequence[RunConfig], execution: Execution, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
+def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
     """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130.
 
     Packages that are missing are named before anything trains: those of the simulator, and `also_needs`, which
@@ -34,121 +30,39 @@ def conduct(configs: Sequence[RunConfig], execution: Execution, *, also_needs: S
         raise InputError(f"this needs {', '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
     from fedentopt.datasets.npz import is_text
 
-    if execution.page and not is_text(execution.out):
+    if options.page and not is_text(options.out):
         raise InputError(
-            f"out: {execution.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
+            f"out: {options.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
         )
     try:
-        return _sweep(configs, execution)
+        return _sweep(jobs, options)
     except KeyboardInterrupt:
-        again = "" if execution.resume else " without --no-resume"
-        note(f"stopped; what was done is saved in {execution.out}: the same command{again} continues there")
+        again = "" if options.resume else " without --no-resume"
+        note(f"stopped; what was done is saved in {options.out}: the same command{again} continues there")
         raise typer.Exit(130) from None
 
 
-def page_of(execution: Execution) -> dict[str, str]:
+def page_of(options: RunOptions) -> dict[str, str]:
     """Write the HTML page of the results' folder; its path as {"page": ...}, or nothing where none is wanted."""
-    if not execution.page:
+    if not options.page:
         return {}
     from fedentopt.report import write_report
 
-    return {"page": str(write_report(execution.out_dir))}
+    return {"page": str(write_report(options.out_dir))}
 
 
-def _sweep(configs: Sequence[RunConfig], execution: Execution) -> list[RunResult]:
+def _sweep(jobs: Sequence[Job], options: RunOptions) -> list[RunResult]:
     from fedentopt.results.tensorboard import CurveRecorder, need_tensorboard, write_missing_curves
-    from fedentopt.simulation.engine import EngineOptions
+    from fedentopt.simulation.progress import progress_bar
     from fedentopt.simulation.sweep import run_sweep
 
-    if execution.log:
+    if options.log:
         need_tensorboard()
     console = err()
-    options = EngineOptions(
-        device=execution.device,
-        trainer=execution.trainer,
-        workers=execution.workers,
-        checkpoint_every=execution.checkpoint_every,
-        say=lambda line: console.print(escape(line), soft_wrap=True),
-    )
-    with _progress(configs, console) as progress:
-        runs = run_sweep(
-            configs,
-            execution.out_dir,
-            options,
-            data_dir=execution.data_path,
-            resume=execution.resume,
-            targets=execution.target,
-            progress=progress,
-            recorder=CurveRecorder if execution.log else None,
-        )
-    if execution.log:
+    options = dataclasses.replace(options, say=lambda line: console.print(escape(line), soft_wrap=True))
+    with progress_bar([job.config for job in jobs], console) as progress:
+        runs = run_sweep(jobs, options, progress=progress, recorder=CurveRecorder if options.log else None)
+    if options.log:
         for run in runs:
             write_missing_curves(run)
     return runs
-
-
-@contextlib.contextmanager
-def _progress(configs: Sequence[RunConfig], console: Console) -> Iterator[Callable[[RoundEvent], None] | None]:
-    """A bar over all rounds of all runs, with each method's accuracy so far; nothing unless on a terminal."""
-    if not console.is_terminal:
-        yield None
-        return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    tally = RoundTally(configs)
-    with bar:
-        task = bar.add_task("starting", total=None)
-
-        def advance(event: RoundEvent) -> None:
-            tally.add(event)
-            bar.update(task, completed=tally.done, total=tally.total, description=escape(tally.describe()))
-
-        yield advance
-
-
-class RoundTally:
-    """Counts rounds over many runs, and keeps each method's last accuracies.
-
-    Rounds that an earlier command did are left out of both sums, so that the time left is an honest guess;
-    runs not heard of yet (finished long ago, or still to come) are counted in only once they report.
-    """
-
-    def __init__(self, configs: Sequence[RunConfig]) -> None:
-        self._methods = {config.run_id: config.method for config in configs}
-        self._first: dict[str, int] = {}
-        self._rounds: dict[str, tuple[int, int]] = {}
-        self._accuracy: dict[str, float] = {}
-
-    def add(self, event: RoundEvent) -> None:
-        """Take note of one round of one run."""
-        self._first.setdefault(event.run_id, event.round)
-        self._rounds[event.run_id] = (event.round, event.rounds)
-        if event.accuracy is not None:
-            self._accuracy[event.run_id] = event.accuracy
-
-    @property
-    def done(self) -> int:
-        """Rounds done by this command."""
-        return sum(now - self._first[run] + 1 for run, (now, _) in self._rounds.items())
-
-    @property
-    def total(self) -> int:
-        """Rounds that this command has to do in the runs it has begun."""
-        return sum(total - self._first[run] + 1 for run, (_, total) in self._rounds.items())
-
-    def describe(self) -> str:
-        """Accuracy so far, mean over the seeds, of up to four methods."""
-        by_method: dict[str, list[float]] = {}
-        for run, accuracy in self._accuracy.items():
-            by_method.setdefault(self._methods.get(run, run), []).append(accuracy)
-        shown = [f"{name} {statistics.fmean(values):.1f} %" for name, values in list(by_method.items())[:4]]
-        return " · ".join(shown) + (" …" if len(by_method) > 4 else "") or "training"

@@ -17,7 +17,8 @@ from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
 
 if TYPE_CHECKING:
-    from fedentopt.paper.reproduction import How, Reproduction
+    from fedentopt.paper.reproduction import Reproduction
+    from fedentopt.simulation.options import RunOptions
 
 OUT, COMMITTED = Path("out/paper"), Path("results/paper")
 
@@ -79,7 +80,6 @@ def reproduce(
     """
     from fedentopt.paper.cells import select
     from fedentopt.paper.reproduction import (
-        How,
         Reproduction,
         ask_for,
         check_export,
@@ -87,6 +87,7 @@ def reproduce(
         plan_cells,
     )
     from fedentopt.simulation.methods import parse_seeds
+    from fedentopt.simulation.options import RunOptions
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds: {rounds} is out of range; accepted: at least 1")
@@ -108,8 +109,10 @@ def reproduce(
     chosen = ask_for(chosen, wanted, rounds)
     if list_cells and results is None and known is None and out_dir is None and cells is None:
         results = _committed()
-    folder = out_dir or OUT
-    request = Reproduction(plan, chosen, find_results(results, known, folder), data_dir)
+    folder = (out_dir or OUT).expanduser()
+    request = Reproduction(
+        plan, chosen, find_results(results, known, folder), None if data_dir is None else data_dir.expanduser()
+    )
     if list_cells:
         _list(request, as_json)
         return
@@ -119,8 +122,10 @@ def reproduce(
     if export is not None:
         check_export(export)
     if results is None and not no_run:
-        how = How(device, trainer, workers, max_stack, checkpoint_every, ray, ray_workers)
-        _run(request, folder, how, export)
+        options = RunOptions(
+            out=str(folder), device=device, trainer=trainer, workers=workers, checkpoint_every=checkpoint_every
+        )
+        _run(request, options, export, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     written: list[Path] = []
     if results is None or out_dir is not None:
         written += request.write(folder, figures=figures)
@@ -174,8 +179,8 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
     wanted = len(distinct_runs(request.cells))
     if as_json:
         count, samples, seconds = total(lines)
-        whole = {"cells": len(request.cells), "wanted": wanted, "runs": count, "samples": samples, "seconds": seconds}
-        print_json({**whole, "device": kind, "missing_data": absent, "stacks": [vars(line) for line in lines]})
+        sums = {"cells": len(request.cells), "wanted": wanted, "runs": count, "samples": samples, "seconds": seconds}
+        print_json({**sums, "device": kind, "missing_data": absent, "stacks": [vars(line) for line in lines]})
         return
     for name, count in absent.items():
         note(f"{name}: its files are not there yet, which {count} of these runs need (`fedentopt data list`)")
@@ -184,11 +189,19 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
     print_estimate(lines, len(request.cells), wanted, source)
 
 
-def _run(request: Reproduction, folder: Path, how: How, export: Path | None) -> None:
+def _run(
+    request: Reproduction,
+    options: RunOptions,
+    export: Path | None,
+    *,
+    max_stack: int | None,
+    ray: str | None,
+    ray_workers: int | None,
+) -> None:
     """Do what is to do; whatever ends it, the command is logged and, where asked for, what is finished exported."""
     from fedentopt.paper.provenance import command_line, note_command
 
-    unfinished = request.unfinished()
+    folder, unfinished = options.out_dir, request.unfinished()
     if not unfinished:
         note("every run of these cells is finished; nothing to do")
         return
@@ -205,7 +218,7 @@ def _run(request: Reproduction, folder: Path, how: How, export: Path | None) -> 
 
     try:
         with Reporter(runs).shown() as reporter:
-            request.run(runs, folder, how, reporter, stack_done)
+            request.run(runs, options, reporter, stack_done, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     except KeyboardInterrupt:
         note(f"stopped; what was done is saved in {folder}: the same command goes on there")
         raise typer.Exit(130) from None

@@ -14,15 +14,17 @@ from fedentopt.cli.console import note, out
 
 if TYPE_CHECKING:
     from fedentopt.results.aggregate import MethodResult
-    from fedentopt.results.folder import RunResult
-    from fedentopt.results.summary import Spread
+    from fedentopt.results.reading import RunResult
+    from fedentopt.results.statistics import Spread
 
 
 def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
-    """One row a method: mean ± sample standard deviation over its seeds, then what the columns mean."""
+    """One row per method: mean ± sample standard deviation over its seeds, then what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
     heads = ["accuracy %", "worst class %", *(f"to {t:g} %" for t in targets), "entropy", "up", "down"]
+    timed = any(method.has_speeds for method in methods)
+    heads += ["simulated"] if timed else []
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for method in methods:
@@ -36,6 +38,7 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
             "–" if entropy is None else f"{entropy['mean']:.2f}",
             size(figures["bytes_up"]),
             size(figures["bytes_down"]),
+            *([f"{method.simulated_seconds:,.0f} s"] if timed else []),
         )
     console = out()
     # Folded numbers and names cannot be read: a line too long for the terminal is the lesser evil.
@@ -61,6 +64,8 @@ def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
         parts.append("to …: rounds to reach that accuracy" + (", mean over seeds" if seeds > 1 else ""))
     parts.append(f"entropy: bits of the selected clients' labels together, at most {math.log2(classes):.2f}")
     parts.append("up, down: sent by and to all clients in one run")
+    if any(method.has_speeds for method in methods):
+        parts.append("simulated: time of one run by the clients' simulated speed")
     return "\n".join(parts)
 
 
@@ -69,10 +74,10 @@ def as_json(runs: Sequence[RunResult], methods: Sequence[MethodResult], targets:
     return {
         "runs": [
             {
-                "run_id": run.config.run_id,
+                "run_id": run.run_id,
                 "path": str(run.path),
-                "method": run.config.method,
-                "seed": run.config.seed,
+                "method": run.method,
+                "seed": run.seed,
                 **run.summary,
                 "rounds_to": run.summary["rounds_to"] | _targets(run, targets),
             }
@@ -100,7 +105,7 @@ def _targets(run: RunResult, targets: Sequence[float]) -> dict[str, int | None]:
 def _spread(spread: Spread | None, digits: int = 1) -> str:
     if spread is None:
         return "–"
-    tail = "" if spread.std is None else f" ± {spread.std:.{digits}f}"
+    tail = f" ± {spread.std:.{digits}f}" if spread.count > 1 else ""
     return f"{spread.mean:.{digits}f}{tail}"
 
 

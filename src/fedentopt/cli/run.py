@@ -9,11 +9,18 @@ import typer
 from fedentopt.cli.conduct import conduct, page_of
 from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
-from fedentopt.cli.settings import command, field_options, fields_of, gather, shared_options
+from fedentopt.cli.settings import (
+    Request,
+    command,
+    gather,
+    note_unused,
+    run_settings,
+    setting_options,
+    shared_options,
+)
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.options import Execution
+from fedentopt.simulation.jobs import Job, with_own
 
-FIELDS = fields_of(RunConfig, Execution)
 DEFAULTS = {"out": "out/run"}
 
 
@@ -22,29 +29,35 @@ def run(given: dict[str, Any]) -> None:
 
     A run that was stopped continues where it was; a finished one is not repeated.
     """
-    request = gather(given, fields=FIELDS, defaults=DEFAULTS)
-    first = RunConfig.from_dict(request.settings)
-    seeds = request.seeds or (first.seed,)
-    configs = [RunConfig.from_dict({**request.settings, "seed": seed}) for seed in seeds]
-    execution = request.execution
-    runs = conduct(configs, execution, also_needs=("plotly",) if execution.page else ())
+    request = gather(given, settings=run_settings(), defaults=DEFAULTS)
+    jobs = run_jobs(request)
+    note_unused(request.offered, jobs)
+    options = request.options
+    runs = conduct(jobs, options, also_needs=("plotly",) if options.page else ())
 
     from fedentopt.results.aggregate import by_method, reached_by_all
 
     methods = by_method(runs)
-    targets = list(execution.target)
+    targets = list(options.target)
     if given["as_json"]:
-        files = {"out": execution.out, **page_of(execution)}
+        files = {"out": options.out, **page_of(options)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
     best = reached_by_all(methods)
     print_methods(methods, targets or ([best] if best else []))
     for one in runs:
         out().print(f"results: {one.path}", soft_wrap=True, markup=False)
-    for page in page_of(execution).values():
+    for page in page_of(options).values():
         out().print(f"page: {page}", soft_wrap=True, markup=False)
+
+
+def run_jobs(request: Request) -> list[Job]:
+    """One run per seed."""
+    settings = with_own(request.settings, request.own, request.offered)
+    config = RunConfig.from_dict(settings)
+    return [Job(config.replace(seed=seed), config.method) for seed in request.seeds or (config.seed,)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run")(command(run, [*field_options(FIELDS, DEFAULTS), *shared_options()]))
+    app.command("run")(command(run, [*setting_options(run_settings(), DEFAULTS), *shared_options()]))

@@ -162,12 +162,14 @@ def _seed(given: int | None, before: dict[str, Any] | None, path: Path | None) -
     """The seed given, else that of the state, else 0; two that differ are refused."""
     if before is None:
         return given or 0
-    # Selectors that draw keep it themselves; KL selection does not, but noise is drawn for it. Older states lack it.
-    kept = before["state"].get("seed", before["about"].get("seed"))
-    if kept is None:
+    # The selector keeps it, and the file notes it beside; older states have one of the two, or neither.
+    noted = [source["seed"] for source in (before["state"], before["about"]) if source.get("seed") is not None]
+    for kept in noted:
+        if isinstance(kept, bool) or not isinstance(kept, int) or kept < 0:
+            raise InputError(f"{path}: seed is {kept!r}; accepted: a whole number, at least 0")
+    if not noted:
         return given or 0
-    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 0:
-        raise InputError(f"{path}: seed is {kept!r}; accepted: a whole number, at least 0")
+    kept = int(noted[0])
     if given not in (None, kept):
         raise InputError(f"{path}: the state is of seed {kept}; accepted: --seed {kept}, or none")
     return kept

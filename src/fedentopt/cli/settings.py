@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from fedentopt.cli.console import note
 from fedentopt.errors import InputError
 from fedentopt.settings import Setting, read_toml, settings_of
-from fedentopt.simulation.config import FIELDS, RunConfig, options
-from fedentopt.simulation.methods import apply_settings, parse_seeds
+from fedentopt.simulation.config import FIELDS, PARTS, option_of, options
+from fedentopt.simulation.jobs import Job
+from fedentopt.simulation.methods import parse_seeds
 from fedentopt.simulation.options import RunOptions
 
 METHOD_PANEL = "Settings of single methods"
@@ -110,12 +112,13 @@ def command(body: Callable[[dict[str, Any]], None], parameters: Iterable[inspect
 class Request:
     """What a command was asked for.
 
-    `settings` holds what was given for `RunConfig`, defaults not included; `own` what was given for single methods, by
-    their options, `--set` or a file's [settings].
+    `settings` holds what was given for `RunConfig`, defaults not included; `own` what was given for single methods by
+    `--set` or a file's [settings], `offered` what was given by options that only some methods use.
     """
 
     settings: dict[str, Any]
     own: dict[str, Any]
+    offered: dict[str, Any]
     seeds: tuple[int, ...] | None
     options: RunOptions
     methods: list[str] | None
@@ -139,26 +142,22 @@ def gather(
     how = {name: value for name, value in values.items() if name in settings_of(RunOptions)}
     return Request(
         settings={name: value for name, value in values.items() if name in FIELDS},
-        own={name: values[name] for name in of_methods if name in values} | _own(given, file),
+        own=_own(given, file),
+        offered={name: values[name] for name in of_methods if name in values},
         seeds=seeds,
         options=RunOptions(**how),
         methods=_methods(given, file) if methods else None,
     )
 
 
-def with_own(methods: list[dict[str, Any]], own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Settings of methods with those of single methods worked in; one that no method has is refused."""
-    used: set[str] = set()
-    made = []
-    for settings in methods:
-        merged, applied = apply_settings(settings, own)
-        made.append(merged)
-        used |= applied
-    for key in own:
-        if key not in used:
-            names = ", ".join(RunConfig.from_dict(settings).method for settings in made)
-            raise InputError(f"{key}: no setting of {names}; `fedentopt methods` lists what each method has")
-    return made
+def note_unused(offered: Mapping[str, Any], jobs: Sequence[Job]) -> None:
+    """Say which options none of the methods uses."""
+    parts = {(part, getattr(job.config, part)) for job in jobs for part in PARTS}
+    for name in offered:
+        found = option_of(name)
+        if found is not None and found[:2] not in parts:
+            methods = ", ".join(dict.fromkeys(job.config.method for job in jobs))
+            note(f"--{name.replace('_', '-')}: {methods} has no such setting, so {offered[name]} is not used")
 
 
 def _own(given: Given, file: Given) -> dict[str, Any]:

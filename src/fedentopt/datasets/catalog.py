@@ -1,8 +1,5 @@
-"""What to say when official files are not there.
-
-Where the official files and their converted arrays lie.
-
-The data sets known by name: what they are, where they come from, which checksums their publishers give.
+"""The data sets known by name: what they are, where they come from, which checksums their publishers give, where their
+files and converted arrays lie, and what to say when the files are not there.
 
 Sources of the checksums: CIFAR-10/-100 https://www.cs.toronto.edu/~kriz/cifar.html; CINIC-10 the archive of
 https://doi.org/10.7488/ds/2448 as checked by its common loaders; MedMNIST `medmnist/info.py`, version 3.0.2

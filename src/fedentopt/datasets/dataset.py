@@ -1,7 +1,4 @@
-"""A test split for data that comes without one.
-
-What a loaded data set is.
-"""
+"""What a loaded data set is, and a test split for data that comes without one."""
 
 from __future__ import annotations
 

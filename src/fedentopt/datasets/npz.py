@@ -1,6 +1,6 @@
-"""Arrays of an .npz file, read piece by piece and without pickle, so that files larger than memory can be converted.
+"""A user's own data in one .npz file: x_train, y_train, x_test, y_test, and class_names if there are any.
 
-A user's own data in one .npz file: x_train, y_train, x_test, y_test, and class_names if there are any.
+Its arrays are read piece by piece and without pickle, so that files larger than memory can be converted.
 
 Images: uint8, or floats in 0..1 (scaled by 255 and rounded), shaped (n, H, W), (n, H, W, 1 or 3) or
 (n, 1 or 3, H, W). Labels: integers, one an image. With class_names (text, one a class) the labels are
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -26,6 +26,23 @@ from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 
 PIECE_BYTES = 64 << 20
+
+
+class ArraySource(Protocol):
+    """An array that is read when it is needed: one of an .npz file, or one in memory."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def pieces(self) -> Iterator[np.ndarray]: ...
+
+    def read(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ class Npz:
         if channels["train"] != channels["test"]:
             raise InputError(f"{self.path}: x_train has {channels['train']} channels, x_test {channels['test']}")
         raw = {split: read_labels(array(self.path, f"y_{split}"), images[split]) for split in ("train", "test")}
-        names, labels, notes = self._classes(raw["train"], raw["test"])
+        names, labels, notes = label_classes(str(self.path), raw["train"], raw["test"], self._names())
         return Content(
             channels["train"],
             {"": Labels(names, *labels)},
@@ -148,29 +165,40 @@ class Npz:
             notes,
         )
 
-    def _classes(
-        self, train: np.ndarray, test: np.ndarray
-    ) -> tuple[tuple[str, ...], tuple[np.ndarray, np.ndarray], tuple[str, ...]]:
-        if "class_names" in keys(self.path):
-            given = array(self.path, "class_names")
-            if given.dtype.kind != "U" or len(given.shape) != 1:
-                raise InputError(f"{given}; accepted: one text a class, as in np.array(['cat', 'dog'])")
-            try:
-                names = tuple(str(name) for name in given.read())
-            except (SystemError, ValueError) as error:  # numbers beyond all characters
-                raise InputError(f"{given}: not text ({error}); accepted: one text a class") from error
-            check_names(str(self.path), names)
-            if len(set(names)) < len(names):
-                raise InputError(f"{self.path}: class_names holds a name twice; accepted: distinct names")
-            for key, labels in (("y_train", train), ("y_test", test)):
-                check_range(self.path, key, labels, len(names))
-        else:
-            distinct = np.unique(np.concatenate([train, test]))
-            names = tuple(str(label) for label in distinct)
-            train, test = np.searchsorted(distinct, train), np.searchsorted(distinct, test)
-        if len(names) < 2:
-            raise InputError(f"{self.path}: y_train holds one class only ({', '.join(names)}); accepted: two or more")
-        return names, (train.astype(np.int64), test.astype(np.int64)), absent(str(self.path), names, train, test)
+    def _names(self) -> tuple[str, ...] | None:
+        """The names of classes in the file, None where it has none."""
+        if "class_names" not in keys(self.path):
+            return None
+        given = array(self.path, "class_names")
+        if given.dtype.kind != "U" or len(given.shape) != 1:
+            raise InputError(f"{given}; accepted: one text per class, as in np.array(['cat', 'dog'])")
+        try:
+            return tuple(str(name) for name in given.read())
+        except (SystemError, ValueError) as error:  # numbers beyond all characters
+            raise InputError(f"{given}: not text ({error}); accepted: one text per class") from error
+
+
+def label_classes(
+    where: str, train: np.ndarray, test: np.ndarray, given: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[np.ndarray, np.ndarray], tuple[str, ...]]:
+    """Names of the classes, labels 0..C-1 of both splits, and notes on classes without images.
+
+    With names `given` the labels are their places; without, the distinct labels in ascending order are the classes.
+    """
+    if given is not None:
+        names = tuple(given)
+        check_names(where, names)
+        if len(set(names)) < len(names):
+            raise InputError(f"{where}: class_names holds a name twice; accepted: distinct names")
+        for key, labels in (("y_train", train), ("y_test", test)):
+            check_range(where, key, labels, len(names))
+    else:
+        distinct = np.unique(np.concatenate([train, test]))
+        names = tuple(str(label) for label in distinct)
+        train, test = np.searchsorted(distinct, train), np.searchsorted(distinct, test)
+    if len(names) < 2:
+        raise InputError(f"{where}: y_train holds one class only ({', '.join(names)}); accepted: two or more")
+    return names, (train.astype(np.int64), test.astype(np.int64)), absent(where, names, train, test)
 
 
 def own_key(path: Path) -> str:
@@ -206,7 +234,7 @@ def absent(where: str, names: tuple[str, ...], train: np.ndarray, test: np.ndarr
     return tuple(notes)
 
 
-def check_range(path: Path, key: str, labels: np.ndarray, classes: int) -> None:
+def check_range(path: Path | str, key: str, labels: np.ndarray, classes: int) -> None:
     """Refuse a label outside 0..classes-1, by its place."""
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
@@ -214,7 +242,7 @@ def check_range(path: Path, key: str, labels: np.ndarray, classes: int) -> None:
         raise InputError(f"{path}: {key}[{at}] is {labels[at]}; accepted: 0 to {classes - 1}")
 
 
-def read_labels(found: NpzArray, images: NpzArray) -> np.ndarray:
+def read_labels(found: ArraySource, images: ArraySource) -> np.ndarray:
     """Labels as int64 (n,); refused unless they are integers, one for every image."""
     shape = found.shape
     if found.dtype.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
@@ -227,7 +255,7 @@ def read_labels(found: NpzArray, images: NpzArray) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def check_images(found: NpzArray) -> int:
+def check_images(found: ArraySource) -> int:
     """The number of channels; refused are shapes and types that are not images."""
     if found.dtype != np.uint8 and found.dtype.kind != "f":
         raise InputError(f"{found}; accepted: uint8 (0 to 255), or floats from 0 to 1")
@@ -236,7 +264,7 @@ def check_images(found: NpzArray) -> int:
     return _axis(found)[1]
 
 
-def _axis(found: NpzArray) -> tuple[int | None, int]:
+def _axis(found: ArraySource) -> tuple[int | None, int]:
     """Where the channels are (None: nowhere) and how many there are."""
     shape = found.shape
     if len(shape) == 3:
@@ -249,7 +277,7 @@ def _axis(found: NpzArray) -> tuple[int | None, int]:
     raise InputError(f"{found}; accepted: {_SHAPES}")
 
 
-def image_pieces(found: NpzArray) -> Images:
+def image_pieces(found: ArraySource) -> Images:
     """The images of an array that `check_images` has passed."""
 
     def iterate(side: int) -> Iterator[np.ndarray]:
@@ -266,7 +294,7 @@ def image_pieces(found: NpzArray) -> Images:
     return iterate
 
 
-def _bytes(found: NpzArray, piece: np.ndarray) -> np.ndarray:
+def _bytes(found: ArraySource, piece: np.ndarray) -> np.ndarray:
     if piece.dtype == np.uint8:
         return np.ascontiguousarray(piece)
     low, high = float(piece.min()), float(piece.max())

@@ -10,7 +10,7 @@ from typing import Any
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.measures import Measured, Results
 from fedentopt.paper.sizes import size
-from fedentopt.paper.statistics import Interval, mean, mean_interval, paired_interval, sample_std
+from fedentopt.results.statistics import Interval, mean, mean_interval, paired_interval, sample_std
 
 DONE, PARTLY, MISSING_DATA, NOT_RUN = "done", "partly", "missing-data", "not-run"
 

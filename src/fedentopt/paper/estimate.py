@@ -34,8 +34,8 @@ def training_samples(config: RunConfig, train: int) -> int:
     if config.algorithm != "fedconcat":
         return round(config.rounds * a_round)
     stages = config.of("algorithm")
-    second = stages["max_rounds"] * config.cohort_size * LOCAL_BATCHES * config.batch_size
-    return round(stages["share"] * config.rounds * a_round) + second
+    second = int(stages["max_rounds"]) * config.cohort_size * LOCAL_BATCHES * config.batch_size
+    return round(float(stages["share"]) * config.rounds * a_round) + second
 
 
 def estimate(

@@ -1,4 +1,4 @@
-"""Results small enough to commit: one CSV a table, a row per cell and seed, without the run folders.
+"""Results small enough to commit: one CSV per table, a row per cell and seed, without the run folders.
 
     DIR/<table>.csv         cell, seed, its figure, and what else is known of the run
     DIR/<table>_curves.csv  thinned curves: settings, seed, round, accuracy, entropy
@@ -139,8 +139,8 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
 
 
 def _read_measured(row: _Row) -> Measured:
-    whole = {"rounds", "never_selected", "rounds_to_40", "rounds_to_45", "rounds_to_50", "diverged_round"}
-    fields: dict[str, Any] = {name: row.read(name, int if name in whole else float) for name in MEASURED}
+    integers = {"rounds", "never_selected", "rounds_to_40", "rounds_to_45", "rounds_to_50", "diverged_round"}
+    fields: dict[str, Any] = {name: row.read(name, int if name in integers else float) for name in MEASURED}
     return Measured(**fields | {"settings": row.need("settings", str), "seed": row.need("seed", int)})
 
 

@@ -20,7 +20,7 @@ from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.measures import Results
 from fedentopt.paper.names import by_participation, row_names
 from fedentopt.paper.sizes import shapes
-from fedentopt.paper.statistics import mean, sample_std
+from fedentopt.results.statistics import Spread
 
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
@@ -58,7 +58,7 @@ LOOK: dict[Any, Any] = {
     "svg.hashsalt": "fedentopt",  # the same figure gives the same file
     "svg.fonttype": "none",
 }
-Spread = list[tuple[float, float, float]]
+Points = list[tuple[float, float, float]]
 """Position, mean, standard deviation (0 for one seed)."""
 
 
@@ -153,23 +153,23 @@ def _accuracy(entries: Sequence[Comparison], results: Results) -> Any:
     return figure
 
 
-def _curve(entry: Comparison, results: Results, column: int) -> Spread:
+def _curve(entry: Comparison, results: Results, column: int) -> Points:
     """Mean and deviation over the seeds in every round that all of them have."""
     if entry.cell.config is None:
         return []
     curves = []
     for seed in entry.values:
-        points = results.curve(entry.cell.config, seed)
-        curves.append({point[0]: point[column] for point in points if point[column] is not None})
-    shared = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-    spread: Spread = []
+        curve = results.curve(entry.cell.config, seed)
+        curves.append({point[0]: point[column] for point in curve if point[column] is not None})
+    shared = set.intersection(*(set(own) for own in curves)) if curves else set()
+    points: Points = []
     for number in sorted(shared):
-        values = [float(curve[number] or 0.0) for curve in curves]
-        spread.append((number, mean(values) or 0.0, sample_std(values) or 0.0))
-    return spread
+        spread = Spread.of(float(own[number] or 0.0) for own in curves)
+        points.append((number, spread.mean, spread.std if spread.count > 1 else 0.0))
+    return points
 
 
-def _line(axis: Any, cell: Cell, label: str, points: Spread, *, markers: bool = True) -> None:
+def _line(axis: Any, cell: Cell, label: str, points: Points, *, markers: bool = True) -> None:
     if not points:
         return
     colour, style, marker = STYLES.get(cell.method or "", (BLACK, ":", "."))

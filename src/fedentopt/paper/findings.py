@@ -12,7 +12,7 @@ from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.measures import TARGETS
 from fedentopt.paper.sizes import shapes
-from fedentopt.paper.statistics import mean
+from fedentopt.results.statistics import mean
 
 NOT_YET = "Not run yet."
 FAR = 5.0

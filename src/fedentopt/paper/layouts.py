@@ -16,7 +16,7 @@ from fedentopt.paper.measures import TARGETS
 from fedentopt.paper.names import by_participation, row_names
 from fedentopt.paper.printed import DATASETS, MODELS, table_rows
 from fedentopt.paper.sizes import shapes, size
-from fedentopt.paper.statistics import mean
+from fedentopt.results.statistics import mean
 
 AGAINST = "against FedAvg, 95 % interval"
 READING = (
@@ -26,7 +26,7 @@ READING = (
 
 
 def plain(name: str, entries: Sequence[Comparison]) -> Table:
-    """Tables 1, 3, 4 and the grids: a section a setting, a row a method."""
+    """Tables 1, 3, 4 and the grids: a section per setting, a row per method."""
     columns = ("method", "ours", "paper", "difference", AGAINST, "seeds")
 
     def row(label: str, entry: Comparison) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.paper.cells import Cell
-from fedentopt.results.folder import RUN, SUMMARY, RunFolder, RunResult, read_run
+from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
 from fedentopt.results.summary import rounds_to
 from fedentopt.simulation.config import RunConfig
 
@@ -66,12 +67,8 @@ def settings_key(config: RunConfig) -> str:
     Only what differs from the defaults counts, so results stay valid when a later version brings a new setting
     whose default changes nothing.
     """
-    default = RunConfig()
-    changed = {
-        name: value
-        for name, value in config.to_dict().items()
-        if name not in ("seed", "rounds", "dataset", "model") and value != getattr(default, name)
-    }
+    named_anyway = ("seed", "rounds", "dataset", "model")
+    changed = {name: value for name, value in config.changed().items() if name not in named_anyway}
     named = {name: getattr(config, name) for name in ("rounds", "dataset", "model")}
     return hashlib.sha256(json.dumps(changed | named, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -105,15 +102,11 @@ class Results:
         run = self._folder(config, seed)
         if run is None:
             return list(self._curves.get((settings_key(config), seed), []))
-        curve, records = run.curve, {record.round: record for record in run.records}
-        rounds = sorted(curve.keys() | records.keys())
+        curve, table = run.curve, run.rounds
+        entropy = dict(zip(table.number.tolist(), table.entropy.tolist(), strict=True))
         return [
-            (
-                number,
-                _rounded("accuracy", curve.get(number)),
-                _rounded("mean_entropy", records[number].entropy) if number in records else None,
-            )
-            for number in rounds
+            (number, _rounded("accuracy", curve.get(number)), _rounded("mean_entropy", entropy.get(number)))
+            for number in sorted(curve.keys() | entropy.keys())
         ]
 
     def seeds(self, config: RunConfig) -> set[int]:
@@ -179,6 +172,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
 def _check(run: RunResult) -> None:
     """Refuse a run's folder whose files lack what is read here, as one written by hand or by other code may."""
     advice = "delete the run's folder to run it again"
+    assert run.path is not None
     path = run.path / SUMMARY
     for name in (*FIGURES, "rounds", "rounds_to"):
         if name not in run.summary:

@@ -11,7 +11,7 @@ from typing import Any
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
-from fedentopt.paper.statistics import Interval
+from fedentopt.results.statistics import Interval
 from fedentopt.simulation.config import PARTS, RunConfig
 
 METHODS = {name: registry.label(name) for registry in PARTS.values() for name in registry.names}
@@ -72,7 +72,7 @@ NAMED_BY_CELL = ("dataset", "model", "partition", "algorithm", "selector", "coho
 
 
 def row_names(cells: Sequence[Cell], name: Callable[[Cell], str]) -> list[str]:
-    """One name a cell, in their order: what `name` says, and where several say the same, how those differ."""
+    """One name per cell, in their order: what `name` says, and where several say the same, how those differ."""
     plain = [name(cell) for cell in cells]
     alike: dict[str, list[int]] = {}
     for number, text in enumerate(plain):

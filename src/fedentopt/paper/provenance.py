@@ -12,7 +12,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.files import write_text
 from fedentopt.results.environment import environment, source_digest
-from fedentopt.results.folder import RUN, SUMMARY
+from fedentopt.results.reading import SUMMARY, read_run
 from fedentopt.simulation.config import RunConfig
 
 FILE = "provenance.json"
@@ -51,7 +51,7 @@ def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started
     finished = [run for run in runs if (out_dir / run.run_id / SUMMARY).exists()]
     if not finished:
         return
-    devices = {json.loads((out_dir / run.run_id / RUN).read_text("utf-8")).get("device") for run in finished}
+    devices = {read_run(out_dir / run.run_id).about.get("device") for run in finished}
     entry = {
         "command": command,
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds"),

@@ -9,6 +9,7 @@ them back when they are finished. Data sets are read on the workers, from the da
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -23,9 +24,10 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.files import make_folder
-from fedentopt.paper.ray_worker import Inbox, WorkerOptions, WorkerReport, work
-from fedentopt.paper.runner import Stack, plan_stacks
+from fedentopt.paper.ray_worker import Inbox, WorkerReport, work
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.sweep import Stack, form_stacks
 
 LOST_AT_MOST = 3
 """How often a stack's worker may be lost before the stack is given up."""
@@ -36,16 +38,11 @@ ANSWERS_WITHIN = 10.0
 
 def run_on_ray(
     runs: Sequence[RunConfig],
-    out_dir: Path,
+    options: RunOptions,
     *,
     address: str,
     workers: int | None = None,
     max_stack: int | None = None,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    trainer: str = "auto",
-    checkpoint_every: int = 10,
-    say: Callable[[str], None],
     report: Callable[[WorkerReport], None] = lambda report: None,
     done: Callable[[int], None] = lambda number: None,
 ) -> None:
@@ -54,25 +51,25 @@ def run_on_ray(
     Refused: no Ray, an address where none answers, an error in a worker's input, a stack whose worker is lost
     again and again. `KeyboardInterrupt` passes through after the workers have been asked to save.
     """
-    with _connected(address, workers, device) as (ray, slots, on_gpu):
-        out_dir = out_dir.resolve()
+    say = options.say or (lambda line: None)
+    with _connected(address, workers, options.device) as (ray, slots, on_gpu):
+        out_dir, data_dir = options.out_dir.resolve(), options.data_path
         make_folder(out_dir)
-        stacks = plan_stacks(runs, max_stack or max(1, -(-len(runs) // slots)))
+        stacks = form_stacks(runs, max_stack or max(1, -(-len(runs) // slots)))
         say(f"{len(runs)} runs in {len(stacks)} stacks on {slots} {'GPU' if on_gpu else 'CPU'} workers")
         token = out_dir / f".shared-{uuid.uuid4().hex}"
         token.touch()
-        options = WorkerOptions(
-            out_dir=str(out_dir),
-            token=token.name,
+        there = dataclasses.replace(
+            options,
+            out=str(out_dir),
             data_dir=str(data_dir.resolve()) if data_dir else None,
-            device=device if on_gpu else "cpu",
-            trainer=trainer,
+            device=options.device if on_gpu else "cpu",
             # CPU workers share the machine among themselves already.
-            threads=None if on_gpu else 1,
-            checkpoint_every=checkpoint_every,
+            workers=None if on_gpu else 1,
+            say=None,  # a worker has its own way to the driver
         )
         try:
-            _Dispatcher(ray, stacks, options, on_gpu, say, report, done).run()
+            _Dispatcher(ray, stacks, there, token.name, on_gpu, say, report, done).run()
         finally:
             token.unlink(missing_ok=True)
 
@@ -84,17 +81,18 @@ class _Dispatcher:
         self,
         ray: Any,
         stacks: list[Stack],
-        options: WorkerOptions,
+        options: RunOptions,
+        token: str,
         on_gpu: bool,
         say: Callable[[str], None],
         report: Callable[[WorkerReport], None],
         done: Callable[[int], None],
     ) -> None:
-        self._ray, self._stacks, self._options = ray, stacks, options
+        self._ray, self._stacks, self._options, self._token = ray, stacks, options, token
         self._say, self._report, self._done = say, report, done
         self._inbox = ray.remote(num_cpus=0)(Inbox).remote()
         needs = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
-        # Ray's own retries are off: a lost worker is to be seen, counted and told.
+        # Ray's own retries are off: a lost worker is to be seen, counted and reported.
         self._task = ray.remote(max_retries=0, **needs)(work)
         self._lost = dict.fromkeys(range(len(stacks)), 0)
         self._waiting: dict[Any, int] = {}
@@ -114,7 +112,7 @@ class _Dispatcher:
             raise
 
     def _hand_out(self, number: int) -> None:
-        reference = self._task.remote(number, self._stacks[number], self._options, self._inbox)
+        reference = self._task.remote(number, self._stacks[number], self._options, self._token, self._inbox)
         self._waiting[reference] = number
 
     def _take_back(self, reference: Any, number: int) -> None:
@@ -142,7 +140,7 @@ class _Dispatcher:
             self._hand_out(number)
             return
         for run_id, content in files.items():
-            _write_folder(Path(self._options.out_dir) / run_id, content)
+            _write_folder(self._options.out_dir / run_id, content)
         self._say(f"stack {number + 1} of {len(self._stacks)} is done")
         self._done(number)
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedentopt.paper.runner import Stack, run_stacks
+from fedentopt.paper.runner import run_stacks
+from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.sweep import Stack
+
+if TYPE_CHECKING:
+    from fedentopt.simulation.engine import RoundEvent
 
 Files = dict[str, dict[str, bytes]]
 """Content of finished run folders, by run id and file name."""
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker needs to know besides its runs."""
-
-    out_dir: str
-    token: str  # a file in out_dir: whoever sees it shares the disk
-    data_dir: str | None
-    device: str
-    trainer: str
-    threads: int | None
-    checkpoint_every: int
 
 
 @dataclass(frozen=True)
@@ -55,37 +48,33 @@ class Inbox:
         return reports
 
 
-def work(number: int, stack: Stack, options: WorkerOptions, inbox: Any) -> Files:
-    """On a worker: run a stack where its results belong, or in a folder of its own whose content goes back."""
-    import ray
+def work(number: int, stack: Stack, options: RunOptions, token: str, inbox: Any) -> Files:
+    """On a worker: run a stack where its results belong, or in a folder of its own whose content goes back.
 
-    from fedentopt.simulation.engine import EngineOptions, RoundEvent
+    `token` names a file in `options.out`: a worker that sees it shares the disk.
+    """
+    import ray
 
     me = (number, os.getpid(), ray.get_runtime_context().get_node_id()[:8])
     inbox.put.remote(WorkerReport(*me))
     news: dict[str, tuple[int, int, float | None]] = {}
-    told = time.monotonic()
+    sent = time.monotonic()
 
     def progress(event: RoundEvent) -> None:
-        nonlocal told
+        nonlocal sent
         news[event.run_id] = (event.round, event.rounds, event.accuracy)
-        if time.monotonic() - told > 1:
+        if time.monotonic() - sent > 1:
             inbox.put.remote(WorkerReport(*me, rounds=dict(news)))
             news.clear()
-            told = time.monotonic()
+            sent = time.monotonic()
 
-    engine = EngineOptions(
-        device=options.device, trainer=options.trainer, workers=options.threads,
-        checkpoint_every=options.checkpoint_every, say=lambda line: inbox.put.remote(WorkerReport(*me, line=line)),
-    )  # fmt: skip
-    data_dir = Path(options.data_dir) if options.data_dir else None
-    shared = Path(options.out_dir)
-    if (shared / options.token).exists():
-        run_stacks([stack], shared, engine, data_dir=data_dir, progress=progress)
+    options = dataclasses.replace(options, say=lambda line: inbox.put.remote(WorkerReport(*me, line=line)))
+    if (options.out_dir / token).exists():
+        run_stacks([stack], options, progress=progress)
         inbox.put.remote(WorkerReport(*me, rounds=dict(news)))
         return {}
     with tempfile.TemporaryDirectory(prefix="fedentopt-") as folder:
-        run_stacks([stack], Path(folder), engine, data_dir=data_dir, progress=progress)
+        run_stacks([stack], dataclasses.replace(options, out=folder), progress=progress)
         return {run.run_id: _read_folder(Path(folder) / run.run_id) for run in stack}
 
 

@@ -20,23 +20,11 @@ from fedentopt.paper.exported import export, read_exported
 from fedentopt.paper.measures import Results
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.options import RunOptions
 
 if TYPE_CHECKING:
     from fedentopt.paper.ray_worker import WorkerReport
     from fedentopt.simulation.engine import RoundEvent
-
-
-@dataclass(frozen=True)
-class How:
-    """Where and how runs execute; none of it changes their figures."""
-
-    device: str = "auto"
-    trainer: str = "auto"
-    workers: int | None = None
-    max_stack: int | None = None
-    checkpoint_every: int = 50
-    ray: str | None = None
-    ray_workers: int | None = None
 
 
 class Listener(Protocol):
@@ -89,66 +77,60 @@ class Reproduction:
         return found
 
     def run(
-        self, runs: Sequence[RunConfig], out_dir: Path, how: How, listener: Listener, done: Callable[[], None]
+        self,
+        runs: Sequence[RunConfig],
+        options: RunOptions,
+        listener: Listener,
+        done: Callable[[], None],
+        *,
+        max_stack: int | None = None,
+        ray: str | None = None,
+        ray_workers: int | None = None,
     ) -> None:
-        """Bring runs to their end in folders below `out_dir`; `done` is called after every stack."""
-        _need_simulator()
-        from fedentopt.paper.runner import plan_stacks, run_stacks
-        from fedentopt.simulation.engine import EngineOptions
+        """Bring runs to their end in folders below `options.out`; `done` is called after every stack.
 
-        if how.ray is not None:
+        `max_stack` is the most runs that train together, `ray` the address of a cluster that gets the stacks.
+        """
+        _need_simulator()
+        from fedentopt.paper.runner import run_stacks
+        from fedentopt.simulation.sweep import form_stacks
+
+        options = dataclasses.replace(
+            options, data_dir=None if self.data_dir is None else str(self.data_dir), say=listener.say
+        )
+        if ray is not None:
             from fedentopt.paper.ray_runner import run_on_ray
 
             run_on_ray(
                 runs,
-                out_dir,
-                address=how.ray,
-                workers=how.ray_workers,
-                max_stack=how.max_stack,
-                data_dir=self.data_dir,
-                device=how.device,
-                trainer=how.trainer,
-                checkpoint_every=how.checkpoint_every,
-                say=listener.say,
+                options,
+                address=ray,
+                workers=ray_workers,
+                max_stack=max_stack,
                 report=listener.worker_report,
                 done=lambda number: done(),
             )
             return
-        if how.ray_workers is not None:
-            raise InputError(f"ray-workers: {how.ray_workers} only goes with --ray local")
-        stacks = plan_stacks(runs, how.max_stack)
+        if ray_workers is not None:
+            raise InputError(f"ray-workers: {ray_workers} only goes with --ray local")
+        stacks = form_stacks(runs, max_stack)
 
         def begin(number: int) -> None:
             first, size = stacks[number][0], len(stacks[number])
             listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {size} runs")
 
-        options = EngineOptions(
-            device=how.device,
-            trainer=how.trainer,
-            workers=how.workers,
-            checkpoint_every=how.checkpoint_every,
-            say=listener.say,
-        )
-        run_stacks(
-            stacks,
-            out_dir,
-            options,
-            data_dir=self.data_dir,
-            progress=listener.round_done,
-            begin=begin,
-            done=lambda number: done(),
-        )
+        run_stacks(stacks, options, progress=listener.round_done, begin=begin, done=lambda number: done())
 
     def write(self, folder: Path, *, figures: bool) -> list[Path]:
         """Tables and figures of every table that is touched; gives the files.
 
-        Tables are whole, with the cells that were not asked for, unless runs are cut short: then they are a trial's.
+        Tables are complete, with the cells that were not asked for, unless runs are cut short: then they are a trial's.
         """
         asked = {cell.identity: cell for cell in self.cells}
         trial = any(cell.shortened for cell in self.cells)
         touched = {cell.table for cell in self.cells}
-        whole = [asked.get(cell.identity, cell) for cell in self.plan if cell.table in touched]
-        entries = self.compare(self.cells if trial else whole)
+        complete = [asked.get(cell.identity, cell) for cell in self.plan if cell.table in touched]
+        entries = self.compare(self.cells if trial else complete)
         written = write_tables(folder / "tables", entries)
         if figures:
             from fedentopt.paper.figures import write_figures

@@ -42,7 +42,7 @@ def tables(comparisons: Sequence[Comparison]) -> list[Table]:
 
 
 def summary_csv(comparisons: Iterable[Comparison]) -> str:
-    """One row a cell: everything `--list` says, and the differences with their intervals."""
+    """One row per cell: everything `--list` says, and the differences with their intervals."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     cell_columns = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer")

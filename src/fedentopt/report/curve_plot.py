@@ -1,46 +1,60 @@
-"""Accuracy over rounds: one line a method, the mean over its seeds, with a band of one standard deviation."""
+"""Accuracy over rounds: one line per method, the mean over its seeds, with a band of one standard deviation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedentopt.files import write_aside
 from fedentopt.results.aggregate import MethodResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which people with colour-blindness tell apart; line styles for print without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 STYLES = ("-", "--", "-.", ":")
 
 
+def accuracy_figure(methods: Sequence[MethodResult], title: str) -> Figure:
+    """The figure, which belongs to nobody else: pyplot does not know it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for number, method in enumerate(methods):
+        colour = COLOURS[number % len(COLOURS)]
+        style = STYLES[number // len(COLOURS) % len(STYLES)]
+        curve = method.curve
+        rounds, spreads = list(curve), list(curve.values())
+        axes.plot(rounds, [s.mean for s in spreads], style, color=colour, linewidth=1.6, label=_literal(method.label))
+        half = [s.std if s.count > 1 else 0.0 for s in spreads]
+        low = [s.mean - std for s, std in zip(spreads, half, strict=True)]
+        high = [s.mean + std for s, std in zip(spreads, half, strict=True)]
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="round", ylabel="test accuracy (%)", title=_literal(title))
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
 def plot_accuracy(methods: Sequence[MethodResult], folder: Path, title: str) -> list[Path]:
     """Write `accuracy.png` and `accuracy.svg` into `folder` and return their paths."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
+    figure = accuracy_figure(methods, title)
+    paths = []
     # A fixed salt and no date: the same runs give the same bytes.
     with rc_context({"svg.hashsalt": "fedentopt", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
-        axes = figure.subplots()
-        for number, method in enumerate(methods):
-            colour = COLOURS[number % len(COLOURS)]
-            style = STYLES[number // len(COLOURS) % len(STYLES)]
-            rounds = list(method.curve)
-            means = [spread.mean for spread in method.curve.values()]
-            stds = [spread.std or 0.0 for spread in method.curve.values()]
-            axes.plot(rounds, means, style, color=colour, linewidth=1.6, label=method.label)
-            low = [mean - std for mean, std in zip(means, stds, strict=True)]
-            high = [mean + std for mean, std in zip(means, stds, strict=True)]
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="round", ylabel="test accuracy (%)", title=title)
-        axes.grid(alpha=0.3, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
-        paths = []
-        for kind in ("png", "svg"):
-            path = folder / f"accuracy.{kind}"
-            about = {"Date": None} if kind == "svg" else {"Software": None}
-            write_aside(path, partial(figure.savefig, format=kind, metadata=about))
-            paths.append(path)
+        for kind, about in (("png", {"Software": None}), ("svg", {"Date": None})):
+            paths.append(folder / f"accuracy.{kind}")
+            write_aside(paths[-1], partial(figure.savefig, format=kind, metadata=about))
     return paths
+
+
+def _literal(text: str) -> str:
+    """Text that Matplotlib shows as it is: dollar signs in a user's name begin no formula."""
+    return text.replace("$", "\\$")

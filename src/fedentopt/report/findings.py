@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 
-from fedentopt.report.figures import Figures, Spread, best_of
+from fedentopt.report.figures import Figures, best_of
 from fedentopt.report.grouping import Group, Method
-from fedentopt.report.reading import RunResult
+from fedentopt.results.statistics import Spread, paired_differences
 
 
 def plus_minus(value: Spread, digits: int = 2) -> str:
@@ -33,14 +32,13 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
     plain, balanced = group.plain(), group.balanced()
     if plain is None or balanced is None:
         return sentences
-    gains = paired_gains(plain, balanced)
-    if gains:
-        mean = statistics.fmean(gains)
-        verb = "gains" if mean >= 0 else "loses"
-        seeds = f"{len(gains)} seeds" if len(gains) > 1 else "one seed"
-        spread = f" (± {statistics.stdev(gains):.2f})" if len(gains) > 1 else ""
+    gain = Spread.of(paired_gains(plain, balanced))
+    if gain.count:
+        verb = "gains" if gain.mean >= 0 else "loses"
+        seeds = f"{gain.count} seeds" if gain.count > 1 else "one seed"
+        spread = f" (± {gain.std:.2f})" if gain.count > 1 else ""
         sentences.append(
-            f"Against random selection {balanced.label} {verb} {abs(mean):.2f}{spread} points, "
+            f"Against random selection {balanced.label} {verb} {abs(gain.mean):.2f}{spread} points, "
             f"seed by seed over {seeds}."
         )
     ours, random = figures_of[balanced.label].full_cover, figures_of[plain.label].full_cover
@@ -53,11 +51,9 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
 
 def paired_gains(plain: Method, balanced: Method) -> list[float]:
     """Accuracy differences between runs of the same seed: same partition, same start."""
-    base = {run.seed: _accuracy(run) for run in plain.finished}
-    pairs = [(base.get(run.seed), _accuracy(run)) for run in balanced.finished]
-    return [after - before for before, after in pairs if before is not None and after is not None]
+    return paired_differences(_accuracies(balanced), _accuracies(plain))
 
 
-def _accuracy(run: RunResult) -> float | None:
-    value = (run.summary or {}).get("accuracy")
-    return float(value) if isinstance(value, (int, float)) else None
+def _accuracies(method: Method) -> dict[int, float]:
+    values = {run.seed: run.summary.get("accuracy") for run in method.finished}
+    return {seed: float(value) for seed, value in values.items() if isinstance(value, (int, float))}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedentopt.report.reading import RunResult
+from fedentopt.results.reading import RunResult
 
 SETTING = (
     "dataset", "fine_labels", "image_size", "partition", "model",
@@ -35,7 +35,7 @@ class Method:
     @property
     def finished(self) -> tuple[RunResult, ...]:
         """The runs whose figures count."""
-        return tuple(run for run in self.runs if run.summary is not None)
+        return tuple(run for run in self.runs if run.finished)
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def group_runs(runs: Iterable[RunResult]) -> tuple[Group, ...]:
     # Data that changed under the same name has other classes; its runs share no chart with the older ones.
     settings: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs:
-        settings.setdefault((_key(run.config, SETTING), run.classes, run.clients), []).append(run)
+        settings.setdefault((_key(run.config, SETTING), run.labels.classes, run.labels.clients), []).append(run)
     members = sorted(settings.values(), key=_setting_order)
-    titles = [_title(group[0].config, short=True) for group in members]
+    titles = [setting_title(group[0].config, short=True) for group in members]
     titles = [
-        title if titles.count(title) == 1 else _title(group[0].config, short=False)
+        title if titles.count(title) == 1 else setting_title(group[0].config, short=False)
         for title, group in zip(titles, members, strict=True)
     ]
     return tuple(Group(title, _methods(group)) for title, group in zip(titles, members, strict=True))
@@ -139,7 +139,7 @@ def _method_order(method: Method) -> tuple[int, int, bool, str, str]:
     )
 
 
-def _title(config: Mapping[str, Any], *, short: bool) -> str:
+def setting_title(config: Mapping[str, Any], *, short: bool = True) -> str:
     """A setting in words; the short form leaves out the folders of a data set that is a path."""
     dataset = str(config.get("dataset", "unknown data"))
     if short:

@@ -1,4 +1,4 @@
-"""One HTML file that shows a results folder: no network, no second file, opened straight from disk.
+"""One HTML file that shows runs, of a folder or in memory: no network, no second file, opened straight from disk.
 
 The charting library (Plotly) and the data are gzip-compressed and base64-coded inside the page, which the
 browser unpacks; that keeps a page with five megabytes of library near two. Base64 also means that nothing of
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
@@ -25,8 +26,8 @@ from fedentopt.report.findings import findings
 from fedentopt.report.grouping import Group, group_runs
 from fedentopt.report.paper import PaperFigures
 from fedentopt.report.payload import LEVELS, Detail, group_payload
-from fedentopt.report.reading import ResultFolder, read_folder
 from fedentopt.report.tables import overview_table, settings_tables, summary_table
+from fedentopt.results.reading import RunResult, read_folder
 
 LARGEST_PAGE = 6_000_000  # bytes
 _SCRIPTS = ("unpack.js", "look.js", "tables.js", "curves.js", "cohorts.js", "classes.js", "page.js")
@@ -38,23 +39,38 @@ def write_report(directory: Path, *, out: Path | None = None) -> Path:
     Refused: a folder without results, a malformed file in it, a missing Plotly, a place that cannot be written.
     """
     directory = Path(directory)
-    target = Path(out) if out is not None else directory / "report.html"
-    text = render(read_folder(directory))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with aside(target, durable=False) as part:  # a reader never sees half a page
-            part.write_bytes(text.encode())
-    except OSError as error:
-        raise InputError(
-            f"{target}: cannot be written ({error.strerror}); accepted: a file in a writable folder"
-        ) from error
-    return target
+    folder = read_folder(directory)
+    text = render_runs(
+        folder.runs,
+        title=directory.resolve().name or "results",
+        skipped=folder.skipped,
+        paper=PaperFigures.read(directory),
+    )
+    return _write(text, Path(out) if out is not None else directory / "report.html")
 
 
-def render(folder: ResultFolder) -> str:
-    """The page as text, at the finest level of detail that stays under `LARGEST_PAGE`."""
-    groups = group_runs(folder.runs)
-    paper = PaperFigures(folder.paper)
+def write_page(runs: Iterable[RunResult], path: Path, *, title: str = "results") -> Path:
+    """Make the page of these runs, wherever they come from, and return its path."""
+    return _write(render_runs(runs, title=title), Path(path))
+
+
+def render_runs(
+    runs: Iterable[RunResult],
+    *,
+    title: str = "results",
+    skipped: Sequence[str] = (),
+    paper: PaperFigures | None = None,
+) -> str:
+    """The page as text, at the finest level of detail that stays under `LARGEST_PAGE`.
+
+    `skipped` are runs that have no round to show and are named as such. Refused: no runs, a run without a round.
+    """
+    runs, paper = list(runs), paper or PaperFigures(None)
+    empty = [run.run_id for run in runs if not len(run.rounds)]
+    if empty or not runs:
+        what = f"{empty[0]} has finished no round yet" if empty else "there are no runs"
+        raise InputError(f"report: {what}; accepted: runs with at least one round")
+    groups = group_runs(runs)
     rows = [[(method, figures(method)) for method in group.methods] for group in groups]
     sections = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
@@ -69,10 +85,10 @@ def render(folder: ResultFolder) -> str:
         )
     several = len(groups) > 1
     values = {
-        "title": escape(folder.path.resolve().name or "results"),
+        "title": escape(title),
         "version": escape(__version__),
-        "runs": str(len(folder.runs)),
-        "skipped": _skipped(folder),
+        "runs": str(len(runs)),
+        "skipped": _skipped(skipped),
         "css": _asset("page.css"),
         "chooser": _chooser(groups) if several else "",
         "overview": f"<section><h2>All settings</h2>{overview_table(groups, rows)}</section>" if several else "",
@@ -88,6 +104,18 @@ def render(folder: ResultFolder) -> str:
         if data is not None:
             return page.substitute(values, data=data)
     raise AssertionError("the last level takes any room")
+
+
+def _write(text: str, target: Path) -> Path:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with aside(target, durable=False) as part:  # a reader never sees half a page
+            part.write_bytes(text.encode())
+    except OSError as error:
+        raise InputError(
+            f"{target}: cannot be written ({error.strerror}); accepted: a file in a writable folder"
+        ) from error
+    return target
 
 
 def _data(groups: tuple[Group, ...], detail: Detail, room: int | None) -> str | None:
@@ -113,11 +141,10 @@ def _chooser(groups: tuple[Group, ...]) -> str:
     return f'<label class="chooser">Setting <select id="group">{options}</select></label>'
 
 
-def _skipped(folder: ResultFolder) -> str:
-    if not folder.skipped:
+def _skipped(names: Sequence[str]) -> str:
+    if not names:
         return ""
-    names = ", ".join(escape(name) for name in folder.skipped)
-    return f'<p class="warn">Not shown, no round finished yet: {names}</p>'
+    return f'<p class="warn">Not shown, no round finished yet: {", ".join(map(escape, names))}</p>'
 
 
 def _packed(value: Any) -> str:

@@ -7,12 +7,16 @@ a list such as `[{"method": "fedavg", "dataset": "cifar10", "partition": "dir:0.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.report.grouping import Method
+
+FILE = "paper_figures.json"
 
 
 class PaperFigures:
@@ -33,6 +37,17 @@ class PaperFigures:
             if isinstance(figure, bool) or not isinstance(figure, (int, float)) or not math.isfinite(figure):
                 raise InputError(f"paper_figures.json: figure {figure!r} of {rule.get('method')!r} is not a number")
         self._rules = rules
+
+    @classmethod
+    def read(cls, directory: Path) -> PaperFigures:
+        """Those of a results folder; none where it has no such file."""
+        file = directory / FILE
+        if not file.is_file():
+            return cls(None)
+        try:
+            return cls(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, OSError) as error:
+            raise InputError(f"{file}: cannot be read as JSON ({error})") from error
 
     def of(self, method: Method) -> float | None:
         """The figure of the first rule that fits all of the method's settings."""

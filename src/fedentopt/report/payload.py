@@ -1,4 +1,4 @@
-"""What the charts of a page draw, as JSON: one object a setting, at a chosen level of detail.
+"""What the charts of a page draw, as JSON: one object per setting, at a chosen level of detail.
 
 A page must stay small enough to send by mail, also for hundreds of runs. `LEVELS` goes from everything to the
 least; the page takes the first level that fits. Totals (selection counts, accuracies, bytes to a target) are
@@ -17,7 +17,7 @@ import numpy as np
 
 from fedentopt.report.figures import costs, curve, figures, thin
 from fedentopt.report.grouping import Group, Method
-from fedentopt.report.reading import RunResult
+from fedentopt.results.reading import RunResult
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,13 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
     targets, seed = _targets(group), _common_seed(group)
 
     def label_table(run: RunResult) -> int | None:
-        if run.labels is None or run.labels.size > detail.label_cells:
+        counts = run.labels.counts
+        if counts is None or counts.size > detail.label_cells:
             return None
-        key = run.labels.tobytes()
+        key = counts.tobytes()
         if key not in table_of:
             table_of[key] = len(tables)
-            tables.append([_list(row, 1) for row in run.labels.tolist()])
+            tables.append([_list(row, 1) for row in counts.tolist()])
         return table_of[key]
 
     methods = []
@@ -81,8 +82,8 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
     plain, balanced = group.plain(), group.balanced()
     return {
         "title": group.title,
-        "classes": list(group.methods[0].runs[0].classes),
-        "clients": list(group.methods[0].runs[0].clients),
+        "classes": list(group.methods[0].runs[0].labels.classes),
+        "clients": list(group.methods[0].runs[0].labels.clients),
         "targets": targets,
         "methods": methods,
         "labelTables": tables,
@@ -105,45 +106,46 @@ def _of_seed(method: Method, seed: int) -> Sequence[RunResult]:
 
 def _run(run: RunResult, table: int | None, detail: Detail) -> dict[str, Any]:
     """The picks of one run; `absent` are chosen clients that did not train."""
-    kept = thin(range(len(run.rounds)), detail.pick_rounds)
-    evaluated = [i for i in range(len(run.rounds)) if np.isfinite(run.class_accuracy[i]).any()]
+    rounds = run.rounds
+    kept = thin(range(len(rounds)), detail.pick_rounds)
+    evaluated = [i for i in range(len(rounds)) if np.isfinite(rounds.class_accuracy[i]).any()]
     by_class = thin(evaluated, detail.class_rounds)
-    absent = {int(run.rounds[i]): sorted(set(run.picks[i]) - set(run.trained[i])) for i in kept}
+    absent = {int(rounds.number[i]): sorted(set(rounds.clients[i]) - set(rounds.trained[i])) for i in kept}
     return {
         "seed": run.seed,
         "table": table,
-        "noisy": run.labels_are_noisy,
-        "rounds": [int(run.rounds[i]) for i in kept],
-        "picks": [run.picks[i] for i in kept],
+        "noisy": run.labels.noisy,
+        "rounds": [int(rounds.number[i]) for i in kept],
+        "picks": [rounds.clients[i] for i in kept],
         "absent": {str(number): clients for number, clients in absent.items() if clients},
-        "entropy": _list((run.entropy[i] for i in kept), 4),
-        "covered": [int(run.covered[i]) for i in kept],
-        "accuracy": _list((run.accuracy[i] for i in kept), 2),
-        "classRounds": [int(run.rounds[i]) for i in by_class],
-        "classAccuracy": [_list(run.class_accuracy[i].tolist(), 1) for i in by_class],
+        "entropy": _list((rounds.entropy[i] for i in kept), 4),
+        "covered": [int(rounds.classes_covered[i]) for i in kept],
+        "accuracy": _list((rounds.accuracy[i] for i in kept), 2),
+        "classRounds": [int(rounds.number[i]) for i in by_class],
+        "classAccuracy": [_list(rounds.class_accuracy[i].tolist(), 1) for i in by_class],
         "times": run.times_selected.tolist(),
     }
 
 
 def _curve(method: Method, field: str, digits: int, detail: Detail) -> dict[str, Any]:
-    line = curve(method.runs, lambda run: getattr(run, field), detail.curve_points)
+    line = curve(method.runs, lambda run: getattr(run.rounds, field), detail.curve_points)
     return {"x": line.rounds, "mean": _list(line.mean, digits), "std": _list(line.std, digits)}
 
 
 def _targets(group: Group) -> list[int]:
     """Whole per cents from just above nothing to the best accuracy anyone reached."""
     best = max(
-        (float(np.nanmax(run.accuracy)) for m in group.methods for run in m.runs if _evaluated(run)), default=0.0
+        (float(np.nanmax(run.rounds.accuracy)) for m in group.methods for run in m.runs if _evaluated(run)), default=0.0
     )
     return list(range(1, math.floor(best) + 1))
 
 
 def _evaluated(run: RunResult) -> bool:
-    return bool(np.isfinite(run.accuracy).any())
+    return bool(np.isfinite(run.rounds.accuracy).any())
 
 
 def _thinned(group: Group, detail: Detail) -> list[str]:
-    """What was left out, in words, so that no reader takes a thinned chart for the whole."""
+    """What was left out, in words, so that no reader takes a thinned chart for a full one."""
     runs = [run for method in group.methods for run in method.runs]
     longest = max(len(run.rounds) for run in runs)
     notes = []
@@ -155,7 +157,7 @@ def _thinned(group: Group, detail: Detail) -> list[str]:
             if detail.pick_rounds
             else "client picks are left out"
         )
-    if any(run.labels is not None and run.labels.size > detail.label_cells for run in runs):
+    if any(run.labels.counts is not None and run.labels.counts.size > detail.label_cells for run in runs):
         notes.append("label counts are left out")
     if longest > detail.curve_points:
         notes.append(f"curves show {detail.curve_points} of {longest} rounds")
@@ -163,7 +165,7 @@ def _thinned(group: Group, detail: Detail) -> list[str]:
 
 
 def _short(value: float, digits: int) -> float | None:
-    """A JSON number without needless digits: whole where it is whole, nothing where it is not finite."""
+    """A JSON number without needless digits: an integer where it is one, null where it is not finite."""
     if not math.isfinite(value):
         return None
     rounded = round(float(value), digits)

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from fedentopt.report.figures import Figures, Spread, best_of
+from fedentopt.report.figures import Figures, best_of
 from fedentopt.report.findings import paired_gains, plus_minus
 from fedentopt.report.grouping import SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
+from fedentopt.results.statistics import Spread
 
 Rows = list[tuple[Method, Figures]]
 
 
 def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
-    """One row a method: mean ± standard deviation over seeds, the best marked, the paper's figure if known."""
+    """One row per method: mean ± standard deviation over seeds, the best marked, the paper's figure if known."""
     printed = [paper.of(method) for method, _ in rows]
     with_paper = any(figure is not None for figure in printed)
     heads = [("Method", "text"), ("Accuracy %", "number")]
@@ -28,8 +29,11 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         heads += [("Paper %", "number"), ("Difference", "number")]
     heads += [
         ("Worst class %", "number"), ("Cohort entropy (bits)", "number"), ("Rounds with every class %", "number"),
-        ("H_norm", "number"), ("Never selected", "number"), ("Sent (MB)", "number"), ("Seeds", "number"),
+        ("H_norm", "number"), ("Never selected", "number"), ("Sent (MB)", "number"),
     ]  # fmt: skip
+    with_time = any(method.config.get("speed_spread") for method, _ in rows)
+    heads += [("Simulated time (s)", "number")] if with_time else []
+    heads += [("Seeds", "number")]
     best = [_best(rows, field) for field in ("accuracy", "worst_class", "entropy", "full_cover")]
     lines = []
     for index, ((method, values), figure) in enumerate(zip(rows, printed, strict=True)):
@@ -44,14 +48,15 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
             _spread_cell(values.h_norm, False, 3),
             _spread_cell(values.never_selected, False, 1),
             _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}"),
-            _number_cell(values.finished + values.unfinished, "{:.0f}"),
         ]
+        cells += [_number_cell(values.simulated_seconds.mean, "{:,.0f}")] if with_time else []
+        cells += [_number_cell(values.finished + values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     return _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
 
 
 def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
-    """One row a setting, for folders with several: best method, gain of entropy selection, a button that shows it."""
+    """One row per setting, for folders with several: best method, gain of entropy selection, a button that shows it."""
     heads = [
         ("Setting", "text"),
         ("Methods", "number"),
@@ -162,7 +167,7 @@ def _pairs(caption: str, pairs: Sequence[tuple[str, Any]]) -> str:
 def _method_cell(method: Method, values: Figures) -> str:
     notes = []
     if values.unfinished:
-        done = min(len(run.rounds) for run in method.runs if run.summary is None)
+        done = min(len(run.rounds) for run in method.runs if not run.finished)
         notes.append(f"{values.unfinished} unfinished, round {done}{_planned(method)}")
     if values.diverged:
         notes.append("diverged: " + ", ".join(f"seed {seed}, round {number}" for seed, number in values.diverged[:3]))

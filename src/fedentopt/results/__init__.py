@@ -1,1 +1,1 @@
-"""What a run tells the world: records, its folder on disk, tables and summaries; the one reader of results."""
+"""What a run tells the world: records, its folder on disk, tables, summaries, statistics; the one reader of results."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedentopt.results.folder import RunResult
-from fedentopt.results.summary import Spread, rounds_to
+from fedentopt.results.reading import RunResult
+from fedentopt.results.statistics import Spread
+from fedentopt.results.summary import rounds_to
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class MethodResult:
 
     def spread(self, figure: str) -> Spread | None:
         """Mean and sample standard deviation of one figure of `summary.json`; None where a run lacks it."""
-        values = [run.summary[figure] for run in self.runs]
-        return None if None in values else Spread.of(values)
+        values = [run.summary.get(figure) for run in self.runs]
+        known = [value for value in values if value is not None]
+        return Spread.of(known) if len(known) == len(values) else None
 
     def rounds_to(self, target: float) -> list[int | None]:
         """First round of each run with at least `target` per cent."""
@@ -30,7 +32,7 @@ class MethodResult:
     @property
     def diverged(self) -> dict[int, int]:
         """Round by seed, for the runs that diverged."""
-        rounds = {run.config.seed: run.summary["diverged_round"] for run in self.runs}
+        rounds = {run.seed: run.summary["diverged_round"] for run in self.runs}
         return {seed: number for seed, number in rounds.items() if number is not None}
 
     @property
@@ -39,17 +41,28 @@ class MethodResult:
         shared = set.intersection(*(set(run.curve) for run in self.runs))
         return {number: Spread.of([run.curve[number] for run in self.runs]) for number in sorted(shared)}
 
+    @property
+    def simulated_seconds(self) -> float:
+        """Simulated time of a run, mean over the seeds; 0 in files that do not know it."""
+        return Spread.of(run.summary.get("simulated_seconds", 0.0) for run in self.runs).mean
+
+    @property
+    def has_speeds(self) -> bool:
+        """Whether clients differ in speed, so that simulated time says something of its own."""
+        return any(run.config.get("speed_spread") for run in self.runs)
+
     def to_dict(self, targets: Iterable[float] = ()) -> dict[str, Any]:
         """JSON form. Rounds to a target have a mean only where every seed reached it."""
         figures = ("accuracy", "final_accuracy", "best_accuracy", "worst_class_accuracy", "h_norm", "mean_entropy")
         spreads = {name: self.spread(name) for name in figures}
         return {
             "method": self.label,
-            "seeds": [run.config.seed for run in self.runs],
+            "seeds": [run.seed for run in self.runs],
             **{name: spread and spread.to_dict() for name, spread in spreads.items()},
             "rounds_to": {f"{t:g}": self._rounds_to(t) for t in targets},
             "bytes_up": sum(run.summary["bytes_up"] for run in self.runs) / len(self.runs),
             "bytes_down": sum(run.summary["bytes_down"] for run in self.runs) / len(self.runs),
+            "simulated_seconds": self.simulated_seconds,
             "diverged": {str(seed): number for seed, number in self.diverged.items()},
             "chance": self.runs[0].summary["chance"],
         }
@@ -78,15 +91,15 @@ def reached_by_all(methods: Sequence[MethodResult]) -> float | None:
 
 
 def _settings(run: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in run.config.to_dict().items() if name != "seed"}
+    return {name: value for name, value in run.config.items() if name != "seed"}
 
 
 def _labels(firsts: Sequence[RunResult]) -> list[str]:
     """Method names; where several groups share one, the settings in which those differ stand behind it."""
     labels = []
     for run in firsts:
-        twins = [_settings(other) for other in firsts if other.config.method == run.config.method]
-        differing = [name for name, value in twins[0].items() if any(t[name] != value for t in twins)]
-        mine = ", ".join(f"{name}={_settings(run)[name]}" for name in differing)
-        labels.append(f"{run.config.method} ({mine})" if mine else run.config.method)
+        twins = [_settings(other) for other in firsts if other.method == run.method]
+        differing = [name for name, value in twins[0].items() if any(twin.get(name) != value for twin in twins)]
+        mine = ", ".join(f"{name}={run.config.get(name)}" for name in differing)
+        labels.append(f"{run.method} ({mine})" if mine else run.method)
     return labels

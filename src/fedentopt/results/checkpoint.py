@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
 from fedentopt.files import write_aside
-from fedentopt.results.records import Checkpoint, RoundRecord
-from fedentopt.simulation.config import RunConfig
+from fedentopt.results.records import Checkpoint, RoundRecord, RunIdentity
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +26,8 @@ LONG, MOST_IN_HEADER = "fedentopt-json", 16 << 20  # safetensors refuses headers
 REMEDY = "delete the file, or start the run again with --no-resume"
 
 
-def save_checkpoint(path: Path, config: RunConfig, checkpoint: Checkpoint, records: Sequence[RoundRecord]) -> None:
-    """Write the checkpoint and the records up to it, whole or not at all."""
+def save_checkpoint(path: Path, config: RunIdentity, checkpoint: Checkpoint, records: Sequence[RoundRecord]) -> None:
+    """Write the checkpoint and the records up to it, completely or not at all."""
     state = {
         "config": config.to_dict(),
         "round": checkpoint.round,
@@ -38,7 +37,7 @@ def save_checkpoint(path: Path, config: RunConfig, checkpoint: Checkpoint, recor
     save_tensors(path, checkpoint.tensors, state)
 
 
-def load_checkpoint(path: Path, config: RunConfig) -> tuple[Checkpoint, list[RoundRecord]]:
+def load_checkpoint(path: Path, config: RunIdentity) -> tuple[Checkpoint, list[RoundRecord]]:
     """Read a checkpoint back. One that cannot be read, or is another run's, is an `InputError`; nothing is deleted."""
     tensors, state = load_tensors(path)
     try:
@@ -55,7 +54,7 @@ def load_checkpoint(path: Path, config: RunConfig) -> tuple[Checkpoint, list[Rou
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors (of any device) and JSON as one safetensors file, whole or not at all."""
+    """Write tensors (of any device) and JSON as one safetensors file, completely or not at all."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -1,8 +1,8 @@
-"""A run's folder: what the engine tells a run's recorder, kept on disk, and read back.
+"""A run's folder: what the engine hands a run's recorder, kept on disk (`reading` reads it back).
 
-    DIR/<run id>/  run.json              settings, versions, hardware, data set
-                   rounds.csv            one row a round
-                   label_counts.csv      true label counts, one row a client
+    DIR/<run id>/  run.json              settings, versions, hardware, data set, digest of own code
+                   rounds.csv            one row per round
+                   label_counts.csv      true label counts, one row per client
                    reported_counts.csv   what the server saw instead, where noise was added
                    checkpoint.safetensors  while the run is unfinished: model, state and all rounds so far
                    model.safetensors     the final model
@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import shlex
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +25,62 @@ from fedentopt.errors import InputError
 from fedentopt.files import locked_folder, make_folder, read_json, write_json, write_text
 from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from fedentopt.results.environment import environment
-from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
-from fedentopt.results.rounds import counts_csv, read_rounds, rounds_csv
-from fedentopt.results.summary import accuracy_curve, summarise
-from fedentopt.simulation.config import RunConfig
+from fedentopt.results.label_counts import COUNTS, REPORTED, counts_csv
+from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY
+from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
+from fedentopt.results.rounds import rounds_csv
+from fedentopt.results.summary import summarise
 
-RUN, ROUNDS, SUMMARY = "run.json", "rounds.csv", "summary.json"
-COUNTS, REPORTED = "label_counts.csv", "reported_counts.csv"
-CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
 
 
-def command_of(config: RunConfig) -> str:
-    """The command that makes this run again, alone: every setting that is not the default."""
-    default, words = RunConfig(), ["fedentopt", "run"]
-    for name, value in config.to_dict().items():
-        if value == getattr(default, name):
-            continue
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            words += [f"--{option}", "none" if value is None else str(value)]
-    return shlex.join(words)
+def about_run(config: RunIdentity, start: RunStart, command: str) -> dict[str, Any]:
+    """The content of `run.json`: settings, versions, hardware, data set, digests, the command that repeats the run."""
+    return {
+        "config": config.to_dict(),
+        "method": config.method,
+        "run_id": config.run_id,
+        **environment(),
+        "device": start.device,
+        "trainer": start.trainer,
+        **({"command": command} if command else {}),
+        "started": _now(),
+        "dataset": {
+            "name": config.dataset,
+            "classes": list(start.class_names),
+            "train": start.train_samples,
+            "test": start.test_samples,
+            **({"digest": start.data_digest} if start.data_digest else {}),
+        },
+        **({"code": {"digest": start.code_digest}} if start.code_digest else {}),
+    }
 
 
 class RunFolder:
     """Recorder of one run in `out_dir/<run id>/`.
 
     With `resume` a checkpoint of the same settings is continued; without, the run starts afresh and what an
-    earlier one left stays until the new one has its first rounds to put in its place.
+    earlier one left stays until the new one has its first rounds to put in its place. `command` is what a person types
+    to make this run again, for `run.json`.
     """
 
     def __init__(
         self,
         out_dir: Path,
-        config: RunConfig,
+        config: RunIdentity,
         *,
         resume: bool = True,
         targets: Iterable[float] = (),
-        command: str | None = None,
+        command: str = "",
     ) -> None:
         self.config = config
         self.path = Path(out_dir) / config.run_id
         self._resume = resume
         self._targets = tuple(targets)
-        self._command = command or command_of(config)
+        self._command = command
         self._records: list[RoundRecord] = []
         self._resumed_round = 0
-        self._start: RunStart | None = None  # told, not yet written
+        self._start: RunStart | None = None  # known, not yet written
 
     def is_finished(self) -> bool:
         """Whether the folder holds this run complete; a folder with another run in it is an `InputError`."""
@@ -83,7 +89,7 @@ class RunFolder:
                 return False
         except OSError as error:  # a name too long, a folder that may not be entered
             raise InputError(f"out: {self.path} cannot be used: {error.strerror or error}") from error
-        if read_json(self.path / RUN).get("config") != self.config.to_dict():
+        if read_json(self.path / RUN).get("config") != json.loads(json.dumps(self.config.to_dict())):
             raise InputError(
                 f"{self.path / RUN}: holds a run with other settings; move the folder away or give another --out"
             )
@@ -91,8 +97,28 @@ class RunFolder:
 
     def is_of(self, digest: str) -> bool:
         """Whether the run in the folder was made of data with this digest, as far as it is known."""
-        noted = read_json(self.path / RUN).get("dataset", {}).get("digest") if (self.path / RUN).exists() else None
+        return self._fits("dataset", digest)
+
+    def is_of_code(self, digest: str) -> bool:
+        """Whether the run in the folder was made with own code of this digest, as far as it is known."""
+        return self._fits("code", digest)
+
+    def check_code(self, digest: str, ways_out: str) -> None:
+        """Refuse own code of another digest than that of the run in the folder; `ways_out` is what a person can do."""
+        if not self.is_of_code(digest):
+            raise InputError(
+                f"code: the code behind {self.config.method} has changed since {self.path} was made "
+                f"(digest {self._noted('code')[:8]}, now {digest[:8]}); {ways_out}"
+            )
+
+    def _fits(self, what: str, digest: str) -> bool:
+        noted = self._noted(what)
         return not noted or not digest or noted == digest
+
+    def _noted(self, what: str) -> str:
+        """The digest in `run.json` of the `dataset` or the own `code`; empty where it has none."""
+        about = read_json(self.path / RUN) if (self.path / RUN).exists() else {}
+        return str(about.get(what, {}).get("digest", ""))
 
     def can_resume(self) -> bool:
         """Whether the folder holds a checkpoint that `resume` would try to continue from."""
@@ -119,11 +145,15 @@ class RunFolder:
         return checkpoint, records
 
     def start(self, start: RunStart) -> None:
-        """Note what is fixed before round 1; after `resume`, refuse data that are not those of the first part."""
+        """Note what is fixed before round 1; after `resume`, refuse data or code other than those of the first part."""
         make_folder(self.path)
         self._start = start
         if self._resumed_round:
             self._check_same_data(start)
+            self.check_code(
+                start.code_digest,
+                "bring the old code back, give another --out, or start the run again with --no-resume",
+            )
             self._write_resumed(start)
             self._start = None
         elif not ((self.path / SUMMARY).exists() or (self.path / CHECKPOINT).exists()):
@@ -158,33 +188,14 @@ class RunFolder:
         (self.path / CHECKPOINT).unlink(missing_ok=True)
 
     def _write_start(self) -> None:
-        """Write what `start` told, once; an older finished run stops being one before anything is replaced."""
+        """Write what `start` brought, once; an older finished run stops being one before anything is replaced."""
         start, self._start = self._start, None
         if start is None:
             return
         # A checkpoint that is not continued goes too: beside the new notes it would pass for one of the new data.
         for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED):
             (self.path / name).unlink(missing_ok=True)
-        write_json(
-            self.path / RUN,
-            {
-                "config": self.config.to_dict(),
-                "method": self.config.method,
-                "run_id": self.config.run_id,
-                **environment(),
-                "device": start.device,
-                "trainer": start.trainer,
-                "command": self._command,
-                "started": _now(),
-                "dataset": {
-                    "name": self.config.dataset,
-                    "classes": list(start.class_names),
-                    "train": start.train_samples,
-                    "test": start.test_samples,
-                    **({"digest": start.data_digest} if start.data_digest else {}),
-                },
-            },
-        )
+        write_json(self.path / RUN, about_run(self.config, start, self._command))
         write_text(self.path / COUNTS, counts_csv(start.label_counts, start.class_names))
         if start.reported_counts is not None:
             write_text(self.path / REPORTED, counts_csv(start.reported_counts, start.class_names))
@@ -207,42 +218,6 @@ class RunFolder:
         again = {"round": self._resumed_round + 1, "started": _now(), **environment()}
         again |= {"device": start.device, "trainer": start.trainer}
         write_json(path, about | {"resumed": [*about.get("resumed", []), again]})
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run, read from its folder."""
-
-    path: Path
-    config: RunConfig
-    about: dict[str, Any]
-    summary: dict[str, Any]
-
-    @cached_property
-    def records(self) -> list[RoundRecord]:
-        """Its rounds, read when first asked for."""
-        return read_rounds(self.path / ROUNDS)
-
-    @cached_property
-    def curve(self) -> dict[int, float]:
-        """Accuracy by evaluated round, chance from where the run diverged."""
-        return accuracy_curve(
-            self.records,
-            rounds=self.summary["rounds"],
-            num_classes=len(self.about["dataset"]["classes"]),
-            diverged_round=self.summary["diverged_round"],
-        )
-
-
-def read_run(path: Path) -> RunResult:
-    """Read a finished run's folder; a missing or unreadable file is an `InputError` naming it."""
-    about = read_json(path / RUN)
-    return RunResult(path, RunConfig.from_dict(about["config"]), about, read_json(path / SUMMARY))
-
-
-def find_runs(out_dir: Path) -> list[RunResult]:
-    """All finished runs below `out_dir`, by folder name."""
-    return [read_run(path.parent) for path in sorted(Path(out_dir).glob(f"*/{SUMMARY}"))]
 
 
 def _now() -> str:

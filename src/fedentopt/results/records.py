@@ -1,6 +1,6 @@
 """What a run tells the world, round by round, and what it needs to go on after it was stopped.
 
-The engine fills these; a `RunRecorder` keeps them (`experiments.results` on disk, a list in tests).
+The engine fills these; a `RunRecorder` keeps them: `folder.RunFolder` on disk, `memory.MemoryRecorder` in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RoundRecord:
     """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
-    without test samples is NaN."""
+    without test samples is NaN. `seconds` were spent on this machine; `simulated_seconds` are those of the cohort's
+    slowest client where the run simulates time, else 0."""
 
     round: int
     clients: tuple[int, ...]
@@ -52,7 +53,7 @@ class RunStart:
     trainer: str
     device: str
     data_digest: str = ""  # of the data set's content; empty where it is not known
-    code_digest: str = ""
+    code_digest: str = ""  # of the user's own code behind the run; empty where there is none
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Checkpoint:
 class Outcome:
     """A finished run of `rounds` rounds. `diverged_round` is the first whose global model was not finite.
 
-    FedConcat divides its budget among two stages: it has more rounds than were asked for, or, with few clients a
+    FedConcat divides its budget among two stages: it has more rounds than were asked for, or, with few clients per
     round, fewer.
     """
 
@@ -78,6 +79,25 @@ class Outcome:
     num_classes: int
     clients: int
     rounds: int
+
+
+class RunIdentity(Protocol):
+    """What a recorder has to know of a run's settings; `RunConfig` is one."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def dataset(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, JSON-serialisable."""
 
 
 class RunRecorder(Protocol):

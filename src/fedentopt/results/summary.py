@@ -8,14 +8,13 @@ is the mean over seeds and their sample standard deviation (one seed: none).
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedentopt.results.records import RoundRecord
+from fedentopt.results.statistics import finite, mean
 from fedentopt.selection.measures import selection_entropy
 
 LAST = 10
@@ -25,29 +24,21 @@ TARGETS = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0)
 """Accuracies in per cent whose first round is always written down."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation (None for a single value)."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-    def to_dict(self) -> dict[str, float | None]:
-        """JSON form; a mean that does not exist is null."""
-        return {"mean": finite(self.mean), "std": finite(self.std)}
-
-
 def accuracy_curve(
     records: Iterable[RoundRecord], *, rounds: int, num_classes: int, diverged_round: int | None = None
 ) -> dict[int, float]:
     """Accuracy by evaluated round; chance in every round from `diverged_round` to the last."""
+    evaluated = {r.round: r.accuracy for r in records if r.accuracy is not None}
+    return with_chance(evaluated, rounds=rounds, num_classes=num_classes, diverged_round=diverged_round)
+
+
+def with_chance(
+    accuracy: Mapping[int, float], *, rounds: int, num_classes: int, diverged_round: int | None
+) -> dict[int, float]:
+    """Accuracy by round, with chance in every round from `diverged_round` to the last."""
     end = rounds + 1 if diverged_round is None else diverged_round
-    curve = {r.round: r.accuracy for r in records if r.accuracy is not None and r.round < end}
-    return curve | dict.fromkeys(range(end, rounds + 1), 100 / num_classes)
+    kept = {number: value for number, value in accuracy.items() if number < end}
+    return kept | dict.fromkeys(range(end, rounds + 1), 100 / num_classes)
 
 
 def rounds_to(curve: Mapping[int, float], target: float) -> int | None:
@@ -86,14 +77,10 @@ def summarise(
         "diverged_round": diverged_round,
         "rounds": rounds,
         "seconds": sum(r.seconds for r in records),
+        "simulated_seconds": sum(r.simulated_seconds for r in records),
         "finished": True,
         "chance": 100 / num_classes,
     }
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None where it is missing, NaN or infinite, which JSON cannot hold."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _class_accuracy(
@@ -104,7 +91,7 @@ def _class_accuracy(
     rows = [r.class_accuracy for r in records if r.round in last and r.round < end and r.class_accuracy is not None]
     chance = (100 / num_classes,) * num_classes
     rows += [chance for number in last if number >= end]
-    return [statistics.fmean(column) for column in zip(*rows, strict=True)] if rows else [math.nan] * num_classes
+    return [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)] if rows else [math.nan] * num_classes
 
 
 def _least(values: Iterable[float]) -> float | None:
@@ -112,5 +99,4 @@ def _least(values: Iterable[float]) -> float | None:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return finite(statistics.fmean(numbers)) if numbers else None
+    return finite(mean(list(values)))

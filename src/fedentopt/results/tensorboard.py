@@ -13,7 +13,8 @@ from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from fedentopt.results.folder import RunFolder, RunResult
+    from fedentopt.results.folder import RunFolder
+    from fedentopt.results.reading import RunResult
 
 FOLDER = "tensorboard"
 
@@ -62,7 +63,7 @@ class CurveRecorder:
 
 def write_missing_curves(run: RunResult) -> None:
     """Write the curves of a finished run that was recorded without them."""
-    if not (run.path / FOLDER).exists():
+    if run.path is not None and not (run.path / FOLDER).exists():
         writer = _writer(run.path, 1)
         _add(writer, run.records)
         writer.close()
@@ -86,6 +87,7 @@ def _add(writer: SummaryWriter, records: Iterable[RoundRecord]) -> None:
             "cohort/trained": len(record.trained),
             "bytes/up": record.bytes_up,
             "bytes/down": record.bytes_down,
+            "simulated_seconds": record.simulated_seconds or None,
         }
         for name, value in curves.items():
             if value is not None:

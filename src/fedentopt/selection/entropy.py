@@ -67,13 +67,14 @@ class EntropySelector(Selector):
         )
 
     @classmethod
-    def for_run(cls, *, cohort_size: int, clients: int, seed: int, buffer: str = "50%") -> EntropySelector:
+    def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> EntropySelector:
         """See `Selector.for_run`; `buffer` is a number of clients or a per cent of them."""
-        return cls(cohort_size, buffer_size=amount(buffer, clients, "buffer"), seed=seed)
+        return cls(cohort_size, buffer_size=amount(settings.get("buffer", "50%"), clients, "buffer"), seed=seed)
 
     @classmethod
-    def check_run(cls, *, cohort_size: int, clients: int, buffer: str = "50%") -> None:
+    def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
         """Refuse a buffer that leaves too few clients for a cohort."""
+        buffer = settings.get("buffer", "50%")
         size = amount(buffer, clients, "buffer")
         if size > clients - cohort_size:
             raise InputError(

@@ -187,6 +187,20 @@ class RunConfig:
             known |= {f"{part}.{name}": value for name, value in own.items()}
         return known
 
+    def changed(self) -> dict[str, Any]:
+        """The settings of `to_dict` that do not have their defaults."""
+        default = RunConfig().to_dict()
+        own = {f"{p}.{n}": s.default for p, r in PARTS.items() for n, s in self._declared(p, r).items()}
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if value != (default | own).get(name, FIELDS[name].default if name in FIELDS else None)
+        }
+
+    def _declared(self, part: str, registry: Registry[Any]) -> dict[str, Setting]:
+        name = getattr(self, part)
+        return registry.settings(name) if name in registry else {}
+
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> RunConfig:
         """Settings by name, those of `to_dict` among them; an unknown name is refused, and so is a setting of a method
@@ -209,7 +223,10 @@ class RunConfig:
             if methods[part] == method:
                 own[f"{part}.{declared.name}"] = value
             elif declared.check(value) != declared.default:
-                raise InputError(f"{key}: is a setting of {method}, which {methods[part]!r} does not use")
+                registry = PARTS[part]
+                mine = methods[part] in registry and key in registry.settings(methods[part])
+                hint = f"; accepted for its own setting of that name: {part}.{key}" if mine else ""
+                raise InputError(f"{key}: is a setting of {method}, which {methods[part]!r} does not use{hint}")
         return cls(**fields, settings=own)
 
     def replace(self, **changes: Any) -> RunConfig:

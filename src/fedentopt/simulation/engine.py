@@ -38,14 +38,13 @@ from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
 from fedentopt.simulation.trainers import (
-    Room,
     Trainer,
     choose_trainer,
     make_trainer,
     resolve_device,
     wants_channels_last,
 )
-from fedentopt.simulation.work import Row, Trained, Work, build_work
+from fedentopt.simulation.work import Room, Row, Trained, Work, build_work
 
 
 @dataclass(frozen=True)

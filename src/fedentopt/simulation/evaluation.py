@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedentopt.simulation.device import DeviceData, to_device, to_host
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
-from fedentopt.simulation.trainers.choice import Trainer
+from fedentopt.simulation.trainers import Trainer
 
 TEST_BATCH = 1000
 

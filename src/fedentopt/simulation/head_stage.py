@@ -18,9 +18,7 @@ from fedentopt.models import find_head, head_name
 from fedentopt.randomness import key
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers.bound_model import BoundModel
-from fedentopt.simulation.trainers.stacked_nets import LoweredNet
-from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.trainers import BoundModel, LoweredNet, WideNet
 
 FEATURE_BATCH = 2048
 COPIED = 2**26  # floats of encoders that runs taken together may have

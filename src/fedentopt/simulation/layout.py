@@ -18,7 +18,7 @@ ALIGN = 4
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """One tensor of the state dict inside a row."""
 
     name: str
@@ -55,14 +55,14 @@ class FlatLayout:
         fixed = [name for name in others if name in parameters or not torch.isfinite(state[name]).all()]
         moving = [name for name in others if name not in fixed]
         self._frozen = frozenset(name for name in fixed if name in parameters)
-        self.slots: list[Slot] = []
+        self.slots: list[TensorSlot] = []
         ends = []
         offset = 0
         for names in (trained, moving, fixed):
             for name in names:
                 tensor = state[name]
                 last = channels_last and tensor.dim() == 4
-                self.slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, last))
+                self.slots.append(TensorSlot(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, last))
                 offset += -(-tensor.numel() // ALIGN) * ALIGN
             ends.append(offset)
         self.parameter_width, self.moving_width, self.width = ends
@@ -92,7 +92,7 @@ class FlatLayout:
         """Make `model` live inside `row`: its tensors become views of it, its gradients views of `gradient`.
 
         Float buffers are bound too, so BatchNorm writes its statistics straight into the row. Integer buffers
-        keep their own memory; `sync_integers` moves them.
+        keep their own memory; `BoundModel` moves them.
         """
         modules = dict(model.named_modules(remove_duplicate=False))
         for slot in self.slots:
@@ -130,7 +130,7 @@ class FlatLayout:
                 slot.view(rows).copy_(part.unflatten(1, slot.shape))
         return rows
 
-    def integer_slots(self) -> list[Slot]:
+    def integer_slots(self) -> list[TensorSlot]:
         """Buffers whose values are whole numbers, such as BatchNorm's count of batches."""
         return [slot for slot in self.buffers if not slot.dtype.is_floating_point]
 

@@ -15,9 +15,9 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.methods import build_algorithm
-from fedentopt.simulation.trainers.loop import Worker
+from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.trainers import Worker
 from fedentopt.simulation.work import Row, build_work
 
 

@@ -149,7 +149,7 @@ def check_selector(made: Any, name: str) -> Selector:
         raise InputError(
             f"selector: {name!r} made a {type(made).__name__} without {', '.join(lacks)}; accepted: a Selector"
         )
-    needs = getattr(made, "needs", frozenset())
+    needs: Any = getattr(made, "needs", frozenset())
     if isinstance(needs, str) or not set(needs) <= NEEDS:
         raise InputError(f"selector: {name!r} needs {needs!r}; accepted: a set of {', '.join(sorted(NEEDS))}")
     result: Selector = made
@@ -169,17 +169,16 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if last - first >= MOST_SEEDS:
             raise InputError(f"seeds: {part.strip()!r} are too many; accepted: at most {MOST_SEEDS}")
         seeds += range(first, last + 1)
-    return check_seeds(seeds)
+    return check_seeds(seeds, text)
 
 
-def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
-    """Refuse a seed given twice."""
+def check_seeds(seeds: Iterable[int], written: str | None = None) -> tuple[int, ...]:
+    """Refuse a seed given twice; `written` is how they were given."""
     listed = list(seeds)
+    shown = ",".join(map(str, listed)) if written is None else written
     twice = [str(seed) for seed, times in Counter(listed).items() if times > 1]
     if twice:
-        raise InputError(
-            f"seeds: {','.join(map(str, listed))!r} gives {', '.join(twice)} more than once; accepted: each seed once"
-        )
+        raise InputError(f"seeds: {shown!r} gives {', '.join(twice)} more than once; accepted: each seed once")
     return tuple(listed)
 
 
@@ -206,7 +205,7 @@ def _parts(pieces: list[_Piece]) -> dict[str, _Piece | None] | None:
     if len(pieces) == 1:
         alone = pieces[0]
         if is_import_path(alone.name):
-            found = find_own("method", alone.name)
+            found = _own_or_none("method", alone.name)
             picks = inspect.isclass(found) and issubclass(found, Selector)
             return {"algorithm": None, "selector": alone} if picks else {"algorithm": alone, "selector": None}
         for part in PARTS:
@@ -218,9 +217,17 @@ def _parts(pieces: list[_Piece]) -> dict[str, _Piece | None] | None:
     return None
 
 
+def _own_or_none(part: str, name: str) -> Any:
+    """Own code behind a name; None where it cannot be imported, which is said when it is to be used."""
+    try:
+        return find_own(part, name)
+    except InputError:
+        return None
+
+
 def _reads_counts(methods: Mapping[str, str]) -> bool:
     for part, name in methods.items():
-        found = PARTS[part].get(name) if name in PARTS[part] else find_own(part, name)
+        found = PARTS[part].get(name) if name in PARTS[part] else _own_or_none(part, name)
         if getattr(found, "reads_label_counts", part == "selector"):
             return True
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
-from fedentopt.selection import Cohort, Observation, Selector
+from fedentopt.selection import ClientId, Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 
@@ -155,7 +155,8 @@ class RunPlanner:
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
-        cohort = self.selector.select() if losses is None else self.selector.select(losses=losses)
+        known = None if losses is None else cast("Mapping[ClientId, float]", losses)
+        cohort = self.selector.select() if known is None else self.selector.select(losses=known)
         selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
         limits = cohort.sample_limits
         luck = generator(config.seed, "dropout", round_).random(config.clients)
@@ -179,7 +180,7 @@ class RunPlanner:
     def observe(self, observations: Mapping[int, Observation]) -> None:
         """Tell the selector what it needs to know of the clients that trained."""
         if self.needs - {"candidate_loss"} and observations:
-            self.selector.observe(dict(observations))
+            self.selector.observe(cast("Mapping[ClientId, Observation]", observations))
 
     def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:
         weights = getattr(cohort, "weights", None)

@@ -30,10 +30,7 @@ from fedentopt.simulation.head_stage import (
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
-from fedentopt.simulation.trainers.choice import Trainer
-from fedentopt.simulation.trainers.stacked import StackedTrainer
-from fedentopt.simulation.trainers.stacked_nets import LoweredNet
-from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.trainers import LoweredNet, StackedTrainer, Trainer, WideNet
 from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import Work, build_work
 

@@ -8,39 +8,24 @@ function of (seed, round, client, e) alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 
+from fedentopt.algorithms.local_code import Batch, LocalContext
 from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.planning import ClientWork
 
 HASH_BITS = 43  # of the 63 usable bits of a sort key; the rest number the (client, epoch) segments
 PER_ROW = (
-    "source", "sizes", "steps_host", "steps", "augment_key", "dropout_key", "start_row", "lr", "weight_decay",
-    "momentum", "mu", "logit_scale", "logit_shift", "correction_row", "correction_mode",
+    "source", "sizes", "steps_host", "lr_host", "codes", "steps", "augment_key", "dropout_key", "start_row", "lr",
+    "weight_decay", "momentum", "mu", "logit_scale", "logit_shift", "correction_row", "correction_mode",
 )  # fmt: skip
 CORRECTION_MODES = {None: 0, "gradient": 1, "after": 2}
-
-
-@dataclass(frozen=True)
-class Trained:
-    models: torch.Tensor
-    losses: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class LocalCode:
-    loss: object
-    method: str
-    client: int
-    round: int
-    label_counts: object
-    vectors: object
-    previous: object
 
 
 @dataclass(frozen=True)
@@ -59,8 +44,26 @@ class Room:
 
 
 @dataclass(frozen=True)
+class LocalCode:
+    """What a client whose local objective is code brings: the function `loss`, called as `algorithms.local_code` says,
+    and what its context is made of.
+
+    `method` names it in errors. `vectors` are flat parameter rows (parameter width,) of the client's own and `previous`
+    the row (width,) of its model of the last round it trained in, all on the device that trains.
+    """
+
+    loss: Callable[[nn.Module, nn.Module, Batch, LocalContext], torch.Tensor]
+    method: str
+    client: int
+    round: int
+    label_counts: np.ndarray
+    vectors: Mapping[str, torch.Tensor]
+    previous: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class Row:
-    """What one client brings into a stack."""
+    """What one client brings into a stack. With `code`, scale and shift of the logits are the code's own business."""
 
     task: ClientWork
     start_row: int
@@ -78,12 +81,27 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What training gives back, in the order of the work: models (N, width) and, where the work wants them, losses.
+
+    losses (N, 2), float32 on the device, is about the plain cross-entropy of the model's logits (no scale, shift or
+    proximal term) over the samples of all local steps, each measured before its step's update: the mean, and the root
+    mean square.
+    """
+
+    models: torch.Tensor
+    losses: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class Work:
     """Rows of clients on a device. `source[i]` is the position of row i in the sequence it was built from."""
 
     source: np.ndarray
     sizes: np.ndarray
     steps_host: np.ndarray
+    lr_host: np.ndarray
+    codes: tuple[LocalCode | None, ...]
     steps: torch.Tensor
     index: torch.Tensor
     augment_key: torch.Tensor
@@ -99,10 +117,16 @@ class Work:
     correction_row: torch.Tensor
     correction_mode: torch.Tensor
     plain_loss: bool
+    wants_losses: bool
 
     @property
     def rows(self) -> int:
         return len(self.source)
+
+    @property
+    def has_code(self) -> bool:
+        """Whether a client's local objective is code, which only autograd can take."""
+        return any(code is not None for code in self.codes)
 
     def room(self, starts: int) -> Room:
         """What a round with this work and so many start models takes."""
@@ -115,6 +139,13 @@ class Work:
         epoch = np.minimum(batch, self.sizes[row] - np.arange(0, self.sizes[row], batch))
         return np.tile(epoch, int(self.steps_host[row]) // len(epoch))
 
+    def average_losses(self, sums: torch.Tensor) -> torch.Tensor:
+        """`Trained.losses` from the sum and the sum of squares of every row's sample losses, (N, 2) float64."""
+        batches = -(-self.sizes // self.index.shape[2])
+        seen = to_device(self.sizes * (self.steps_host // batches), sums.device)
+        mean, square = (sums / seen[:, None]).unbind(1)
+        return torch.stack([mean, square.sqrt()], 1).float()
+
     def part(self, start: int, stop: int) -> Work:
         """Rows start..stop-1, for a stack that does not fit at once."""
         longest = int(self.steps_host[start])
@@ -123,16 +154,11 @@ class Work:
 
 
 def build_work(
-    rows: Sequence[Row],
-    batch_size: int,
-    num_classes: int,
-    device: torch.device,
-    correction: torch.Tensor | None = None,
-    *,
-    wants_losses: bool = False,
-) -> Work:
+    rows: Sequence[Row], batch_size: int, num_classes: int, device: torch.device,
+    correction: torch.Tensor | None = None, *, wants_losses: bool = False,
+) -> Work:  # fmt: skip
     """Lay out the rows on `device`. `correction` (Nc, P) holds the drift corrections of the rows that have a mode,
-    in the order of `rows`."""
+    in the order of `rows`. With `wants_losses`, training also tells the clients' losses (`Trained`)."""
     steps = np.array([row.task.steps for row in rows], dtype=np.int64)
     source = np.argsort(-steps, kind="stable")
     ordered = [rows[i] for i in source]
@@ -157,6 +183,8 @@ def build_work(
         source=source,
         sizes=np.array([len(row.task.samples) for row in ordered], dtype=np.int64),
         steps_host=steps,
+        lr_host=np.array([r.lr for r in ordered], dtype=np.float32),
+        codes=tuple(r.code for r in ordered),
         steps=put(steps, torch.int32),
         index=_sample_index(ordered, steps, batch_size, device),
         augment_key=put(np.array([signed(r.augment_key) for r in ordered]), torch.int64),
@@ -172,6 +200,7 @@ def build_work(
         correction_row=put(position, torch.int32),
         correction_mode=put(modes, torch.int32),
         plain_loss=all(r.logit_scale is None and r.logit_shift is None for r in ordered),
+        wants_losses=wants_losses,
     )
 
 

@@ -14,7 +14,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.numba.plan import lowered
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.numba.compiled_net import CompiledNet
+    from fedentopt.simulation.numba.compiled_net import CompiledNet as CompiledNet
 
 
 def compiled_net(model: nn.Module, layout: FlatLayout, image_size: tuple[int, int]) -> CompiledNet | None:

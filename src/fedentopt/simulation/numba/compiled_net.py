@@ -9,14 +9,14 @@ from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.augment import DRAWS, ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import ConvBlock, LinearBlock
 from fedentopt.simulation.numba.entry_kernel import run
 from fedentopt.simulation.numba.gather import settings
 from fedentopt.simulation.numba.plan import SLACK, Plan, make_plan
-from fedentopt.simulation.trainers.stacked_nets import ConvBlock, LinearBlock
 from fedentopt.simulation.work import Work
 
 EVALUATED_AT_ONCE = 32
-NOTHING = np.zeros(0, dtype=np.float32)
+NOTHING, NO_SUMS = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float64)
 
 
 class CompiledNet:
@@ -29,9 +29,13 @@ class CompiledNet:
         self._shape: tuple[int, ...] = ()
 
     def train(
-        self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor
+        self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor,
+        sums: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Train row i of `work` from `start` (width,), leaving the result in `out` (width,)."""
+        """Train row i of `work` from `start` (width,), leaving the result in `out` (width,).
+
+        With `sums` (2,), float64, the sum and the sum of squares of the samples' plain cross-entropies are added there.
+        """
         steps, batch = int(work.steps_host[i]), work.index.shape[2]
         plan = self._reserve(data.images, batch)
         keys = mix64_torch(work.augment_key[i] + torch.arange(steps * batch) * signed(GOLDEN))
@@ -46,7 +50,8 @@ class CompiledNet:
         run(
             plan.net, plan.convs, plan.linears, data.images.view(-1).numpy(), data.labels.numpy(),
             work.index[:steps, i].reshape(-1).numpy(), work.filled(i), batch, draws, settings(transform), rates, mode,
-            work.logit_scale[i].numpy(), work.logit_shift[i].numpy(), NOTHING, *self._memory,
+            work.logit_scale[i].numpy(), work.logit_shift[i].numpy(), NOTHING,
+            NO_SUMS if sums is None else sums.numpy(), *self._memory,
         )  # fmt: skip
         out.copy_(start)
         plan.unpad(self.layout, self._row("w"), out)
@@ -62,7 +67,7 @@ class CompiledNet:
         run(
             plan.net, plan.convs, plan.linears, images.reshape(-1).numpy(), np.zeros(0, dtype=np.int64),
             np.arange(many, dtype=np.int32), filled, at_once, np.ones(many * DRAWS, dtype=np.float32), plain,
-            NOTHING, 0, NOTHING, NOTHING, result, *self._memory,
+            NOTHING, 0, NOTHING, NOTHING, result, NO_SUMS, *self._memory,
         )  # fmt: skip
         return torch.from_numpy(result).view(many, int(plan.linears[-1]["units"]))
 

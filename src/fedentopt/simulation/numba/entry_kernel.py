@@ -29,12 +29,13 @@ from fedentopt.simulation.numba.linear import (
     linear_weight_gradient,
     pack_units,
 )  # fmt: skip
-from fedentopt.simulation.numba.loss import cross_entropy_gradient
+from fedentopt.simulation.numba.loss import add_sample_losses, cross_entropy_gradient
 from fedentopt.simulation.numba.plan import CONV, LINEAR, NET
 from fedentopt.simulation.numba.update import sgd_step
 
 types = numba.types
-FLOATS, INTS, BYTES, LONGS = types.float32[::1], types.int32[::1], types.uint8[::1], types.int64[::1]
+FLOATS, DOUBLES, INTS = types.float32[::1], types.float64[::1], types.int32[::1]
+BYTES, LONGS = types.uint8[::1], types.int64[::1]
 NETS, CONVS, LINEARS = (types.Array(numba.from_dtype(record), 1, "C") for record in (NET, CONV, LINEAR))
 
 
@@ -114,16 +115,18 @@ def _backward_convs(net: Any, convs: Any, linears: Any, n: int, f: Any, origins:
 @entry(
     types.void(
         NETS, CONVS, LINEARS, BYTES, LONGS, INTS, LONGS, types.int64, FLOATS, FLOATS, FLOATS, types.int64, FLOATS,
-        FLOATS, FLOATS, FLOATS, INTS, BYTES,
+        FLOATS, FLOATS, DOUBLES, FLOATS, INTS, BYTES,
     )
 )  # fmt: skip
 def run(
     nets: Any, convs: Any, linears: Any, images: Any, labels: Any, index: Any, filled: Any, batch: int, draws: Any,
-    settings: Any, rates: Any, mode: int, scale: Any, shift: Any, logits: Any, f: Any, origins: Any, pixels: Any,
+    settings: Any, rates: Any, mode: int, scale: Any, shift: Any, logits: Any, sums: Any, f: Any, origins: Any,
+    pixels: Any,
 ) -> None:  # fmt: skip
     """Take the samples index[t * batch : t * batch + filled[t]] of each step t, with five draws each.
 
-    With room in `logits`, write the logits of all samples there. Without, do an SGD step on each batch.
+    With room in `logits`, write the logits of all samples there. Without, do an SGD step on each batch, and with room
+    in `sums` add its samples' losses there.
     """
     net, head = nets[0], linears[len(linears) - 1]
     done = 0
@@ -136,6 +139,8 @@ def run(
                     logits[done] = at(f, head.output + s * head.out_stride + c)
                     done += 1
         else:
+            if len(sums):
+                add_sample_losses(head, f, n, labels, index, first, sums)
             cross_entropy_gradient(head, f, net.upstream, n, labels, index, first, scale, shift)
             _backward_linears(net, convs, linears, n, f)
             if len(convs):

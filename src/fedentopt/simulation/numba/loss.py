@@ -1,4 +1,4 @@
-"""Gradient of the softmax cross-entropy of scaled and shifted logits, averaged over a batch."""
+"""Gradient of the softmax cross-entropy of scaled and shifted logits, averaged over a batch; sums of the plain one."""
 
 from __future__ import annotations
 
@@ -38,3 +38,21 @@ def cross_entropy_gradient(
         for c in range(l.units):
             hit = np.float32(1) if c == label else np.float32(0)
             put(f, dz + c, at(scale, c) * (at(f, dz + c) / total - hit) * share)
+
+
+@inner
+def add_sample_losses(l: Any, f: Any, n: int, labels: Any, index: Any, first: int, sums: Any) -> None:
+    """Add the sum and the sum of squares of the samples' cross-entropies of the plain logits to sums[0] and sums[1]."""
+    for s in range(n):
+        logits = l.output + s * l.out_stride
+        largest = at(f, logits)
+        for c in range(1, l.units):
+            if at(f, logits + c) > largest:
+                largest = at(f, logits + c)
+        total = 0.0
+        for c in range(l.units):
+            total += math.exp(np.float64(at(f, logits + c)) - largest)
+        own = np.float64(at(f, logits + at(labels, at(index, first + s)))) - largest
+        loss = math.log(total) - own
+        sums[0] += loss
+        sums[1] += loss * loss

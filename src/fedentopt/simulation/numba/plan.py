@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers.stacked_nets import ConvBlock, LinearBlock, lower
+from fedentopt.simulation.lowering import ConvBlock, LinearBlock, lower
 
 LANES = 16
 SLACK = 3 * LANES  # floats behind a place that lanes may touch

@@ -1,4 +1,4 @@
-"""One SGD step on padded rows, in one pass: the formula of `loop.sgd_step`."""
+"""One SGD step on padded rows, in one pass: the formula of `trainers.loop.sgd_step`."""
 
 from __future__ import annotations
 

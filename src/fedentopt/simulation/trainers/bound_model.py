@@ -14,20 +14,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedentopt.models import dropout_key
 from fedentopt.randomness import GOLDEN, mix64_torch, signed
-from fedentopt.simulation.layout import FlatLayout, Slot
-from fedentopt.simulation.trainers.lowering import pool_before_relu
+from fedentopt.simulation.layout import FlatLayout, TensorSlot
+from fedentopt.simulation.lowering import pool_before_relu
 
 
 class BoundModel:
-    """A copy of `model` whose tensors are views of `row` and whose gradients are views of `gradient`."""
+    """A copy of `model` whose tensors are views of `row` and whose gradients are views of `gradient`.
 
-    def __init__(self, model: nn.Module, layout: FlatLayout, device: torch.device) -> None:
+    One that does not train is in evaluation mode and has no gradients.
+    """
+
+    def __init__(self, model: nn.Module, layout: FlatLayout, device: torch.device, *, trains: bool = True) -> None:
         self.layout = layout
         self.module = pool_before_relu(copy.deepcopy(model)).to(device)
         _normalise_lone_values(self.module)
         self.row = torch.zeros(layout.width, device=device)
-        self.gradient = torch.zeros(layout.width, device=device)
-        layout.bind(self.module, self.row, self.gradient)
+        self.gradient = torch.zeros(layout.width if trains else 0, device=device)
+        layout.bind(self.module, self.row, self.gradient if trains else None)
+        if not trains:
+            self.module.eval().requires_grad_(False)
+        self._gradients = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
         self._integers = _gather_integers(self.module, layout, device)
         self._key = dropout_key(self.module)
 
@@ -38,6 +44,19 @@ class BoundModel:
     @property
     def parameter_gradient(self) -> torch.Tensor:
         return self.gradient[: self.layout.parameter_width]
+
+    def reset(self) -> None:
+        """In training mode and trained whole, whatever a user's code has done to the module's layers."""
+        self.module.train()
+        for parameter, gradient in self._gradients:
+            parameter.requires_grad_(True)
+            parameter.grad = gradient
+
+    def clear_gradient(self) -> None:
+        """Zeros, and every parameter's gradient where it was bound, wherever a user's code has put it since."""
+        self.gradient.zero_()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
 
     @property
     def integers(self) -> list[torch.Tensor]:
@@ -93,10 +112,10 @@ def _gather_integers(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Make the integer buffers of `model` views of one tensor per type; these tensors and their places in a row.
 
-    BatchNorm counts its batches in a tensor of one number a layer: together they move in a few operations, not in a
+    BatchNorm counts its batches in a tensor of one number per layer: together they move in a few operations, not in a
     few for every layer.
     """
-    by_type: dict[torch.dtype, list[Slot]] = defaultdict(list)
+    by_type: dict[torch.dtype, list[TensorSlot]] = defaultdict(list)
     for slot in layout.integer_slots():
         by_type[slot.dtype].append(slot)
     gathered = []
@@ -116,7 +135,7 @@ def _gather_integers(
 
 
 def _normalise_lone_values(model: nn.Module) -> None:
-    """Let BatchNorm take a batch that gives it one value a channel: a last batch of one sample, its map shrunk to 1x1.
+    """Let BatchNorm take a batch that gives it one value per channel: one sample whose map has shrunk to 1x1.
 
     Such a batch has no variance, and torch refuses it. The layer normalises it by its running statistics, as in
     evaluation, and leaves those as they are; one without such statistics finds every value at the mean. Batches with

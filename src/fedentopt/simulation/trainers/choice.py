@@ -13,15 +13,14 @@ from fedentopt.errors import InputError
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.loop import LoopTrainer
 from fedentopt.simulation.trainers.stacked import StackedTrainer
-from fedentopt.simulation.trainers.stacked_nets import can_stack, lower
+from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
-from fedentopt.simulation.work import Room, Work
-
-__all__ = ["Room", "Trainer", "choose_trainer", "make_trainer", "resolve_device", "wants_channels_last"]
+from fedentopt.simulation.work import Room, Trained, Work
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
@@ -40,14 +39,20 @@ class Trainer(Protocol):
     def reserve(self, room: Room) -> None:
         """Said once before the first round: how large a round can get. What is captured then serves all rounds."""
 
-    def train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
-        """(G, width) start models -> (N, width) trained ones, in the order of `work`."""
+    def train(self, starts: torch.Tensor, work: Work) -> Trained:
+        """(G, width) start models -> (N, width) trained ones, in the order of `work`; with losses if it wants them."""
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for uint8 images (M, c, H, W), without augmentation."""
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each model over its own training samples, (N, C)."""
+
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+        """Mean plain cross-entropy of model `models[rows[i]]` on the training samples `samples[i]`, (n,) float64.
+
+        Without augmentation, in evaluation mode; NaN for a client without samples. Waits for the device once.
+        """
 
     def shrink(self) -> str | None:
         """Use less memory from now on; says how, or None if nothing is left to give."""
@@ -72,13 +77,19 @@ def resolve_device(name: str) -> torch.device:
 
 
 def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False) -> str:
-    """The trainer that "auto" stands for; a named one is checked against model and device."""
+    """The trainer that "auto" stands for; a named one is checked against model, device and whether local objectives are
+    `code`."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
     wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
     if name == "stacked" and not wide and not can_stack(model):
         raise InputError(
             "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
+            "accepted: auto, streams, loop"
+        )
+    if name == "stacked" and code:
+        raise InputError(
+            "trainer: a method whose local objective is code trains client by client and cannot be stacked; "
             "accepted: auto, streams, loop"
         )
     if name == "loop" and device.type != "cpu":
@@ -88,7 +99,7 @@ def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size
     if device.type == "cpu":
         return "loop"
     small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
-    return "stacked" if wide or (small and can_stack(model)) else "streams"
+    return "stacked" if not code and (wide or (small and can_stack(model))) else "streams"
 
 
 def make_trainer(

@@ -3,7 +3,7 @@
 A worker is a thread with one torch thread of its own: LeNet-sized operations are too short to split, and torch
 releases the interpreter lock while it computes. A client's arithmetic is the same whichever worker takes it and
 whatever trains beside it, so results are bit for bit those of the run alone.
-Nets like LeNet-5 run on compiled kernels (`cpu_kernels`), all others as ordinary modules through autograd.
+Nets like LeNet-5 run on compiled kernels (`simulation.numba`), all others as ordinary modules through autograd.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.numba import compiled_net
 from fedentopt.simulation.trainers.bound_model import BoundModel
-from fedentopt.simulation.work import CORRECTION_MODES, Room, Work
+from fedentopt.simulation.trainers.code_objective import CodeObjective
+from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Room, Trained, Work
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.numba.compiled_net import CompiledNet
+    from fedentopt.simulation.numba import CompiledNet
 
-PREDICTED_AT_ONCE = 250  # images; the same however many workers share them, so that no bit hangs on their number
+PREDICTED_AT_ONCE = 250  # images; the same however many workers share them, so that no bit depends on their number
 IN_GRADIENT, AFTER_STEP = CORRECTION_MODES["gradient"], CORRECTION_MODES["after"]
 
 
@@ -41,6 +42,7 @@ class Worker(BoundModel):
         self.velocity = torch.zeros(layout.parameter_width)
         self._model, self._allowed = model, compiled
         self._nets: dict[tuple[int, int], CompiledNet | None] = {}
+        self._objective: CodeObjective | None = None
 
     def compiled(self, images: torch.Tensor) -> CompiledNet | None:
         """The model on compiled kernels for such images (m, c, H, W), or None if it runs as a module."""
@@ -59,22 +61,25 @@ class Worker(BoundModel):
 
     def train(
         self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor,
-        autocast: bool = False,
+        autocast: bool = False, sums: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Train row i of `work` from `start`, leaving the result in `out` (width,)."""
-        net = None if autocast else self.compiled(data.images)
+        """Train row i of `work` from `start`, leaving the result in `out` (width,).
+
+        With `sums` (2,), float64, the sum and the sum of squares of the samples' plain cross-entropies are added there.
+        """
+        net = None if autocast or work.codes[i] is not None else self.compiled(data.images)
         if net is not None:
-            net.train(start, work, i, data, transform, out)
+            net.train(start, work, i, data, transform, out, sums)
         else:
-            self._train_module(start, work, i, data, transform, out, autocast)
+            self._train_module(start, work, i, data, transform, out, autocast, sums)
 
     def _train_module(
         self, start: torch.Tensor, work: Work, i: int, data: DeviceData, transform: ImageTransform, out: torch.Tensor,
-        autocast: bool,
+        autocast: bool, sums: torch.Tensor | None,
     ) -> None:  # fmt: skip
         self.load(start)
         self.velocity.zero_()
-        self.module.train()
+        self.reset()
         steps, batch = int(work.steps_host[i]), work.index.shape[2]
         index = work.index[:steps, i].to(torch.int64)
         filled = work.filled(i).tolist()
@@ -86,19 +91,40 @@ class Worker(BoundModel):
         scale, shift = (None, None) if work.plain_loss else (work.logit_scale[i], work.logit_shift[i])
         parameters, gradient = self.parameters, self.parameter_gradient
         anchor = start[: self.layout.parameter_width]
+        objective = self._begin(work.codes[i], start, settings["lr"], autocast)
         for t in range(steps):
             chosen = index[t, : filled[t]]
             x = transform.apply(data.images[chosen], draws[:, t, : filled[t]])
+            x, labels = x.contiguous(memory_format=torch.channels_last), data.labels[chosen]
             self.set_dropout_key(work.dropout_key[i], position[t])
-            gradient.zero_()
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                logits = self.module(x.contiguous(memory_format=torch.channels_last))
-            logits = logits.float()
-            if scale is not None and shift is not None:
-                logits = logits * scale + shift
-            F.cross_entropy(logits, data.labels[chosen]).backward()
+            if objective is None:
+                gradient.zero_()
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    logits = self.module(x)
+                logits = plain = logits.float()
+                if scale is not None and shift is not None:
+                    logits = logits * scale + shift
+                F.cross_entropy(logits, labels).backward()
+            else:
+                plain = objective.backward(x, labels, wants_logits=sums is not None)
+            if sums is not None:
+                _add_sample_losses(plain.detach(), labels, sums)
             sgd_step(parameters, self.velocity, gradient, anchor, push=push, mode=mode, **settings)
         self.store(out)
+
+    def _begin(self, code: LocalCode | None, start: torch.Tensor, lr: float, bf16: bool) -> CodeObjective | None:
+        """Made ready for the client, if its local objective is code."""
+        if code is None:
+            return None
+        self._objective = self._objective or CodeObjective(self, self._model, bf16=bf16)
+        self._objective.begin(code, start, lr)
+        return self._objective
+
+
+def _add_sample_losses(logits: torch.Tensor, labels: torch.Tensor, sums: torch.Tensor) -> None:
+    """As `Kernels.add_sample_losses`, for one model: logits (B, C), labels (B,), sums (2,)."""
+    losses = F.cross_entropy(logits, labels, reduction="none").double()
+    sums += torch.stack([losses.sum(), losses.square().sum()])
 
 
 @torch.no_grad()
@@ -106,7 +132,7 @@ def sgd_step(
     w: torch.Tensor, v: torch.Tensor, g: torch.Tensor, anchor: torch.Tensor, *,
     lr: float, weight_decay: float, momentum: float, mu: float, push: torch.Tensor | None, mode: int,
 ) -> None:  # fmt: skip
-    """One SGD step on flat rows, in place: the same formula as `kernels.sgd_update`."""
+    """One SGD step on flat rows, in place: the same formula as `Kernels.sgd_update`."""
     g.add_(w, alpha=weight_decay)
     if mu:
         g.add_(w - anchor, alpha=mu)
@@ -140,21 +166,17 @@ class LoopTrainer:
         runs = "compiled kernels" if self._compiled else "torch modules"
         return f"loop trainer, {self._pool._max_workers} CPU worker(s) of one thread, {runs}"
 
-    def train(self, starts: torch.Tensor, work: Work):
-        from fedentopt.simulation.work import Trained
-
-        return Trained(self.train_(starts, work))
-
-    def train_(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
-        """Trained models of all rows, (N, width). Longest first, so that workers end together."""
+    def train(self, starts: torch.Tensor, work: Work) -> Trained:
+        """See `Trainer`. Longest first, so that workers end together."""
         out = torch.empty(work.rows, self.layout.width)
+        sums = torch.zeros(work.rows, 2, dtype=torch.float64) if work.wants_losses else None
 
         def one(i: int) -> Callable[[Worker], None]:
-            start = starts[int(work.start_row[i])]
-            return lambda w: w.train(start, work, i, self.data, self.transform, out[i], self._autocast)
+            start, own = starts[int(work.start_row[i])], None if sums is None else sums[i]
+            return lambda w: w.train(start, work, i, self.data, self.transform, out[i], self._autocast, own)
 
         self._each([one(i) for i in range(work.rows)])
-        return out
+        return Trained(out, None if sums is None else work.average_losses(sums))
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for one batch of uint8 images, in parts that all workers share."""
@@ -185,6 +207,23 @@ class LoopTrainer:
 
         self._each([one(i) for i in range(len(samples))])
         return torch.stack(results).double().numpy()
+
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+        """See `Trainer`. A client's parts are its own: no bit depends on the others."""
+        results = np.full(len(samples), np.nan)
+
+        def one(i: int) -> Callable[[Worker], None]:
+            def run(worker: Worker) -> None:
+                total = 0.0
+                for index in torch.from_numpy(samples[i]).to(torch.int64).split(PREDICTED_AT_ONCE):
+                    logits = worker.predict(models[rows[i]], self.data.images[index], self.transform)
+                    total += float(F.cross_entropy(logits, self.data.labels[index], reduction="none").double().sum())
+                results[i] = total / len(samples[i])
+
+            return run
+
+        self._each([one(i) for i in range(len(samples)) if len(samples[i])])
+        return results
 
     def reserve(self, room: Room) -> None:
         """Nothing here depends on the size of a round."""

@@ -9,25 +9,34 @@ finished but still lies inside the replayed prefix is left bit for bit as it was
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fedentopt.models import dropout_key
 from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device import DeviceData
+from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet, lower
+from fedentopt.simulation.lowering import lower
+from fedentopt.simulation.trainers.client_samples import (
+    even_blocks,
+    joined_samples,
+    means_of_clients,
+    places_of_models,
+)
+from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import Kernels
-from fedentopt.simulation.work import Room, Work
+from fedentopt.simulation.work import Room, Trained, Work
 
 LINE = 32  # floats
 PREDICT_SAMPLES = 65536  # images times models in flight during evaluation
+PREDICT_PIXELS = 1 << 24  # of these images, where each model has its own
 
 
 def ladder(n: int) -> int:
@@ -76,6 +85,7 @@ class StepBuffers:
             )
         }  # fmt: skip
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(n, 2, dtype=torch.float64, device=device)  # as `Kernels.add_sample_losses` adds them
 
     def load(self, work: Work, starts: torch.Tensor) -> None:
         """Copy a round in. Rows beyond it have zero steps, so they never move."""
@@ -93,6 +103,16 @@ class StepBuffers:
         if self.correction is not None and work.correction is not None:
             self.correction[: len(work.correction)].copy_(work.correction)
         self.step.zero_()
+        if work.wants_losses:
+            self.losses.zero_()
+
+
+class StepShape(NamedTuple):
+    """What tells captured steps apart: how many rows, whether none has terms in its logits, whether losses are kept."""
+
+    rows: int
+    plain_loss: bool
+    wants_losses: bool = False
 
 
 class StackedTrainer:
@@ -107,7 +127,7 @@ class StackedTrainer:
         self.net = _stacked_net(model, layout, data, kernels)
         self._draws = dropout_key(model) is not None
         self._buffers: StepBuffers | None = None
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
         self._most_rows: int | None = None
@@ -120,20 +140,19 @@ class StackedTrainer:
     def reserve(self, room: Room) -> None:
         self._room = self._room.grown(room)
 
-    def train(self, starts: torch.Tensor, work: Work):
-        from fedentopt.simulation.work import Trained
-
-        return Trained(self.train_(starts, work))
-
-    def train_(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
-        """Trained models of all rows, (N, width)."""
+    def train(self, starts: torch.Tensor, work: Work) -> Trained:
+        """See `Trainer`. Work with code is refused: a stack has no module that a user's function could call."""
+        if work.has_code:
+            raise ValueError("the stacked trainer cannot run a local objective that is code")
         self._last_rows = work.rows
         if self._most_rows is not None and work.rows > self._most_rows:
             cuts = range(0, work.rows, self._most_rows)
-            return torch.cat([self._train(starts, work.part(i, i + self._most_rows)) for i in cuts])
+            parts = [self._train(starts, work.part(i, i + self._most_rows)) for i in cuts]
+            losses = [part.losses for part in parts if part.losses is not None]
+            return Trained(torch.cat([part.models for part in parts]), torch.cat(losses) if losses else None)
         return self._train(starts, work)
 
-    def _train(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
+    def _train(self, starts: torch.Tensor, work: Work) -> Trained:
         self._room = self._room.grown(work.room(len(starts)))
         if self._buffers is None or self._buffers.room != replace(self._room, rows=ladder(self._room.rows)):
             self.close()
@@ -144,49 +163,55 @@ class StackedTrainer:
         active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
         cuda = starts.device.type == "cuda"
         for n in active:
+            rows = min(ladder(int(n)), buffers.room.rows) if cuda else int(n)
+            shape = StepShape(rows, work.plain_loss, work.wants_losses)
             if cuda:
-                self._replay(buffers, min(ladder(int(n)), buffers.room.rows), work.plain_loss)
+                self._replay(buffers, shape)
             else:
-                self._step(buffers, int(n), work.plain_loss)
+                self._step(buffers, shape)
         out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
         out[:, : self.layout.parameter_width].copy_(buffers.w[: work.rows])
-        return out
+        return Trained(out, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
 
-    def _step(self, b: StepBuffers, n: int, plain_loss: bool) -> None:
+    def _step(self, b: StepBuffers, shape: StepShape) -> None:
+        n = shape.rows
         x, labels = self.kernels.gather_augment(
             self.data.images, self.data.labels, b.index, b.per_row["augment_key"], b.step, self.transform, n
         )
-        scale, shift = (None, None) if plain_loss else (b.scale[:n], b.shift[:n])
+        scale, shift = (None, None) if shape.plain_loss else (b.scale[:n], b.shift[:n])
         keys = mix64_torch(b.per_row["dropout_key"][:n] + b.step * signed(GOLDEN)) if self._draws else None
-        self.net.step(b.w, b.g, x, labels, scale, shift, keys)
+        logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys)
+        if shape.wants_losses:  # rows that have finished see padding alone, and add nothing
+            self.kernels.add_sample_losses(logits, labels, b.losses)
         self.kernels.sgd_update(
             b.w, b.v, b.g, n=n, start=b.start, step=b.step, correction=b.correction,
             **{k: v for k, v in b.per_row.items() if not k.endswith("_key")},
         )  # fmt: skip
         b.step.add_(1)
 
-    def _replay(self, b: StepBuffers, n: int, plain_loss: bool) -> None:
-        graph = self._graphs.get((n, plain_loss))
+    def _replay(self, b: StepBuffers, shape: StepShape) -> None:
+        graph = self._graphs.get(shape)
         if graph is None:
-            graph = self._capture(b, n, plain_loss)
+            graph = self._capture(b, shape)
         graph.replay()
 
-    def _capture(self, b: StepBuffers, n: int, plain_loss: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, b: StepBuffers, shape: StepShape) -> torch.cuda.CUDAGraph:
         # A warm-up outside the capture compiles kernels and sets up libraries; what it changes is put back.
-        saved = [t.clone() for t in (b.w, b.v, b.step)]
+        state = (b.w, b.v, b.step, b.losses)
+        saved = [t.clone() for t in state]
         # One stream for all warm-ups, so that they share their memory.
         self._side = side = self._side or torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._step(b, n, plain_loss)
+            self._step(b, shape)
         torch.cuda.current_stream().wait_stream(side)
-        for tensor, value in zip((b.w, b.v, b.step), saved, strict=True):
+        for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._step(b, n, plain_loss)
+            self._step(b, shape)
         self._pool = graph.pool()
-        self._graphs[(n, plain_loss)] = graph
+        self._graphs[shape] = graph
         return graph
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -204,6 +229,21 @@ class StackedTrainer:
             x = self.transform.standardise(self.data.images[index])[None]
             sums.append(self.net.logits(row[None].contiguous(), x)[0].softmax(1).mean(0))
         return torch.stack(sums).double().cpu().numpy()
+
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+        """See `Trainer`. The samples of a model's clients are one line, and lines of many models pass side by side."""
+        device, (height, width) = self.data.images.device, self.data.images.shape[-2:]
+        lines, chosen = places_of_models(rows, samples), joined_samples(samples)
+        order = to_device(np.array(list(lines), dtype=np.int64), device)
+        parameters = models[:, : self.layout.parameter_width].index_select(0, order)
+        values, places = [], []
+        for block in even_blocks(list(lines.values()), min(PREDICT_SAMPLES, PREDICT_PIXELS // (height * width))):
+            index = to_device(chosen[block.places.clip(min=0)].reshape(-1), device)
+            x = self.transform.standardise(self.data.images[index]).unflatten(0, block.places.shape)
+            logits = self.net.logits(parameters[block.lines], x).flatten(0, 1)
+            values.append(F.cross_entropy(logits, self.data.labels[index], reduction="none"))
+            places.append(block.places.reshape(-1))
+        return means_of_clients(values, places, samples)
 
     def shrink(self) -> str | None:
         """Train half as many rows at a time from now on."""

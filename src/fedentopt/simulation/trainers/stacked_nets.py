@@ -7,8 +7,6 @@ any module without BatchNorm or dropout through `torch.func`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,8 +15,8 @@ from torch.func import functional_call, vmap
 
 from fedentopt.simulation.device import SideStream
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.lowering import ConvBlock, LinearBlock
 from fedentopt.simulation.trainers.bound_model import mixes_samples
-from fedentopt.simulation.trainers.lowering import flatten, is_plain, is_pool2
 from fedentopt.simulation.triton import Kernels
 
 
@@ -30,76 +28,14 @@ class StackedNet(Protocol):
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
         """Write the gradient of every model's loss on x (n, B, 3, H, W) into `gradient`'s first n rows.
 
-        `keys` (n,), of this step, decide what a model with dropout drops.
+        `keys` (n,), of this step, decide what a model with dropout drops. Returns the plain logits (n, B, C).
         """
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Logits (n, B, C) for x (n, B, 3, H, W) or, the same for all models, (1, B, 3, H, W)."""
-
-
-@dataclass(frozen=True)
-class ConvBlock:
-    """Convolution, ReLU and 2x2 max-pool, by the names of the weight and the bias."""
-
-    weight: str
-    bias: str
-
-
-@dataclass(frozen=True)
-class LinearBlock:
-    """Linear layer, with the ReLU that follows it if one does."""
-
-    weight: str
-    bias: str
-    relu: bool
-
-
-def lower(model: nn.Module, fuses: Callable[[int, int, int, int], bool]) -> list[ConvBlock | LinearBlock] | None:
-    """The model as blocks that the kernels know, or None if a layer does not fit.
-
-    `fuses(in_channels, out_channels, kernel, padding)` says which convolutions the kernels take.
-    """
-    layers = flatten(model)
-    if layers is None:
-        return None
-    blocks: list[ConvBlock | LinearBlock] = []
-    rest = list(layers)
-    while rest and is_plain(rest[0][1], nn.Conv2d):
-        name, conv = rest[0][0], rest[0][1]
-        pair = [layer for _, layer in rest[1:3]]
-        pooled = len(pair) == 2 and any(is_plain(p, nn.ReLU) for p in pair) and any(is_pool2(p) for p in pair)
-        if not (pooled and _plain(conv) and fuses(conv.in_channels, conv.out_channels, int(conv.kernel_size[0]), 0)):
-            return None
-        blocks.append(ConvBlock(f"{name}.weight", f"{name}.bias"))
-        rest = rest[3:]
-    flat = rest[0][1] if rest else None
-    if flat is None or not is_plain(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
-        return None
-    rest = rest[1:]
-    while rest and is_plain(rest[0][1], nn.Linear) and rest[0][1].bias is not None:
-        relu = len(rest) > 1 and is_plain(rest[1][1], nn.ReLU)
-        blocks.append(LinearBlock(f"{rest[0][0]}.weight", f"{rest[0][0]}.bias", relu))
-        rest = rest[2:] if relu else rest[1:]
-    last = blocks[-1] if blocks else None
-    if rest or not isinstance(last, LinearBlock) or last.relu:  # logits come straight from a linear layer
-        return None
-    return blocks
-
-
-def _plain(conv: nn.Module) -> bool:
-    """Square kernel, stride 1, no padding, no groups, with a bias."""
-    return (
-        is_plain(conv, nn.Conv2d)
-        and conv.kernel_size[0] == conv.kernel_size[1]
-        and conv.stride == (1, 1)
-        and conv.padding == (0, 0)
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-        and conv.bias is not None
-    )
 
 
 class LoweredNet:
@@ -135,7 +71,8 @@ class LoweredNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
+        """See `StackedNet`."""
         n = len(x)
         rows, gradient = rows[:n], gradient[:n]
         logits, kept = self._forward(rows, x)
@@ -164,6 +101,7 @@ class LoweredNet:
                 relu_of = entered if isinstance(before, LinearBlock) and before.relu else None
                 upstream = self.kernels.linear_input_grad(upstream, weight, relu_of)
         self._beside.join(x)
+        return logits
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self._forward(rows, self._for_all(rows, x))[0]
@@ -198,7 +136,8 @@ class VmapNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
+        """See `StackedNet`."""
         n = len(x)
         leaves = {name: view.detach().requires_grad_() for name, view in self.layout.parameter_views(rows[:n]).items()}
         logits = self._all(leaves, x)
@@ -210,6 +149,7 @@ class VmapNet:
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         for view, grad in zip(self.layout.parameter_views(gradient[:n]).values(), grads, strict=True):
             view.copy_(grad)
+        return logits.detach()
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

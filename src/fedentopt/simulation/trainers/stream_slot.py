@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from fedentopt.simulation.trainers.bound_model import BoundModel
+from fedentopt.simulation.trainers.code_objective import CodeObjective
 from fedentopt.simulation.trainers.packed_rows import RowFormat
+from fedentopt.simulation.work import LocalCode
 
 if TYPE_CHECKING:
     from fedentopt.simulation.trainers.streams import StreamsTrainer
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Client:
-    """A row of a round: the sizes of its batches, what a slot copies to begin it, its correction, its result.
+    """A row of a round: the sizes of its batches, what a slot copies to begin it, its correction, its result, and where
+    the sums of its samples' losses go, if anybody wants them; its local objective, if that is code, and what that knows
+    of its learning rate.
 
     `begin` is its packed row, its start model, that model's parameters and no momentum, all as int32. The correction
     is a row of a matrix whose number only the device knows. All of it is views of tensors that the round keeps.
@@ -34,6 +37,14 @@ class Client:
     corrections: torch.Tensor | None
     correction_row: torch.Tensor | None
     result: torch.Tensor
+    losses: torch.Tensor | None
+    code: LocalCode | None
+    lr: float
+
+    @property
+    def start(self) -> torch.Tensor:
+        """Its start model, (width,)."""
+        return self.begin[1].view(torch.float32)
 
 
 class Slot:
@@ -43,32 +54,37 @@ class Slot:
     trainer joins the two around every round.
     """
 
-    def __init__(self, trainer: StreamsTrainer, model: nn.Module) -> None:
+    def __init__(self, trainer: StreamsTrainer) -> None:
         device = trainer.data.images.device
         self.trainer = trainer
-        self.bound = BoundModel(model, trainer.layout, device)
+        self.bound = BoundModel(trainer.model, trainer.layout, device)
         self.bound.module.train()
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # the step, without and with losses
+        self.wants_losses = False
         width = trainer.layout.parameter_width
         self.velocity = torch.zeros(1, width, device=device)
         self.start = torch.zeros(1, width, device=device)
         self.push = torch.zeros(1, width, device=device)
         self.own = torch.zeros(1, dtype=torch.int32, device=device)  # the row of `start` and `push`
+        self.sums = torch.zeros(1, 2, dtype=torch.float64, device=device)  # of the client's losses so far
+        self.code: LocalCode | None = None
+        self._objective: CodeObjective | None = None
         self.form: RowFormat | None = None
         self.packed = torch.empty(0, dtype=torch.int32, device=device)
         self.fields: dict[str, torch.Tensor] = {}
         self._targets: list[torch.Tensor] = []
 
-    def prepare(self, form: RowFormat) -> None:
+    def prepare(self, form: RowFormat, wants_losses: bool) -> None:
         """Before a round whose rows have this format. Another than before costs a new capture of the step."""
+        self.wants_losses = wants_losses
         if not self.bound.module.training:  # it has predicted since; telling every layer takes long
             self.bound.module.train()
         if self.form == form:
             return
         if self.stream is not None:
             self.stream.synchronize()  # nothing may still replay what is given back here
-        self.graph = None
+        self.graphs.clear()
         self.form, self.packed = form, torch.zeros(form.width, dtype=torch.int32, device=self.packed.device)
         self.fields = form.views(self.packed[None])
         floats = (self.bound.row, self.start[0], self.velocity[0])
@@ -76,10 +92,25 @@ class Slot:
 
     def load(self, client: Client) -> None:
         """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
+        if self.code is not None:  # of the client before
+            self.bound.reset()
         torch._foreach_copy_(self._targets, client.begin)
         self.bound.read_integers()
         if client.corrections is not None and client.correction_row is not None:
             torch.index_select(client.corrections, 0, client.correction_row, out=self.push)
+        if self.wants_losses:
+            self.sums.zero_()
+        self.code = client.code
+        if client.code is not None:
+            if self._objective is None:
+                self._objective = CodeObjective(self.bound, self.trainer.model, bf16=self.trainer.bf16)
+            self._objective.begin(client.code, client.start, client.lr)
+
+    def finish(self, client: Client) -> None:
+        """Hand over the client's model, and its losses where they are wanted."""
+        self.bound.store(client.result)
+        if client.losses is not None:
+            client.losses.copy_(self.sums[0])
 
     def run(self, size: int) -> None:
         """One step on the first `size` samples of a batch."""
@@ -88,13 +119,12 @@ class Slot:
             with _untuned():
                 self._step(size)
             return
-        if self.stream is None:
+        if self.stream is None or self.code is not None:
             self._step(size)
             return
-        if self.graph is None:
+        if self.wants_losses not in self.graphs:
             self._capture()
-        assert self.graph is not None
-        self.graph.replay()
+        self.graphs[self.wants_losses].replay()
 
     def _step(self, size: int) -> None:
         t, row = self.trainer, self.fields
@@ -102,14 +132,11 @@ class Slot:
             t.data.images, t.data.labels, row["index"], row["augment_key"], row["step"], t.transform, 1
         )
         self.bound.pick_dropout_key(row["dropout_keys"][0], row["step"])
-        self.bound.gradient.zero_()
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
-            logits = self.bound.module(x[0, :size].contiguous(memory_format=torch.channels_last))
-        logits = logits.float()
-        upstream, _ = t.kernels.softmax_xent_grad(
-            logits.detach()[None], labels[:, :size].contiguous(), row["logit_scale"], row["logit_shift"]
-        )
-        logits.backward(upstream[0])
+        x, labels = x[0, :size].contiguous(memory_format=torch.channels_last), labels[:, :size].contiguous()
+        if self.code is None:
+            self._backward(x, labels)
+        else:
+            self._backward_code(x, labels)
         t.kernels.sgd_update(
             self.bound.parameters[None], self.velocity, self.bound.parameter_gradient[None], n=1, lr=row["lr"],
             momentum=row["momentum"], weight_decay=row["weight_decay"], mu=row["mu"], start=self.start,
@@ -118,18 +145,39 @@ class Slot:
         )  # fmt: skip
         row["step"].add_(1)
 
+    def _backward(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        """Write the gradient of the client's loss on x (B, 3, H, W) with labels (1, B), -1 for padding."""
+        t, row = self.trainer, self.fields
+        self.bound.gradient.zero_()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
+            logits = self.bound.module(x)
+        logits = logits.float()
+        plain = logits.detach()[None]
+        upstream, _ = t.kernels.softmax_xent_grad(plain, labels, row["logit_scale"], row["logit_shift"])
+        if self.wants_losses:
+            t.kernels.add_sample_losses(plain, labels, self.sums)
+        logits.backward(upstream[0])
+
+    def _backward_code(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        """The same where the loss is code; there is no padding then."""
+        assert self._objective is not None
+        logits = self._objective.backward(x, labels[0], wants_logits=self.wants_losses)
+        if logits is not None:
+            self.trainer.kernels.add_sample_losses(logits[None], labels, self.sums)
+
     def _capture(self) -> None:
         """Capture a step at full batch size. What the warm-up changes (BatchNorm counts included) is put back."""
         assert self.form is not None
-        state = [self.bound.row, self.velocity, self.fields["step"], *self.bound.integers]
+        state = [self.bound.row, self.velocity, self.fields["step"], self.sums, *self.bound.integers]
         saved = [tensor.clone() for tensor in state]
         self._step(self.form.batch)
         torch.cuda.synchronize()
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
             self._step(self.form.batch)
+        self.graphs[self.wants_losses] = graph
 
     def enter(self) -> None:
         """What is queued from here on goes to this slot's stream. Cheaper by far than a context for every visit."""

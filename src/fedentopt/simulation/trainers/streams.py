@@ -20,15 +20,22 @@ from itertools import repeat
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device import DeviceData
+from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers.bound_model import mixes_samples
+from fedentopt.simulation.trainers.bound_model import BoundModel, mixes_samples
+from fedentopt.simulation.trainers.client_samples import (
+    joined_samples,
+    means_of_clients,
+    places_of_clients,
+    places_of_models,
+)
 from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.stream_slot import Client, Slot
 from fedentopt.simulation.triton import Kernels
-from fedentopt.simulation.work import Room, Work
+from fedentopt.simulation.work import Room, Trained, Work
 
 VISIT = 8  # steps queued on one slot before the next has its turn: few enough that no stream runs dry meanwhile
 STEP_ROOM = 64  # slots make room for multiples of so many steps, so that few rounds ask for more
@@ -45,7 +52,7 @@ def _visits(slot: Slot, clients: Sequence[Client]) -> Iterator[bool]:
                 yield True
             for size in client.sizes[first : first + VISIT]:
                 slot.run(size)
-        slot.bound.store(client.result)
+        slot.finish(client)
         yield True
 
 
@@ -86,7 +93,7 @@ class StreamsTrainer:
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         self.sees_padding = bool(layout.buffers) or mixes_samples(model)
-        self._model = model
+        self.model = model
         self._room = slots
         self._slots: list[Slot] = []
         self._steps = 0
@@ -98,7 +105,7 @@ class StreamsTrainer:
 
     def _take(self, count: int) -> list[Slot]:
         while len(self._slots) < min(count, self._room):
-            self._slots.append(Slot(self, self._model))
+            self._slots.append(Slot(self))
         return self._slots[:count]
 
     def _fit(self, work: Work) -> RowFormat:
@@ -109,23 +116,19 @@ class StreamsTrainer:
             self._form = RowFormat(room, batch, work.logit_scale.shape[1])
         return self._form
 
-    def train(self, starts: torch.Tensor, work: Work):
-        from fedentopt.simulation.work import Trained
-
-        return Trained(self.train_(starts, work))
-
-    def train_(self, starts: torch.Tensor, work: Work) -> torch.Tensor:
-        """Trained models of all rows, (N, width)."""
+    def train(self, starts: torch.Tensor, work: Work) -> Trained:
+        """See `Trainer`."""
         slots = self._take(work.rows)
         form = self._fit(work)
         for slot in slots:
-            slot.prepare(form)
+            slot.prepare(form, work.wants_losses)
         packed = form.pack(work)
         out = torch.empty(work.rows, self.layout.width, device=starts.device)
+        sums = torch.empty(work.rows, 2, dtype=torch.float64, device=starts.device) if work.wants_losses else None
         # Longest first onto the least loaded slot, so that slots end together.
         queues: list[list[Client]] = [[] for _ in slots]
         loads = [(0, i) for i in range(len(slots))]
-        for client in self._clients(starts, work, packed, out):
+        for client in self._clients(starts, work, packed, out, sums):
             load, lightest = loads[0]
             queues[lightest].append(client)
             heapq.heapreplace(loads, (load + len(client.sizes), lightest))
@@ -136,12 +139,15 @@ class StreamsTrainer:
                 slot.enter()
                 if next(visits, False):
                     turns.append((slot, visits))
-        return out
+        return Trained(out, None if sums is None else work.average_losses(sums))
 
-    def _clients(self, starts: torch.Tensor, work: Work, packed: torch.Tensor, out: torch.Tensor) -> list[Client]:
+    def _clients(
+        self, starts: torch.Tensor, work: Work, packed: torch.Tensor, out: torch.Tensor, sums: torch.Tensor | None
+    ) -> list[Client]:
         """The rows of a round, cut up all at once: a slice by itself costs the host about as much as a copy."""
         steps, batch = work.steps_host.tolist(), work.index.shape[2]
-        sizes = [work.filled(i).tolist() if self.sees_padding else [batch] * steps[i] for i in range(work.rows)]
+        real = [self.sees_padding or code is not None for code in work.codes]  # or padded to the batch size
+        sizes = [work.filled(i).tolist() if real[i] else [batch] * steps[i] for i in range(work.rows)]
         # One start model is read where it is; of several, every client finds its own where its result will be.
         one = len(starts) == 1
         begin = starts.expand(work.rows, -1) if one else torch.index_select(starts, 0, work.start_row, out=out)
@@ -152,20 +158,30 @@ class StreamsTrainer:
         if work.correction is not None:
             # A row without a correction is given any: its mode says that it is not used.
             corrections = work.correction_row.clamp(min=0).split(1)
-        rows = zip(sizes, begins, corrections, out.unbind(), strict=True)
-        return [Client(s, b, work.correction, c, result) for s, b, c, result in rows]
+        losses: Sequence[torch.Tensor | None] = [None] * work.rows if sums is None else sums.unbind()
+        own = zip(sizes, begins, corrections, out.unbind(), losses, work.codes, work.lr_host.tolist(), strict=True)
+        return [
+            Client(size, start, work.correction, row, result, loss, code, lr)
+            for size, start, row, result, loss, code, lr in own
+        ]
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for one batch of uint8 images."""
         bound = self._take(1)[0].bound
-        at_once = max(PREDICT_BATCH, PREDICT_PIXELS // (images.shape[2] * images.shape[3]))
         results = []
         for row in models:
             bound.load(row)
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-                parts = [bound.logits(self.transform.standardise(p)) for p in images.split(at_once)]
-            results.append(torch.cat(parts))
+            results.append(torch.cat([self._logits(bound, part) for part in images.split(self._at_once)]))
         return torch.stack(results)
+
+    @property
+    def _at_once(self) -> int:
+        """Images of one forward pass."""
+        return max(PREDICT_BATCH, PREDICT_PIXELS // (self.data.images.shape[2] * self.data.images.shape[3]))
+
+    def _logits(self, bound: BoundModel, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            return bound.logits(self.transform.standardise(images))
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""
@@ -174,6 +190,24 @@ class StreamsTrainer:
             index = torch.from_numpy(chosen).to(self.data.images.device, torch.int64)
             means.append(self.predict(row[None], self.data.images[index])[0].softmax(1).mean(0))
         return torch.stack(means).double().cpu().numpy()
+
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+        """See `Trainer`. On CUDA the clients of a model share batches; on the CPU each has its own, so that its bits do
+        not depend on its neighbours."""
+        device, chosen, bound = self.data.images.device, joined_samples(samples), self._take(1)[0].bound
+        if device.type == "cuda":
+            lines = list(places_of_models(rows, samples).items())
+        else:
+            lines = list(zip(rows, places_of_clients(samples), strict=True))
+        values = []
+        for row, line in lines:
+            if not len(line):
+                continue
+            bound.load(models[row])
+            for index in to_device(chosen[line], device).split(self._at_once):
+                logits = self._logits(bound, self.data.images[index])
+                values.append(F.cross_entropy(logits, self.data.labels[index], reduction="none"))
+        return means_of_clients(values, [line for _, line in lines], samples)
 
     def reserve(self, room: Room) -> None:
         """Steps captured from here on have room for the longest client to come."""

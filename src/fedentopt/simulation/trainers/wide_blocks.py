@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedentopt.models.keyed_dropout import KeyedDropout
-from fedentopt.simulation.trainers.lowering import flatten, is_plain, is_pool2
+from fedentopt.simulation.lowering import flatten, is_plain, is_pool2
 
 WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
 CHANNELS = 16  # all other layers have multiples of this

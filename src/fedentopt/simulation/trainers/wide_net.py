@@ -1,4 +1,4 @@
-"""Forward and backward of n models with wide convolutions (VGG-11, most plain CNNs) on the kernels of `kernels.wide`.
+"""Forward and backward of n models with wide convolutions (VGG-11, most plain CNNs) on the kernels of `triton.wide`.
 
 Weights lie in the flat rows channels-last, as the products want them; gradients are written straight into the gradient
 rows. Which models are taken: `wide_blocks`.
@@ -35,7 +35,7 @@ class _Kept:
 
 
 class WideNet:
-    """Wide blocks on kernels; see `stacked_model.StackedNet`. The layout's convolution weights are channels-last."""
+    """Wide blocks on kernels; see `stacked_nets.StackedNet`. The layout's convolution weights are channels-last."""
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
         assert kernels.wide is not None
@@ -105,7 +105,7 @@ class WideNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
         """See `StackedNet`."""
         n, samples = x.shape[:2]
         rows, gradient = rows[:n], gradient[:n]
@@ -116,6 +116,7 @@ class WideNet:
         dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
         dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
         self._convolutions_back(gradient, kept, dy)
+        return logits
 
     def _linears_back(
         self, rows: torch.Tensor, gradient: torch.Tensor, entered: list[torch.Tensor], upstream: torch.Tensor, *,

@@ -19,8 +19,9 @@ from fedentopt.simulation.triton.windows import WAVE, Windows, power_of_two
 
 
 class ForwardTiles(NamedTuple):
-    """Rows a tile, tiles a program, entries a product step, warps; pooled pixels a row (None: by alignment), pipeline
-    stages, pixels a load (None: by alignment), and whether all of a tile's loads go before its first product."""
+    """Rows per tile, tiles per program, entries per product step, warps; pooled pixels per row (None: by alignment),
+    pipeline stages, pixels per load (None: by alignment), and whether all of a tile's loads go before its first
+    product."""
 
     rows: int = 64
     tiles: int = 8
@@ -116,7 +117,7 @@ def forward_kernel(x, w, b, y, argmax, x_row, w_row, b_row, batch, CI: tl.conste
 def _default_tiles(size: Windows, rows: int, precision: str) -> ForwardTiles:
     """The fastest on an H200 at LeNet-5's two layers for `rows` rows of all models.
 
-    Few rows are shared out in one wave of small programs. Split products need the registers of half the rows a tile.
+    Few rows are shared out in one wave of small programs. Split products need the registers of half the rows per tile.
     """
     share = power_of_two(triton.cdiv(triton.cdiv(rows, 64), WAVE))
     if size.px == 2 or share == 1:

@@ -24,7 +24,7 @@ UNROLLED_ROWS = tl.constexpr(8)  # pooled rows whose code stays short enough (sp
 
 
 class InputTiles(NamedTuple):
-    """Rows a program, warps, programs that share the block rows (1 or 2)."""
+    """Rows per program, warps, programs that share the block rows (1 or 2)."""
 
     rows: int = 64
     warps: int = 4

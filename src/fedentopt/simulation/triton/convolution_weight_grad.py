@@ -23,9 +23,9 @@ FEW_MODELS = 64
 
 
 class WeightTiles(NamedTuple):
-    """Rows a tile, window entries a product, products a program, programs to aim for over all models, warps, pooled
-    pixels a row (None: by alignment), pipeline stages, most registers a thread, partial sums that are added at once
-    (None: by their number)."""
+    """Rows per tile, window entries per product, products per program, programs to aim for over all models, warps,
+    pooled pixels per row (None: by alignment), pipeline stages, most registers per thread, partial sums that are added
+    at once (None: by their number)."""
 
     rows: int = 64
     entries: int = 64

@@ -5,8 +5,6 @@ is a view whose first stride is the row length and which is contiguous inside; g
 the gradient buffer. Every method works on the first n rows, never waits for the device and never reads a value back
 to the host, so all of them can be captured in a CUDA graph. The real samples of a batch carry a label of 0 or more;
 padding slots carry -1, an all-zero image, and no gradient.
-
-How the kernels multiply.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ DEAD = 4  # the arg-max code of a pooled pixel that ReLU switched off; 0..3 are 
 
 class Kernels(Protocol):
     """The pieces of a stacked step. `describe` says in one line which implementation runs; `wide` says how the wide
-    convolutions of `kernels.wide` multiply, None where those do not run."""
+    convolutions of `triton.wide` multiply, None where those do not run."""
 
     wide: Products | None
 
@@ -102,6 +100,14 @@ class Kernels(Protocol):
 
         logits (n, B, C), labels (n, B), scale and shift (n, C) -> gradient with respect to `logits` and loss (n,);
         both zero for a batch without real samples.
+        """
+        ...
+
+    def add_sample_losses(self, logits: Tensor, labels: Tensor, sums: Tensor) -> None:
+        """Add each model's sum and sum of squares of its real samples' cross-entropies to sums (N, 2), float64.
+
+        logits (n, B, C), plain, without scale and shift, and labels (n, B). Rows of `sums` from n on stay as they are,
+        and so do those of models that have finished, whose batches are all padding.
         """
         ...
 

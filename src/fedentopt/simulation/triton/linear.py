@@ -24,7 +24,7 @@ def aligned(row: int) -> tuple[int, int]:
 
 
 class LinearTiles(NamedTuple):
-    """Rows and columns of the result a program, entries a product step, warps, pipeline stages; for the
+    """Rows and columns of the result per program, entries per product step, warps, pipeline stages; for the
     gradients, whether operands are read in fours (`transposed`)."""
 
     rows: int = 64

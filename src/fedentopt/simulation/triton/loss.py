@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""Cross-entropy of scaled and shifted logits and its gradient, one Triton program per model."""
+"""Cross-entropy: of scaled and shifted logits with its gradient, and sums of the plain one; one Triton program per
+model."""
 
 from __future__ import annotations
 
@@ -64,3 +65,38 @@ def softmax_xent_grad(
         SHIFTED=shift is not None, ROWS=min(power_of_two(batch), max(1, 8192 // columns)), COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return grads, losses
+
+
+@triton.jit
+def sample_losses_kernel(logits, labels, sums, batch, classes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    model = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    known = column < classes
+    labels += model * batch
+    logits += model * batch * classes
+    total = tl.zeros((ROWS,), tl.float64)
+    squares = tl.zeros((ROWS,), tl.float64)
+    for first in range(0, batch, ROWS):
+        row = first + tl.arange(0, ROWS)
+        at = row[:, None] * classes + column[None, :]
+        there = (row < batch)[:, None] & known[None, :]
+        label = tl.load(labels + row, mask=row < batch, other=-1)
+        z = tl.where(known[None, :], tl.load(logits + at, mask=there, other=0.0), float("-inf"))
+        z = z - tl.max(z, axis=1)[:, None]
+        own = tl.sum(tl.where(column[None, :] == label[:, None], z, 0.0), axis=1)
+        loss = tl.where(label >= 0, tl.log(tl.sum(tl.exp(z), axis=1)) - own, 0.0).to(tl.float64)
+        total += loss
+        squares += loss * loss
+    sums += 2 * model
+    tl.store(sums, tl.load(sums) + tl.sum(total, axis=0))
+    tl.store(sums + 1, tl.load(sums + 1) + tl.sum(squares, axis=0))
+
+
+def add_sample_losses(logits: Tensor, labels: Tensor, sums: Tensor) -> None:
+    """See `interface.Kernels.add_sample_losses`."""
+    n, batch, classes = logits.shape
+    columns = power_of_two(classes, 2)
+    sample_losses_kernel[(n,)](
+        logits.contiguous(), labels, sums, batch, classes, ROWS=min(power_of_two(batch), max(1, 8192 // columns)),
+        COLUMNS=columns, num_warps=4,
+    )  # fmt: skip

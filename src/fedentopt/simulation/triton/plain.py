@@ -113,6 +113,11 @@ class PlainKernels:
         grad = grad if scale is None else grad * scale.unsqueeze(1)
         return torch.where(real, grad, 0.0), loss
 
+    def add_sample_losses(self, logits: Tensor, labels: Tensor, sums: Tensor) -> None:
+        picked = F.log_softmax(logits, dim=2).gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2)
+        losses = torch.where(labels >= 0, -picked, 0.0).double()
+        sums[: len(logits)] += torch.stack([losses.sum(1), losses.square().sum(1)], 1)
+
     def sgd_update(
         self,
         w: Tensor,

@@ -85,6 +85,9 @@ class TritonKernels:
     ) -> tuple[Tensor, Tensor]:
         return loss.softmax_xent_grad(logits, labels, scale, shift)
 
+    def add_sample_losses(self, logits: Tensor, labels: Tensor, sums: Tensor) -> None:
+        loss.add_sample_losses(logits, labels, sums)
+
     def sgd_update(
         self,
         w: Tensor,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedentopt.paper.statistics import mean, mean_interval, paired_interval, sample_std, student_quantile
+from fedentopt.results.statistics import mean, mean_interval, paired_interval, sample_std, student_quantile
 
 
 @pytest.mark.parametrize(

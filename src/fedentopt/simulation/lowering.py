@@ -1,7 +1,9 @@
-"""Seeing through a plain Sequential: which layers it is made of, so that trainers can fuse them."""
+"""Seeing through a plain Sequential: which layers it is made of, and as which blocks the kernels can take them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 from torch import nn
@@ -53,6 +55,68 @@ def is_pool2(layer: nn.Module) -> bool:
         and layer.dilation in (1, (1, 1))
         and not layer.ceil_mode
         and not layer.return_indices
+    )
+
+
+@dataclass(frozen=True)
+class ConvBlock:
+    """Convolution, ReLU and 2x2 max-pool, by the names of the weight and the bias."""
+
+    weight: str
+    bias: str
+
+
+@dataclass(frozen=True)
+class LinearBlock:
+    """Linear layer, with the ReLU that follows it if one does."""
+
+    weight: str
+    bias: str
+    relu: bool
+
+
+def lower(model: nn.Module, fuses: Callable[[int, int, int, int], bool]) -> list[ConvBlock | LinearBlock] | None:
+    """The model as blocks that the kernels know, or None if a layer does not fit.
+
+    `fuses(in_channels, out_channels, kernel, padding)` says which convolutions the kernels take.
+    """
+    layers = flatten(model)
+    if layers is None:
+        return None
+    blocks: list[ConvBlock | LinearBlock] = []
+    rest = list(layers)
+    while rest and is_plain(rest[0][1], nn.Conv2d):
+        name, conv = rest[0][0], rest[0][1]
+        pair = [layer for _, layer in rest[1:3]]
+        pooled = len(pair) == 2 and any(is_plain(p, nn.ReLU) for p in pair) and any(is_pool2(p) for p in pair)
+        if not (pooled and _is_basic(conv) and fuses(conv.in_channels, conv.out_channels, conv.kernel_size[0], 0)):
+            return None
+        blocks.append(ConvBlock(f"{name}.weight", f"{name}.bias"))
+        rest = rest[3:]
+    flat = rest[0][1] if rest else None
+    if flat is None or not is_plain(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
+        return None
+    rest = rest[1:]
+    while rest and is_plain(rest[0][1], nn.Linear) and rest[0][1].bias is not None:
+        relu = len(rest) > 1 and is_plain(rest[1][1], nn.ReLU)
+        blocks.append(LinearBlock(f"{rest[0][0]}.weight", f"{rest[0][0]}.bias", relu))
+        rest = rest[2:] if relu else rest[1:]
+    last = blocks[-1] if blocks else None
+    if rest or not isinstance(last, LinearBlock) or last.relu:  # logits come straight from a linear layer
+        return None
+    return blocks
+
+
+def _is_basic(conv: nn.Module) -> bool:
+    """Square kernel, stride 1, no padding, no groups, with a bias."""
+    return (
+        is_plain(conv, nn.Conv2d)
+        and conv.kernel_size[0] == conv.kernel_size[1]
+        and conv.stride == (1, 1)
+        and conv.padding == (0, 0)
+        and conv.dilation == (1, 1)
+        and conv.groups == 1
+        and conv.bias is not None
     )
 
 

@@ -1,16 +1,35 @@
 """What a handful of seeds allows to say: mean, spread, and whether a difference is more than noise.
 
 All methods of a seed share its partition and its start model, so methods are compared seed by seed: the interval
-is Student's, mean(d) ± t(0.975, n-1) · s(d)/√n over the differences d of n seeds. Student's distribution function
-has a closed form for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4), which is inverted here.
+is Student's, mean(d) ± t(0.975, n-1) · s(d)/√n over the differences d of n seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean of some values and their sample standard deviation, which is NaN for fewer than two."""
+
+    mean: float
+    std: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Leaves out values that are not finite; none at all gives a mean of NaN."""
+        kept = [value for value in values if math.isfinite(value)]
+        centre, std = mean(kept), sample_std(kept)
+        return cls(math.nan if centre is None else centre, math.nan if std is None else std, len(kept))
+
+    def to_dict(self) -> dict[str, float | None]:
+        """JSON form; what does not exist is null."""
+        return {"mean": finite(self.mean), "std": finite(self.std)}
 
 
 @dataclass(frozen=True)
@@ -41,18 +60,22 @@ def sample_std(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
 
 
+def paired_differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Ours minus theirs in every seed that both have, by seed."""
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
 def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval | None:
     """95 % interval of ours - theirs over the seeds both have; None where fewer than two are shared."""
-    shared = sorted(ours.keys() & theirs.keys())
-    return mean_interval([ours[seed] - theirs[seed] for seed in shared])
+    return mean_interval(paired_differences(ours, theirs))
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """95 % interval of the mean; None for fewer than two values."""
-    centre, spread = mean(values), sample_std(values)
-    if centre is None or spread is None:
+    centre, std = mean(values), sample_std(values)
+    if centre is None or std is None:
         return None
-    half = student_quantile(len(values) - 1) * spread / math.sqrt(len(values))
+    half = student_quantile(len(values) - 1) * std / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half, len(values))
 
 
@@ -61,28 +84,12 @@ def student_quantile(freedom: int, inside: float = 0.95) -> float:
     """The t with P(|T| ≤ t) = `inside` for T with `freedom` degrees of freedom."""
     if freedom < 1 or not 0 < inside < 1:
         raise ValueError(f"no quantile for {freedom} degrees of freedom and probability {inside}")
-    low, high = 0.0, 1.0
-    while _student_inside(high, freedom) < inside:
-        high *= 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if _student_inside(middle, freedom) < inside:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    # The function behind scipy.stats.t.ppf, without the second that importing scipy.stats takes.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + inside) / 2))
 
 
-def _student_inside(t: float, freedom: int) -> float:
-    """P(|T| ≤ t) for a whole number of degrees of freedom."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(angle)
-    odd = freedom % 2 == 1
-    term = cosine if odd else 1.0
-    total = 0.0 if freedom == 1 else term
-    for k in range(3 if odd else 2, freedom - 1, 2):
-        term *= (k - 1) / k * cosine * cosine
-        total += term
-    if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * total)
-    return math.sin(angle) * total
+def finite(value: float | None) -> float | None:
+    """The value, or None where it is missing, NaN or infinite, which JSON cannot hold."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,80 @@
+"""A data set from arrays in memory, as a notebook has them: read by the same rules as an .npz file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedentopt.datasets.cache import in_memory
+from fedentopt.datasets.dataset import Dataset
+from fedentopt.datasets.loading import check_image_size, default_image_size
+from fedentopt.datasets.npz import check_images, image_pieces, label_classes, read_labels
+from fedentopt.datasets.source import Content, Labels
+from fedentopt.errors import InputError
+
+NAME = "arrays"
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class HeldArray:
+    """One array, with what `npz.NpzArray` offers."""
+
+    key: str
+    values: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    def __str__(self) -> str:
+        return f"dataset: {self.key} of shape {self.shape} and type {self.dtype}"
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """The rows, all at once: they are in memory already."""
+        yield self.values
+
+    def read(self) -> np.ndarray:
+        """The array."""
+        return self.values
+
+
+def from_arrays(
+    x_train: Any,
+    y_train: Any,
+    x_test: Any,
+    y_test: Any,
+    *,
+    class_names: Sequence[str] | None = None,
+    image_size: int | None = None,
+) -> Dataset:
+    """A data set of images (uint8, or floats in 0..1; (n, H, W), (n, H, W, 1 or 3) or (n, 1 or 3, H, W)) and integer
+    labels, one per image; anything with `__array__` will do.
+
+    Images become squares of `image_size` pixels, 32 unless another size is asked for.
+    """
+    size = default_image_size(NAME) if image_size is None else image_size
+    check_image_size(size)
+    held = {}
+    for key, values in zip(KEYS, (x_train, y_train, x_test, y_test), strict=True):
+        try:
+            array = np.asarray(values)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"dataset: {key} cannot be read as an array ({error})") from error
+        held[key] = HeldArray(key, array)
+    channels = {split: check_images(held[f"x_{split}"]) for split in ("train", "test")}
+    if channels["train"] != channels["test"]:
+        raise InputError(f"dataset: x_train has {channels['train']} channels, x_test {channels['test']}")
+    raw_train, raw_test = (read_labels(held[f"y_{split}"], held[f"x_{split}"]) for split in ("train", "test"))
+    names, (train, test), notes = label_classes("dataset", raw_train, raw_test, class_names)
+    images = image_pieces(held["x_train"]), image_pieces(held["x_test"])
+    content = Content(channels["train"], {"": Labels(names, train, test)}, *images)
+    arrays = in_memory(content, size, None)
+    return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes)

@@ -1,0 +1,121 @@
+"""Simulations from Python, without touching a file.
+
+from fedentopt.simulation import compare
+
+result = compare(["fedavg", "fedentopt", "fedprox:mu=0.1"], dataset="digits", seeds=3)
+result.summary              # a pandas DataFrame: accuracy of each method, difference to the first with its interval
+result.plot(); result.report("page.html")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedentopt.errors import InputError
+from fedentopt.simulation.config import FIELDS, RunConfig
+from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job, make_jobs
+from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.result import Result
+
+if TYPE_CHECKING:
+    from fedentopt.datasets import Dataset
+    from fedentopt.simulation.engine import RoundEvent
+
+
+def compare(
+    methods: Sequence[Any],
+    *,
+    dataset: Any = "digits",
+    model: Any = None,
+    seeds: int | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    progress: bool | Callable[[RoundEvent], None] | None = None,
+    options: RunOptions | None = None,
+    **settings: Any,
+) -> Result:
+    """Train several methods on one setting, over the same seeds, and give back everything.
+
+    `methods`: names, with settings behind them (`"fedprox:mu=0.1"`), algorithms and selectors as classes or objects, or
+    pairs (algorithm, selector). `dataset`: a name, a path, or arrays `(x_train, y_train, x_test, y_test)`. `model`: a
+    name, `package.module:factory`, or a callable that takes the number of classes. `seeds`: how many (3 is 0, 1, 2), or
+    which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
+    applied where a method has them. Without `out` nothing is written; with it, runs are kept in that folder, finished
+    ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default in terminals and
+    notebooks), or a function that is told every round. `options` says where and how to run.
+    """
+    data, name = _data(dataset, settings)
+    chosen = {**DATASET_DEFAULTS.get(name, {}), **{k: v for k, v in settings.items() if k in FIELDS}, "dataset": name}
+    for reserved in ("algorithm", "selector"):
+        if reserved in settings:
+            raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
+    own = {key: value for key, value in settings.items() if key not in FIELDS}
+    jobs = make_jobs(methods, settings=chosen, own=own, seeds=seeds, model=model)
+    return run_jobs(jobs, data=data, out=out, progress=progress, options=options)
+
+
+def simulate(
+    config: RunConfig | Mapping[str, Any],
+    *,
+    dataset: Any = None,
+    model: Any = None,
+    out: str | Path | None = None,
+    progress: bool | Callable[[RoundEvent], None] | None = None,
+    options: RunOptions | None = None,
+) -> Result:
+    """Train one run; its config says everything, unless data or a model are given as objects (see `compare`)."""
+    given = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
+    data = None
+    if dataset is not None:
+        data, name = _data(dataset, {"image_size": given.image_size})
+        given = given.replace(dataset=name)
+    job = Job(given, given.method)
+    if model is not None:
+        [made] = make_jobs(["fedavg"], settings={}, seeds=1, model=model)
+        job = Job(given.replace(model=made.config.model), given.method, model=made.model, sources=made.sources)
+    return run_jobs([job], data=data, out=out, progress=progress, options=options)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    data: Dataset | None = None,
+    out: str | Path | None = None,
+    progress: bool | Callable[[RoundEvent], None] | None = None,
+    options: RunOptions | None = None,
+) -> Result:
+    """Bring jobs to their end, in memory or below `out`. `data` takes the place of what the configs name."""
+    from rich.console import Console
+
+    from fedentopt.simulation.progress import progress_bar
+    from fedentopt.simulation.sweep import run_in_memory, run_sweep
+
+    chosen = options or RunOptions()
+    configs = [job.config for job in jobs]
+    shown = None if callable(progress) else progress
+    with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else shown) as bar:
+        told = progress if callable(progress) else bar
+        if out is None:
+            runs = run_in_memory(jobs, chosen, data=data, progress=told)
+        else:
+            runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=told)
+    return Result(runs, labels=[job.label for job in jobs])
+
+
+def _data(dataset: Any, settings: Mapping[str, Any]) -> tuple[Dataset | None, str]:
+    """Data given as arrays, and the name by which a config knows them; None for a name or a path."""
+    from fedentopt.datasets import Dataset, from_arrays
+    from fedentopt.datasets.arrays import NAME
+
+    if isinstance(dataset, str | Path):
+        return None, str(dataset)
+    if isinstance(dataset, Dataset):
+        return dataset, dataset.name
+    if isinstance(dataset, tuple | list) and len(dataset) == 4:
+        return from_arrays(*dataset, image_size=settings.get("image_size")), NAME
+    raise InputError(
+        f"dataset: {type(dataset).__name__} cannot be used; accepted: a name, a path, or arrays "
+        f"(x_train, y_train, x_test, y_test)"
+    )

@@ -1,0 +1,86 @@
+"""Progress for people: a bar over all rounds of all runs, with each method's accuracy so far."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedentopt.simulation.config import RunConfig
+
+if TYPE_CHECKING:
+    from fedentopt.simulation.engine import RoundEvent
+
+
+@contextlib.contextmanager
+def progress_bar(
+    configs: Sequence[RunConfig], console: Console, *, show: bool | None = None
+) -> Iterator[Callable[[RoundEvent], None] | None]:
+    """A bar on `console` while the block runs; nothing unless that is a terminal or a notebook, or `show` says so."""
+    if not (console.is_terminal or console.is_jupyter if show is None else show):
+        yield None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    tally = RoundTally(configs)
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def advance(event: RoundEvent) -> None:
+            tally.add(event)
+            bar.update(task, completed=tally.done, total=tally.total, description=escape(tally.describe()))
+
+        yield advance
+
+
+class RoundTally:
+    """Counts rounds over many runs, and keeps each method's last accuracies.
+
+    Rounds that an earlier command did are left out of both sums, so that the time left is an honest guess;
+    runs not heard of yet (finished long ago, or still to come) are counted in only once they report.
+    """
+
+    def __init__(self, configs: Sequence[RunConfig]) -> None:
+        self._methods = {config.run_id: config.method for config in configs}
+        self._first: dict[str, int] = {}
+        self._rounds: dict[str, tuple[int, int]] = {}
+        self._accuracy: dict[str, float] = {}
+
+    def add(self, event: RoundEvent) -> None:
+        """Take note of one round of one run."""
+        self._first.setdefault(event.run_id, event.round)
+        self._rounds[event.run_id] = (event.round, event.rounds)
+        if event.accuracy is not None:
+            self._accuracy[event.run_id] = event.accuracy
+
+    @property
+    def done(self) -> int:
+        """Rounds done by this command."""
+        return sum(now - self._first[run] + 1 for run, (now, _) in self._rounds.items())
+
+    @property
+    def total(self) -> int:
+        """Rounds that this command has to do in the runs it has begun."""
+        return sum(total - self._first[run] + 1 for run, (_, total) in self._rounds.items())
+
+    def describe(self) -> str:
+        """Accuracy so far, mean over the seeds, of up to four methods."""
+        by_method: dict[str, list[float]] = {}
+        for run, accuracy in self._accuracy.items():
+            by_method.setdefault(self._methods.get(run, run), []).append(accuracy)
+        shown = [f"{name} {statistics.fmean(values):.1f} %" for name, values in list(by_method.items())[:4]]
+        return " · ".join(shown) + (" …" if len(by_method) > 4 else "") or "training"

@@ -1,0 +1,136 @@
+"""Clients whose local objective is code: the method's own function gives the loss of a batch, autograd its gradient.
+
+The function may do anything that torch allows, so nothing here is captured in a graph, and batches come at their real
+size. It is called as `algorithms.local_code` says; the SGD step that follows is everybody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from fedentopt.algorithms.local_code import Batch, LocalContext, Outputs
+from fedentopt.errors import InputError
+from fedentopt.models import head_name
+from fedentopt.own_code import describe_error
+from fedentopt.simulation.trainers.bound_model import BoundModel
+from fedentopt.simulation.work import LocalCode
+
+
+class CodeObjective:
+    """Beside one worker's or slot's model: the start and the previous model of the client it trains, as modules.
+
+    It is made with the first client that needs it, the second module with the first client that has trained before.
+    """
+
+    def __init__(self, bound: BoundModel, model: nn.Module, *, bf16: bool) -> None:
+        self._bound, self._model, self._bf16 = bound, model, bf16
+        self._device = bound.row.device.type
+        self._start = self._frozen()
+        self._previous: BoundModel | None = None
+        self._code: LocalCode | None = None
+        self._context: LocalContext | None = None
+
+    def _frozen(self) -> BoundModel:
+        return BoundModel(self._model, self._bound.layout, self._bound.row.device, trains=False)
+
+    @staticmethod
+    def _take(bound: BoundModel, row: torch.Tensor) -> nn.Module:
+        bound.load(row)
+        return bound.module.eval().requires_grad_(False)  # the client before may have left it otherwise
+
+    def begin(self, code: LocalCode, start: torch.Tensor, lr: float) -> None:
+        """Take over a client that starts from the model `start` (width,)."""
+        self._take(self._start, start)
+        previous = None
+        if code.previous is not None:
+            self._previous = self._previous or self._frozen()
+            previous = self._take(self._previous, code.previous)
+        self._code = code
+        self._context = LocalContext(
+            code.client, code.round, code.label_counts, lr, code.vectors, previous, self._outputs
+        )
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, *, wants_logits: bool) -> torch.Tensor | None:
+        """Write the gradient of the client's loss on a batch; if wanted, the plain logits (B, C) of the model as it is.
+
+        Those come from the function's own first pass of the whole batch. A function without such a pass costs one more,
+        in evaluation mode: in training mode it would move the statistics of BatchNorm.
+        """
+        code, context, module = self._code, self._context, self._bound.module
+        assert code is not None
+        assert context is not None
+        self._bound.reset()
+        with _noting_logits(module, x, wanted=wants_logits) as noted:
+            try:
+                with self._autocast():
+                    loss = code.loss(module, self._start.module, Batch(x, y), context)
+            except torch.OutOfMemoryError:
+                raise  # the engine takes fewer clients at once then
+            except Exception as error:
+                raise InputError(f"algorithm: {code.method}: local_loss raised {describe_error(error)}") from error
+        _check(loss, code.method)
+        self._bound.clear_gradient()
+        try:
+            loss.backward()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"algorithm: {code.method}: the gradient of local_loss raised {describe_error(error)}"
+            ) from error
+        if not wants_logits:
+            return None
+        if not noted:
+            with self._autocast():
+                noted.append(self._bound.logits(x))
+        return noted[0].detach().float()
+
+    def _autocast(self) -> torch.autocast:
+        # Without a cache of weights in bf16: the function may change weights between two passes.
+        return torch.autocast(self._device, torch.bfloat16, enabled=self._bf16, cache_enabled=False)
+
+    def _outputs(self, model: nn.Module, x: torch.Tensor) -> Outputs:
+        """See `LocalContext`."""
+        entered: list[torch.Tensor] = []
+        head = model.get_submodule(head_name(self._model))
+        hook = head.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0]))
+        try:
+            logits = model(x)
+        finally:
+            hook.remove()
+        return Outputs(entered[-1].float(), logits.float())
+
+
+@contextlib.contextmanager
+def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Iterator[list[torch.Tensor]]:
+    """What `module` says inside to this very batch, the first time it is asked."""
+    noted: list[torch.Tensor] = []
+    if not wanted:
+        yield noted
+        return
+
+    def note(module: nn.Module, inputs: tuple[object, ...], output: torch.Tensor) -> None:
+        if not noted and inputs and inputs[0] is x:
+            noted.append(output)
+
+    hook = module.register_forward_hook(note)
+    try:
+        yield noted
+    finally:
+        hook.remove()
+
+
+def _check(loss: object, method: str) -> None:
+    accepted = "accepted: a scalar tensor that depends on the model"
+    if not isinstance(loss, torch.Tensor):
+        raise InputError(f"algorithm: {method}: local_loss returned {type(loss).__name__}; {accepted}")
+    if loss.dim():
+        raise InputError(f"algorithm: {method}: local_loss returned a tensor of shape {tuple(loss.shape)}; {accepted}")
+    if loss.grad_fn is None:
+        raise InputError(
+            f"algorithm: {method}: local_loss returned a number that does not depend on the model; {accepted}"
+        )
