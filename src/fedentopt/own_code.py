@@ -76,7 +76,7 @@ def source_digest_of(thing: Any) -> str:
             digest.update(inspect.getsource(kind).encode() + b"\0")
         except (OSError, TypeError):
             return ""
-    return digest.hexdigest() if kinds else ""
+    return digest.hexdigest()
 
 
 def describe_error(error: BaseException) -> str:
