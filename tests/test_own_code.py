@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -289,6 +290,7 @@ def test_no_digest_of_what_has_no_source(thing: object) -> None:
 
 
 def test_no_digest_of_what_was_typed_in() -> None:
-    space: dict[str, type] = {}
-    exec("class Typed:\n    pass\n", space)
-    assert source_digest_of(space["Typed"]) == ""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Typed:\n    pass\ndef made():\n    return 1\n", space)
+    assert source_digest_of(space["Typed"]) == source_digest_of(space["Typed"]()) == ""
+    assert source_digest_of(space["made"]) == ""
