@@ -122,6 +122,9 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
         )
     if "local_loss" in has and overrides(made, "second_stage"):
         raise InputError(f"algorithm: {name!r} has a local_loss and a second stage; accepted: one of them")
+    brings = made.own_selector
+    if brings is not None and not (inspect.isclass(brings) and issubclass(brings, Selector)):
+        raise InputError(f"algorithm: {name!r} has the own_selector {brings!r}; accepted: a class of the kind Selector")
     if made.keeps_models and "local_loss" not in has:
         raise InputError(f"algorithm: {name!r} keeps models for a local_loss that it does not have")
     return made
