@@ -8,13 +8,14 @@ what was digested.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,11 @@ def code_digest(paths: Iterable[str]) -> str:
 
 def source_digest_of(thing: Any) -> str:
     """SHA-256 of the source of a class, function or object's class, with its bases outside this package; empty where
-    there is no source to read."""
+    there is no source to read. A `functools.partial` counts as its function with these arguments."""
+    if isinstance(thing, functools.partial):
+        wrapped = source_digest_of(thing.func)
+        text = f"{wrapped} {thing.args!r} {sorted(thing.keywords.items())!r}"
+        return hashlib.sha256(text.encode()).hexdigest() if wrapped else ""
     cls = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
     kinds = [base for base in cls.__mro__ if _is_own(base)] if inspect.isclass(cls) else [cls]
     digest = hashlib.sha256()
@@ -108,8 +113,10 @@ def _find(setting: str, path: str) -> Any:
 def _import(name: str) -> ModuleType:
     """Import a module, anew if this process imported it before and its sources have changed since."""
     if name in _LOADED and name in sys.modules and _module_digest(name) != _LOADED[name]:
-        for beside in _sources(name):
+        for beside, path in _sources(name).items():
             sys.modules.pop(beside, None)
+            with suppress(NotImplementedError, OSError):  # cached bytecode is known by second and size alone
+                Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
     module = importlib.import_module(name)
     _LOADED[name] = _module_digest(name)
     return module
@@ -125,19 +132,24 @@ def _module_digest(name: str) -> str:
 
 
 def _sources(name: str) -> dict[str, Path]:
-    """Source files by module: the module's own, and below the folder that holds it (or its package) all it imports."""
+    """Source files by module: the module's own, and below the folder that holds it (or its package) all it imports.
+
+    Of an installed package only its own modules: what lies beside it there is everybody's.
+    """
     origin = _origin(name)
     if origin is None:
         return {}
     root = origin.parent
     for _ in range(name.count(".") + (origin.name == "__init__.py")):
         root = root.parent
+    installed = root.name in ("site-packages", "dist-packages")
     found: dict[str, Path] = {}
     waiting = [name]
     while waiting:
         module = waiting.pop()
         path = _below(root, module)
-        if path is None or module in found:
+        stranger = installed and module.partition(".")[0] != name.partition(".")[0]
+        if path is None or module in found or stranger:
             continue
         found[module] = path
         waiting += _imports(path, module)

@@ -14,6 +14,7 @@ import difflib
 import inspect
 import math
 import re
+import sys
 import tomllib
 import types
 import typing
@@ -145,8 +146,7 @@ class Setting:
         if self.choices and value not in self.choices:
             raise InputError(f"{self.name}: {value!r} is unknown; accepted: {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool) and not self._within(value):
-            shown = f"{value:g}" if self.many else repr(value)
-            raise InputError(f"{self.name}: {shown} is out of range; accepted: {self.bounds() or 'finite numbers'}")
+            raise self._out_of_range(value)
         return value
 
     def _typed(self, value: Any) -> Any:
@@ -154,7 +154,10 @@ class Setting:
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy's
             return self._typed(value.item())
         if self.kind == "float" and number:
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:  # a whole number that no float can hold
+                raise self._out_of_range(value) from None
         if self.amount and number and isinstance(value, int):
             return str(value)
         if self.kind not in _TYPES or type(value) is _TYPES[self.kind]:
@@ -164,12 +167,17 @@ class Setting:
 
     def _within(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            abs(value) <= sys.float_info.max  # not so for infinity, NaN, and whole numbers that no float can hold
             and (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
         )
+
+    def _out_of_range(self, value: float) -> InputError:
+        long = isinstance(value, int) and abs(value) >= 10**30
+        shown = "a number of more than 30 digits" if long else f"{value:g}" if self.many else repr(value)
+        return InputError(f"{self.name}: {shown} is out of range; accepted: {self.bounds() or 'finite numbers'}")
 
     def _unreadable(self, value: Any) -> InputError:
         accepted = WORDS.get(self.kind, self.kind) + (" or none" if self.optional else "")
@@ -186,6 +194,9 @@ def settings_of(cls: type) -> dict[str, Setting]:
                 field = vars(base).get("__dataclass_fields__", {}).get(name)
             if isinstance(field, dataclasses.Field) and "ClassVar" not in str(annotation):
                 found[name] = Setting.of(name, field, annotation)
+        for name in found.keys() & vars(base).keys() - _annotations(base).keys():  # `mu = 0.1` is another default
+            found[name] = dataclasses.replace(found[name], default=vars(base)[name])
+    for base in reversed(cls.__mro__):
         for name, field in vars(base).get("run_settings", {}).items():
             found[name] = Setting.of(name, field, type(field.default))
     return found
@@ -197,6 +208,12 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        declared: Iterable[dataclasses.Field[Any]] = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        inherited = {field.name: field for field in declared}
+        for name in inherited.keys() & vars(cls).keys() - _annotations(cls).keys():  # `mu = 0.1` is another default
+            field = inherited[name]
+            cls.__annotations__[name] = field.type
+            setattr(cls, name, dataclasses.field(default=vars(cls)[name], metadata=field.metadata))
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
@@ -268,6 +285,9 @@ def _read_annotation(annotation: Any) -> tuple[str, bool, bool]:
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
         if typing.get_origin(annotation) is tuple:
             text = f"tuple[{getattr(typing.get_args(annotation)[0], '__name__', 'str')}, ...]"
+    text = text.strip("'\" ")
+    optional = re.fullmatch(r"(?:\w+\.)?Optional\[(.*)\]", text)
+    text = f"{optional[1]} | None" if optional else text
     if text.startswith("tuple["):
         return text.removeprefix("tuple[").partition(",")[0], False, True
     options = [option.strip() for option in text.split("|")]

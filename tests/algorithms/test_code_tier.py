@@ -1,154 +1,154 @@
-"""Local objectives that are code, through the engine.
-
-FedNTD and MOON against straight-line float64 torch, and a method of another tier written as code.
-"""
+"""Local objectives as code, FedNTD and MOON: the loss of one batch by hand, and where its gradient goes."""
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
+from math import exp, log, sqrt
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-import toy
-from fedentopt.algorithms import Algorithm, Round, Vectors, setting
-from fedentopt.errors import InputError
-from fedentopt.models import build
-from fedentopt.partition import parse, partition
-from fedentopt.randomness import key
-from fedentopt.simulation.engine import RunOptions, Task, run_stack
-from sample_order import batches
-
-CLASSES = 4
-SETTINGS = {
-    "model": "toy:layered", "clients": 5, "cohort": "2", "rounds": 5, "epochs": 2, "lr": 0.05, "lr_decay": 0.9,
-    "weight_decay": 1e-2, "momentum": 0.9, "partition": "dir:1", **toy.PLAIN,
-}  # fmt: skip
+from fedentopt.algorithms import ALGORITHMS, FedNTD, Moon, overrides
 
 
-def ntd(model, start, previous, x, y, beta=0.7, tau=2.0):
-    """Lee et al.: cross-entropy + beta tau^2 KL(global without the true class || local without it)."""
-    z, g = model(x), start(x)
-    distances = []
-    for row, other, label in zip(z, g, y, strict=True):
-        keep = [c for c in range(CLASSES) if c != label]
-        p, q = (other[keep] / tau).softmax(0), (row[keep] / tau).softmax(0)
-        distances.append((p * (p.log() - q.log())).sum())
-    return F.cross_entropy(z, y) + beta * tau**2 * torch.stack(distances).mean()
+class Net(nn.Module):
+    """Features are `body(x)`, logits `head(features)`."""
+
+    def __init__(self, body: list[list[float]], head: list[list[float]]) -> None:
+        super().__init__()
+        self.body, self.head = (nn.Linear(len(rows[0]), len(rows), bias=False) for rows in (body, head))
+        for layer, rows in ((self.body, body), (self.head, head)):
+            layer.load_state_dict({"weight": torch.tensor(rows)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
 
 
-def moon(model, start, previous, x, y, mu=0.8, tau=0.4):
-    """Li et al.: cross-entropy - mu log(e^(s_glob/tau) / (e^(s_glob/tau) + e^(s_prev/tau)))."""
-    loss = F.cross_entropy(model(x), y)
-    if previous is None:
-        return loss
-    f, f_glob, f_prev = (net[:-1](x) for net in (model, start, previous))
-
-    def cosine(a, b):
-        return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp(min=1e-8)
-
-    up, down = (cosine(f, f_glob) / tau).exp(), (cosine(f, f_prev) / tau).exp()
-    return loss - mu * (up / (up + down)).log().mean()
+@dataclass(frozen=True)
+class Outputs:
+    features: torch.Tensor
+    logits: torch.Tensor
 
 
-def reference(data, config, cohorts, objective):
-    """The run written out: final parameters in float64."""
-    parts = partition(data.y_train, parse(config.partition), 5, config.seed, num_classes=CLASSES, min_samples=1)
-    x = (torch.from_numpy(data.x_train).double() / 255 - 0.4) / 0.25
-    y = torch.from_numpy(data.y_train)
-    server = build(config.model, CLASSES, seed=key(config.seed, "model") >> 1, image_size=8).double()
-    last: dict[int, nn.Module] = {}
-    for number, cohort in enumerate(cohorts, start=1):
-        lr = config.lr * config.lr_decay ** (number - 1)
-        start = copy.deepcopy(server).requires_grad_(False)
-        sizes = np.array([len(parts.indices[k]) for k in cohort], dtype=float)
-        shares = sizes / sizes.sum()
-        trained = []
-        for k in cohort:
-            model = copy.deepcopy(server)
-            optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=config.weight_decay)
-            for chosen in batches(parts.indices[k], config, number, k):
-                optimiser.zero_grad()
-                objective(model, start, last.get(k), x[chosen], y[chosen]).backward()
-                optimiser.step()
-            last[k] = copy.deepcopy(model).requires_grad_(False)
-            trained.append(model.state_dict())
-        mean = {n: sum(p * m[n] for p, m in zip(shares, trained, strict=True)) for n in trained[0]}
-        server.load_state_dict(mean)
-    return server.state_dict()
+@dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
 
 
-@pytest.mark.parametrize("trainer", ["loop", "streams"])
-@pytest.mark.parametrize(
-    ("name", "own", "objective"),
-    [("fedntd", {"beta": 0.7, "tau": 2.0}, ntd), ("moon", {"mu": 0.8, "tau": 0.4}, moon)],
-)
-def test_against_straight_line_torch(name: str, own: dict, objective, trainer: str) -> None:
-    data = toy.images(90, CLASSES)
-    config = toy.config(algorithm=name, **SETTINGS, **{f"algorithm.{key}": value for key, value in own.items()})
-    [outcome] = toy.run([config], data, trainer=trainer)
-    cohorts = [record.trained for record in outcome.records]
-    assert len({k for cohort in cohorts for k in cohort}) > 3
-    assert any(k in cohorts[i] for i in range(4) for k in cohorts[i + 1])  # somebody trains twice in a row
-    expected = reference(data, config, cohorts, objective)
-    plain = toy.run([toy.config(**SETTINGS)], data, trainer=trainer)[0]
-    gap = max(float((outcome.model[n].double() - expected[n]).abs().max()) for n in expected)
-    away = max(float((plain.model[n].double() - expected[n]).abs().max()) for n in expected)
-    assert gap < 2e-5
-    assert away > 50 * gap  # the term matters
+class Context:
+    """What a local loss is told beside the models and the batch."""
+
+    def __init__(self, previous: nn.Module | None = None) -> None:
+        self.previous = previous
+
+    def outputs(self, model: Net, x: torch.Tensor) -> Outputs:
+        features = model.body(x)
+        return Outputs(features, model.head(features))
+
+    def features(self, model: Net, x: torch.Tensor) -> torch.Tensor:
+        return model.body(x)
 
 
-@pytest.mark.parametrize("name", ["fedntd", "moon"])
-def test_alone_in_a_sweep_and_resumed_are_the_same_bits(name: str) -> None:
-    data = toy.images(90, CLASSES)
-    configs = [toy.config(algorithm=name, seed=seed, **SETTINGS) for seed in (0, 1)]
-    memories = [toy.Memory() for _ in configs]
-    options = RunOptions(device="cpu", checkpoint_every=1)
-    together = run_stack([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
-    for config, memory, outcome in zip(configs, memories, together, strict=True):
-        assert toy.difference(toy.run([config], data)[0], outcome) == 0
-        for saved in memory.saves:
-            again = toy.Memory()
-            again.saved = saved
-            [resumed] = run_stack([Task(config, again)], data, options)
-            assert toy.difference(resumed, outcome) == 0
-            assert [r.accuracy for r in resumed.records] == [r.accuracy for r in outcome.records]
+ONE = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
 
 
-class DynAsCode(Algorithm):
-    """FedDyn, its local objective written out as code on flat parameters."""
-
-    alpha: float = setting(0.01, help="strength", above=0)
-    server_vectors = ("h",)
-    client_vectors = ("h",)
-
-    def local_loss(self, model, start, batch, context):
-        w, anchor = context.flat(model), context.flat(start)
-        pull = self.alpha / 2 * (w - anchor).square().sum()
-        return F.cross_entropy(model(batch.x), batch.y) - context.vectors["h"] @ w + pull
-
-    def absorb(self, vectors: Vectors, start, trained, round: Round) -> None:
-        changes = trained - start
-        vectors.client["h"] = vectors.client["h"] - self.alpha * changes
-        vectors.server["h"] = vectors.server["h"] - self.alpha / round.total_clients * changes.sum(0)
-
-    def step(self, server, start, trained, shares):
-        return trained.mean(0) - server["h"] / self.alpha
+def softmax(*z: float) -> list[float]:
+    total = sum(map(exp, z))
+    return [exp(one) / total for one in z]
 
 
-@pytest.mark.parametrize("trainer", ["loop", "streams"])
-@pytest.mark.parametrize("model", ["toy:layered", "toy:wide"])  # wide: convolutions, channels last
-def test_feddyn_as_code_is_feddyn(trainer: str, model: str) -> None:
-    data = toy.images(90, CLASSES)
-    built_in = toy.config(algorithm="feddyn", **SETTINGS | {"model": model}, **{"algorithm.alpha": 0.3})
-    own = toy.config(algorithm=f"{__name__}:DynAsCode", **SETTINGS | {"model": model}, **{"algorithm.alpha": 0.3})
-    expected, outcome = (toy.run([config], data, trainer=trainer)[0] for config in (built_in, own))
-    assert toy.difference(outcome, expected) < 2e-5
+def divergence(p: list[float], q: list[float]) -> float:
+    """KL(p || q) in nats."""
+    return sum(a * log(a / b) for a, b in zip(p, q, strict=True))
 
 
-def test_a_stack_of_code_is_refused_by_the_stacked_trainer() -> None:
-    with pytest.raises(InputError, match="trainer: a method whose local objective is code"):
-        toy.run([toy.config(algorithm="fedntd")], toy.images(), trainer="stacked")
+def test_which_methods_are_code():
+    assert [cls.name for cls in ALGORITHMS if overrides(cls(), "local_loss")] == ["fedntd", "moon"]
+    assert [cls.name for cls in ALGORITHMS if cls.keeps_models] == ["moon"]
+
+
+def test_fedntd_by_hand():
+    # Two samples, local logits z = x. Without the true classes 2 and 0:
+    #   z = (1, 0, 2) -> (1, 0), global logits g = (0, 2, 9) -> (0, 2); z = (5, 1, -1) -> (1, -1), g -> (2, 3).
+    model = Net(ONE, ONE)
+    start = Net([[0.0, 0.4, 0.0], [2.0, -7.0, 0.0], [4.5, 0.0, 0.0]], ONE)
+    x = torch.tensor([[1.0, 0.0, 2.0], [5.0, 1.0, -1.0]])
+    torch.testing.assert_close(start(x), torch.tensor([[0.0, 2.0, 4.5], [0.4, 3.0, 22.5]]))
+    entropy = (-log(softmax(1, 0, 2)[2]) - log(softmax(5, 1, -1)[0])) / 2
+    distances = [
+        divergence(softmax(0, 2 / 2), softmax(1 / 2, 0)),
+        divergence(softmax(3 / 2, 22.5 / 2), softmax(1 / 2, -1 / 2)),
+    ]
+    loss = FedNTD(beta=3.0, tau=2.0).local_loss(model, start, Batch(x, torch.tensor([2, 0])), Context())
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(entropy + 3 * 2**2 * sum(distances) / 2, rel=1e-5)
+    plain = FedNTD(beta=0.0).local_loss(model, start, Batch(x, torch.tensor([2, 0])), Context())
+    assert plain.item() == pytest.approx(entropy, rel=1e-5)
+
+
+def test_fedntd_distils_from_the_start_and_not_into_it():
+    model, start = Net(ONE, ONE), Net(ONE, ONE)
+    batch = Batch(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([2]))
+    loss = FedNTD(beta=1.0).local_loss(model, start, batch, Context())
+    assert loss.item() == pytest.approx(-log(softmax(1, 0, 2)[2]), rel=1e-6)  # the same model: nothing to distil
+    loss.backward()
+    assert all(p.grad is None for p in start.parameters())
+    # At equal models the distillation has no slope, so the gradient is cross-entropy's: softmax - one hot, times x.
+    p = torch.tensor(softmax(1, 0, 2)) - torch.tensor([0.0, 0.0, 1.0])
+    torch.testing.assert_close(model.head.weight.grad, torch.outer(p, batch.x[0]))
+
+
+def test_the_true_class_has_no_part_in_the_distillation():
+    start = Net(ONE, ONE)
+    model = Net(ONE, ONE)
+    with torch.no_grad():
+        model.head.weight[2] *= 3.0  # of the true class
+    batch = Batch(torch.tensor([[1.0, 0.5, 2.0]]), torch.tensor([2]))
+    weak, strong = (FedNTD(beta=b).local_loss(model, start, batch, Context()).item() for b in (0.0, 50.0))
+    assert weak == pytest.approx(strong, abs=1e-6)
+
+
+def moon_net(body: list[list[float]]) -> Net:
+    return Net(body, [[2.0, 0.0], [0.0, 1.0]])
+
+
+def test_moon_by_hand():
+    # Features of x: the local model's are x itself, the global model's (x2, x1), the last one's (x1 + x2, x2).
+    model, start = moon_net([[1.0, 0.0], [0.0, 1.0]]), moon_net([[0.0, 1.0], [1.0, 0.0]])
+    previous = moon_net([[1.0, 1.0], [0.0, 1.0]])
+    x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+    # Cosines to the global features: 0 and 4 / 5; to the last one's (1, 0) and (3, 2): 1 and 7 / sqrt(5 * 13).
+    terms = [-log(exp(g / 0.25) / (exp(g / 0.25) + exp(p / 0.25))) for g, p in ((0, 1), (0.8, 7 / sqrt(65)))]
+    entropy = (-log(softmax(2, 0)[0]) - log(softmax(2, 2)[1])) / 2
+    batch = Batch(x, torch.tensor([0, 1]))
+    loss = Moon(mu=0.5, tau=0.25).local_loss(model, start, batch, Context(previous))
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(entropy + 0.5 * sum(terms) / 2, rel=1e-5)
+
+
+def test_moon_without_a_last_model_is_cross_entropy():
+    model, start = moon_net([[1.0, 0.0], [0.0, 1.0]]), moon_net([[0.0, 1.0], [1.0, 0.0]])
+    batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    loss = Moon(mu=5.0).local_loss(model, start, batch, Context(None))
+    assert loss.item() == pytest.approx(-log(softmax(2, 0)[0]), rel=1e-5)
+
+
+def test_moon_draws_features_to_the_global_model_and_away_from_the_last():
+    model, start = moon_net([[1.0, 0.0], [0.0, 1.0]]), moon_net([[0.0, 1.0], [1.0, 0.0]])
+    previous = moon_net([[1.0, -0.2], [0.0, 1.0]])
+    batch = Batch(torch.tensor([[1.0, 0.3]]), torch.tensor([0]))
+
+    def similarities() -> tuple[float, float]:
+        f = [net.body(batch.x) for net in (model, start, previous)]
+        return tuple(torch.cosine_similarity(f[0], other).item() for other in f[1:])
+
+    before = similarities()
+    Moon(mu=100.0).local_loss(model, start, batch, Context(previous)).backward()
+    assert all(p.grad is None for net in (start, previous) for p in net.parameters())
+    with torch.no_grad():
+        model.body.weight -= 0.001 * model.body.weight.grad
+    after = similarities()
+    assert after[0] > before[0]
+    assert after[1] < before[1]

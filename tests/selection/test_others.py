@@ -96,6 +96,19 @@ def test_kl_scans_again_and_passes_over_classes_nobody_holds() -> None:
     assert cohort.sample_limits["b"].tolist() == [0, 0, 0]  # class 0 is full: m - v = 0
 
 
+def test_kl_takes_states_from_before_it_had_a_seed_and_the_others_need_theirs() -> None:
+    old = {"selector": "kl", "cohort_size": 1, "round": 3}
+    selector = KLSelector(1, seed=5)
+    selector.register({"a": [1, 2]})
+    selector.load_state_dict(old)
+    assert (selector.round, selector.seed) == (3, 5)
+    drawing = RandomSelector(1, seed=5)
+    with pytest.raises(InputError, match="state: 'seed' is missing"):
+        drawing.load_state_dict({**old, "selector": "random"})
+    with pytest.raises(InputError, match="state: list"):
+        selector.load_state_dict([])  # type: ignore[arg-type]
+
+
 def test_kl_takes_noisy_counts_and_empty_clients() -> None:
     selector = KLSelector(4)
     selector.register({"a": [-4.0, -2.0], "b": [2.6, 0.2], "c": [0.4, 1.7], "d": [0.3, 0.1]}, noisy=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.config import RunConfig, amount
+from fedentopt.settings import amount
+from fedentopt.simulation.config import RunConfig, option_of, options
 
 
 def test_equal_settings_have_one_id():
@@ -17,19 +16,23 @@ def test_equal_settings_have_one_id():
 
 
 def test_every_setting_changes_the_id():
-    base = RunConfig()
     other = {
         "dataset": "cifar10", "fine_labels": True, "image_size": 64, "partition": "iid", "min_samples": 3,
         "clients": 50, "model": "vgg11", "weights": "w.safetensors", "algorithm": "fedrs", "selector": "kl",
-        "cohort": "20%", "buffer": "10%", "epsilon": 0.5, "dropout": 0.1, "stragglers": 0.1, "rounds": 7,
-        "epochs": 1, "batch_size": 8, "lr": 0.5, "lr_decay": 0.5, "weight_decay": 0.1, "momentum": 0.5, "mu": 0.1,
-        "scaffold_variant": "gradient", "fedrs_alpha": 0.1, "fedrs_soft": True, "fedlc_tau": 2.0, "clusters": 2,
-        "concat_share": 0.5, "concat_max_rounds": 50, "jitter": 0.1, "flip": 0.1, "grayscale": 0.2, "evaluate_every": 3,
-        "precision": "bf16", "seed": 1,
+        "cohort": "20%", "buffer": "10%", "epsilon": 0.5, "averaging": "samples", "dropout": 0.1, "stragglers": 0.1,
+        "speed_spread": 0.5, "rounds": 7, "epochs": 1, "batch_size": 8, "lr": 0.5, "lr_decay": 0.5, "weight_decay": 0.1,
+        "momentum": 0.5, "mu": 0.1, "scaffold_variant": "gradient", "fedrs_alpha": 0.1, "fedrs_soft": True,
+        "fedlc_tau": 2.0, "clusters": 2, "concat_share": 0.5, "concat_max_rounds": 50, "jitter": 0.1, "flip": 0.1,
+        "grayscale": 0.2, "evaluate_every": 3, "precision": "bf16", "seed": 1,
     }  # fmt: skip
-    assert other.keys() == {f.name for f in dataclasses.fields(RunConfig)}
-    assert all(dataclasses.replace(base, **{k: v}).run_id != base.run_id for k, v in other.items())
-    assert all(f.metadata["help"] for f in dataclasses.fields(RunConfig))
+    assert other.keys() == options().keys()
+    for name, value in other.items():
+        found = option_of(name)  # of one method only
+        base = RunConfig() if found is None else RunConfig(**{found[0]: found[1]})
+        changed = base.replace(**{name: value})
+        assert changed.run_id != base.run_id, name
+        assert changed.to_dict()[name] == value
+    assert all(declared.help for declared in options().values())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_every_setting_changes_the_id():
         ({"epsilon": 0.0}, "epsilon: 0.0 is out of range"),
         ({"momentum": 1.0}, "momentum: 1.0 is out of range; accepted: at least 0 and below 1"),
         ({"dropout": 1.5}, "at least 0 and at most 1"),
-        ({"partition": "dir:0"}, "partition"),
+        ({"partition": "dir:0"}, "partition: 'dir:0'"),
         ({"algorithm": "fedsgd"}, "algorithm: 'fedsgd' is unknown; accepted: fedavg"),
         ({"algorithm": "fedentropy", "selector": "kl"}, "cannot go with fedentropy"),
         ({"seed": -1}, "seed: -1 is out of range"),
@@ -55,7 +58,7 @@ def test_every_setting_changes_the_id():
 )
 def test_refusals_name_field_value_and_what_would_do(settings, words):
     with pytest.raises(InputError, match=words.replace("(", r"\(")):
-        RunConfig(**settings)
+        RunConfig.from_dict(settings)
 
 
 def test_unknown_settings_are_refused():

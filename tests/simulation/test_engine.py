@@ -11,30 +11,41 @@ import pytest
 import torch
 
 import toy
-from fedentopt.algorithms import Algorithm, LocalTerms
+from fedentopt.algorithms import Algorithm, LocalTerms, Mixing
 from fedentopt.errors import InputError
 from fedentopt.partition import parse, partition
 from fedentopt.selection import RandomSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.local import train_client
+from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.trainers.choice import choose_trainer, resolve_device
 
 METHODS = [
-    {"algorithm": "fedavg", "selector": "fedentopt", "epsilon": 0.5},
+    {"algorithm": "fedavg", "selector": "fedentopt", "epsilon": 0.5, "buffer": "2"},
     {"algorithm": "scaffold"},
-    {"algorithm": "fednova", "selector": "fedentopt"},
+    {"algorithm": "fednova", "selector": "fedentopt", "buffer": "2"},
     {"algorithm": "fedentropy"},
     {"algorithm": "fedconcat", "clusters": 2, "rounds": 40, "concat_max_rounds": 12},
 ]
-HARD = {"stragglers": 0.5, "dropout": 0.2, "rounds": 5, "buffer": "2"}
+HARD = {"stragglers": 0.5, "dropout": 0.2, "rounds": 5}
 
 
 def figures(outcome):
     """All of a run's numbers but the clock."""
     return [replace(record, seconds=0.0) for record in outcome.records]
+
+
+def state(config: RunConfig, data) -> RunState:
+    """A run of the linear model before its first round."""
+    model, algorithm = toy.linear(3), build_algorithm(config)
+    return RunState(
+        config, toy.Memory(), data.y_train, 3, model, FlatLayout(model), torch.device("cpu"), algorithm,
+        build_selector(config, algorithm),
+    )  # fmt: skip
 
 
 def same_bits(a, b):
@@ -106,7 +117,7 @@ def test_a_diverged_run_counts_as_chance_and_the_others_go_on():
     data = toy.images(samples=90)
     good, bad = toy.config(rounds=12), toy.config(rounds=12, lr=1e12, momentum=0.9)
     lines = []
-    outcomes = toy.run([good, bad, replace(good, seed=1)], data, say=lines.append)
+    outcomes = toy.run([good, bad, good.replace(seed=1)], data, say=lines.append)
     assert outcomes[0].diverged_round is None
     assert same_bits(outcomes[0], toy.run([good], data)[0])
     diverged = outcomes[1]
@@ -202,11 +213,7 @@ def test_a_round_in_which_all_drop_out_leaves_the_model_as_it_was():
 def test_stragglers_are_marked_once_and_draw_their_epochs_each_time():
     data = toy.images(samples=90)
     config = toy.config(clients=6, cohort="6", stragglers=0.5, epochs=5)
-    model = toy.linear(3)
-    from fedentopt.simulation.layout import FlatLayout
-
-    layout = FlatLayout(model)
-    run = RunState(config, toy.Memory(), data.y_train, 3, model, layout, torch.device("cpu"))
+    run = state(config, data)
     assert len(run.planner.stragglers) == 3
     epochs = {k: {t.epochs for r in range(1, 40) for t in run.planner.plan(r).work if t.client == k} for k in range(6)}
     for client, seen in epochs.items():
@@ -219,7 +226,7 @@ def test_clients_without_samples_are_refused_by_the_setting_unless_noise_hides_t
         InputError, match=r"min_samples: 0 left \d+ of 12 clients without a sample .*accepted: at least 1"
     ):
         toy.run([config], toy.images())
-    outcome = toy.run([replace(config, epsilon=0.5, cohort="12")], toy.images())[0]
+    outcome = toy.run([config.replace(epsilon=0.5, cohort="12")], toy.images())[0]
     assert all(len(r.clients) == 12 > len(r.trained) > 0 for r in outcome.records)
 
 
@@ -237,15 +244,9 @@ def test_methods_of_a_seed_share_partition_and_start():
 
 def test_learning_rate_starts_at_its_setting_and_fedconcat_restarts_it():
     data = toy.images(samples=90)
-    model = toy.linear(3)
-    from fedentopt.simulation.layout import FlatLayout
-
-    def state(config: RunConfig) -> RunState:
-        return RunState(config, toy.Memory(), data.y_train, 3, model, FlatLayout(model), torch.device("cpu"))
-
-    plain = state(toy.config(lr=0.1, lr_decay=0.5))
+    plain = state(toy.config(lr=0.1, lr_decay=0.5), data)
     assert [plain.lr(r) for r in (1, 2, 3)] == pytest.approx([0.1, 0.05, 0.025])
-    concat = state(toy.config(algorithm="fedconcat", clusters=2, rounds=40, lr=0.1, lr_decay=0.5))
+    concat = state(toy.config(algorithm="fedconcat", clusters=2, rounds=40, lr=0.1, lr_decay=0.5), data)
     assert concat.lr(concat.first_stage + 1) == pytest.approx(0.1)
     assert concat.rounds > concat.first_stage + 9
 
@@ -273,13 +274,11 @@ def test_local_training_equals_the_engines_client():
 class Halfway(Algorithm):
     """A user's algorithm: the server goes half the way."""
 
-    def local_terms(self, label_counts):
+    def local_terms(self, client):
         return LocalTerms(mu=0.5)
 
-    def mix(self, shares, steps, momentum):
-        from fedentopt.algorithms import Mixing
-
-        return Mixing(0.5, 0.5 * shares)
+    def mix(self, round):
+        return Mixing(0.5, 0.5 * round.shares)
 
 
 def halfway(config):
@@ -301,7 +300,7 @@ class Picks(RandomSelector):
         super().__init__(cohort_size=len(clients))
         self.told = clients
 
-    def select(self, available=None):
+    def select(self, available=None, *, losses=None):
         return replace(super().select(available), clients=self.told)
 
 
@@ -360,7 +359,6 @@ def test_a_client_that_is_not_finite_spoils_its_own_model_only(device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     from fedentopt.simulation.aggregation import Blend, blend_models
-    from fedentopt.simulation.layout import FlatLayout
 
     layout = FlatLayout(toy.normed(3))
     starts = torch.randn(3, layout.width, device=device)

@@ -10,7 +10,7 @@ import torch
 
 import toy
 from fedentopt.partition import parse, partition
-from fedentopt.simulation import concat, engine, second_stage
+from fedentopt.simulation import engine, head_stage, second_stage
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from second_stages import in_second_stage, spoilt_checkpoint
@@ -33,9 +33,9 @@ def mixed(model: str, **settings: object) -> list:
         {}, {"seed": 1, "cohort": "6", "evaluate_every": 13}, {"seed": 2, "clusters": 3}, {"seed": 3, "cohort": "1"},
         {"seed": 4},
         {"seed": 5, "clusters": 3, "cohort": "2"}, {"seed": 6, "concat_share": 0.2, "evaluate_every": 3},
-        {"algorithm": "fedavg"},
     ]  # fmt: skip
-    return [toy.config(**(common | change)) for change in changes]
+    runs = [toy.config(**(common | change)) for change in changes]
+    return [*runs, runs[0].replace(algorithm="fedavg")]
 
 
 def agree(a, b, tolerance: float = 1e-5) -> None:
@@ -69,11 +69,16 @@ def test_together_equals_one_by_one(model, trainer, together):
 
 @pytest.mark.parametrize(
     ("module", "limit", "value"),
-    [(concat, "COPIED", 1), (concat, "FEATURE_BATCH", 5), (second_stage, "ROOM", 1), (second_stage, "TEST_ROOM", 180)],
+    [
+        (head_stage, "COPIED", 1),
+        (head_stage, "FEATURE_BATCH", 5),
+        (second_stage, "ROOM", 1),
+        (second_stage, "TEST_ROOM", 180),
+    ],
 )
 def test_in_parts_that_fit_equals_at_once(module, limit, value, together, monkeypatch):
     data = toy.images(samples=60, size=32)
-    configs = [replace(c, rounds=7, clients=4, cohort="2", concat_max_rounds=10) for c in mixed("lenet5")[:3]]
+    configs = [c.replace(rounds=7, clients=4, cohort="2", concat_max_rounds=10) for c in mixed("lenet5")[:3]]
     together()
     whole = toy.run(configs, data, trainer="stacked")
     monkeypatch.setattr(module, limit, value)
@@ -119,7 +124,7 @@ def test_a_layer_that_is_not_finite_is_not_kept(together):
     """Trained at a learning rate far too large beside one that is not: the last finite layer is the run's last one."""
     data = toy.images(samples=90)
     good = toy.config(**(CONCAT | {"model": f"{__name__}:small"}))
-    bad = replace(good, seed=1, lr=1e30, lr_decay=1.0)
+    bad = good.replace(seed=1, lr=1e30, lr_decay=1.0)
     together()
     stack = in_second_stage([good, bad], data)
     before = stack.second._begin(stack.runs[1]).head.clone()

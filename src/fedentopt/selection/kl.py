@@ -13,6 +13,9 @@ data, every round. Noisy counts are rounded, since they bound numbers of samples
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from fedentopt.selection.cohort import Cohort
@@ -30,6 +33,10 @@ class KLSelector(Selector):
         picked = available[places].tolist()
         clients = (self._table.ids[number] for number in picked)
         return self.cohort(picked, sample_limits=dict(zip(clients, limits, strict=True)))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        # It draws nothing: states written before every selector had a seed hold none.
+        super().load_state_dict({"seed": self.seed, **state} if isinstance(state, Mapping) else state)
 
 
 def pick_by_rarest(counts: Rows, num_classes: int, size: int) -> tuple[list[int], list[np.ndarray]]:

@@ -24,6 +24,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, ClassVar
 
 import numpy as np
@@ -267,7 +268,7 @@ class Selector(ABC):
     def _checked(self, picked: Any, rows: np.ndarray) -> list[int]:
         """Numbers that `pick` gave, which an author may have got wrong."""
         try:
-            numbers = [int(number) for number in picked]
+            numbers = [index(number) for number in picked]
         except (TypeError, ValueError):
             numbers = []
         wanted = np.array(numbers, dtype=np.int64)
@@ -297,7 +298,6 @@ class Selector(ABC):
         expected = self.state_dict()
         if not isinstance(state, Mapping):
             raise InputError(f"state: {type(state).__name__}; accepted: what state_dict() returned")
-        state = {"seed": self.seed, **state}  # states written before every selector had a seed
         for key in expected:
             if key not in state:
                 raise InputError(f"state: {key!r} is missing; accepted: what state_dict() returned")

@@ -8,12 +8,24 @@ and passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from fedentopt.algorithms import ALGORITHMS, Algorithm, Client, LocalTerms, Mixing, Round, Vectors, overrides
+from fedentopt.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Client,
+    LocalTerms,
+    Mixing,
+    ModelSizes,
+    Round,
+    SecondStage,
+    Vectors,
+    overrides,
+)
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 
@@ -21,10 +33,12 @@ PLAIN = LocalTerms()
 
 
 class Hooks:
-    """One run's algorithm. `name` is what an error calls it."""
+    """One run's algorithm. `name` is what an error calls it; `padding` (P,) says which entries of a flat row hold no
+    parameter: they are 0 in all that an algorithm sees and gives, so that norms are right and 0 / 0 there is nothing.
+    """
 
-    def __init__(self, algorithm: Algorithm, name: str) -> None:
-        self.algorithm, self.name = algorithm, name
+    def __init__(self, algorithm: Algorithm, name: str, padding: torch.Tensor | None = None) -> None:
+        self.algorithm, self.name, self._padding = algorithm, name, padding
         self._own = name not in ALGORITHMS
         has = {
             hook
@@ -113,9 +127,22 @@ class Hooks:
             raise self._wrong("groups", found, f"one whole number from 0 for each of {len(label_counts)} clients")
         return groups.astype(np.int64)
 
-    def second_stage(self, *about: Any) -> Any:
-        """See `Algorithm.second_stage`."""
-        return self._call("second_stage", *about)
+    def second_stage(self, rounds: int, cohort: int, clients: int, sizes: ModelSizes) -> SecondStage | None:
+        """How the rounds are divided, each part at least 1, or None."""
+        found = self._call("second_stage", rounds, cohort, clients, sizes)
+        if found is None:
+            return None
+        parts = astuple(found) if isinstance(found, SecondStage) else ()
+        if not parts or not all(isinstance(part, int | np.integer) and part >= 1 for part in parts):
+            raise self._wrong("second_stage", found, "SecondStage of whole numbers, at least 1 each, or None")
+        return SecondStage(*(int(part) for part in parts))
+
+    def initial(self, vector: str, *shape: int, device: torch.device) -> torch.Tensor:
+        """A vector, or rows of it, before round 1."""
+        value = self._call("initial", vector)
+        if not isinstance(value, int | float | np.number) or not np.isfinite(value):
+            raise self._wrong("initial", f"{value!r} for {vector}", "a finite number")
+        return self._clear(torch.full(shape, float(value), device=device))
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         try:
@@ -132,7 +159,10 @@ class Hooks:
             raise self._wrong(hook, type(value).__name__, f"a tensor of shape {shape}")
         if tuple(value.shape) != shape or not value.is_floating_point():
             raise self._wrong(hook, f"{value.dtype} of shape {tuple(value.shape)}", f"floats of shape {shape}")
-        return value.detach().to(torch.float32)
+        return self._clear(value.detach().to(torch.float32))
+
+    def _clear(self, value: torch.Tensor) -> torch.Tensor:
+        return value if self._padding is None else value.masked_fill(self._padding, 0.0)
 
     def _check_vectors(self, hook: str, vectors: dict[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
         if vectors.keys() != shapes.keys():

@@ -112,6 +112,13 @@ class FlatLayout:
             table = "_parameters" if there in modules[source]._parameters else "_buffers"
             getattr(modules[owner], table)[leaf] = getattr(modules[source], table)[there]
 
+    def padding(self, device: torch.device) -> torch.Tensor | None:
+        """Which of the first `parameter_width` entries of a row hold no parameter; None where all do."""
+        empty = torch.ones(self.parameter_width, dtype=torch.bool)
+        for slot in self.parameters:
+            empty[slot.offset : slot.offset + slot.size] = False
+        return empty.to(device) if bool(empty.any()) else None
+
     def to_canonical(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows (N, width or parameter width) on the CPU with every tensor in its plain order: what a checkpoint keeps,
         so that any trainer can go on with it."""

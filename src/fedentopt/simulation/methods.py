@@ -18,7 +18,7 @@ from fedentopt.algorithms import AFTER_STEP, ALGORITHMS, IN_GRADIENT, Algorithm,
 from fedentopt.errors import InputError
 from fedentopt.own_code import find_own, is_import_path, make_own
 from fedentopt.selection import NEEDS, SELECTORS, Selector
-from fedentopt.settings import Setting, settings_of
+from fedentopt.settings import Setting, setting, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 
 DP_EPSILON = 0.5
@@ -32,7 +32,7 @@ def parse_method(name: str) -> dict[str, Any]:
     """The settings of a run (for `RunConfig.from_dict`) that the method called `name` stands for.
 
     `algorithm`, `selector` and `epsilon` (None without `-dp`) are always among them. Refused: unknown names and keys,
-    and `-dp` where nothing of the method looks at label counts.
+    values that a setting does not take, a key given twice, and `-dp` where nothing of the method looks at label counts.
     """
     text = name.strip()
     pieces = [_Piece(piece) for piece in re.split(r"\+(?=[A-Za-z_])", text)]
@@ -55,7 +55,10 @@ def parse_method(name: str) -> dict[str, Any]:
         own = next(part for part, other in parts.items() if other is piece)
         others = [part for part in PARTS if part != own] if piece is pieces[-1] else []
         for key, word in piece.values:
-            settings |= _setting(f"method: {name!r}", key, word, methods, [own, *others])
+            found = _setting(f"method: {name!r}", key, word, methods, [own, *others])
+            if settings.keys() & found.keys() - {"epsilon"}:
+                raise InputError(f"method: {name!r} gives {key} more than once; accepted: each setting once")
+            settings |= found
     return settings
 
 
@@ -119,6 +122,9 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
         )
     if "local_loss" in has and overrides(made, "second_stage"):
         raise InputError(f"algorithm: {name!r} has a local_loss and a second stage; accepted: one of them")
+    brings = made.own_selector
+    if brings is not None and not (inspect.isclass(brings) and issubclass(brings, Selector)):
+        raise InputError(f"algorithm: {name!r} has the own_selector {brings!r}; accepted: a class of the kind Selector")
     if made.keeps_models and "local_loss" not in has:
         raise InputError(f"algorithm: {name!r} keeps models for a local_loss that it does not have")
     return made
@@ -238,9 +244,9 @@ def _setting(where: str, key: str, value: Any, methods: Mapping[str, str], parts
     for part in parts:
         declared = _declared(part, methods[part], key)
         if declared is not None:
-            return {f"{part}.{declared.name}": declared.from_word(value) if isinstance(value, str) else value}
+            return {f"{part}.{declared.name}": _checked(declared, value)}
     if key in FIELDS and key not in _NOT_BY_METHOD:
-        return {key: FIELDS[key].from_word(value) if isinstance(value, str) else value}
+        return {key: _checked(FIELDS[key], value)}
     known = [name for part in parts for name in _all_declared(part, methods[part]) or ()]
     names = "+".join(methods[part] for part in parts if methods[part] != FIELDS[part].default) or "it"
     raise InputError(
@@ -249,11 +255,16 @@ def _setting(where: str, key: str, value: Any, methods: Mapping[str, str], parts
     )
 
 
+def _checked(declared: Setting, value: Any) -> Any:
+    """A value given as a word or as it is, in the setting's type: an own method's 1 is 1.0 before it is digested."""
+    return declared.check(declared.from_word(value) if isinstance(value, str) else value)
+
+
 def _declared(part: str, name: str, key: str) -> Setting | None:
     """The setting `key` (or, for one with an option of its own, that option's name) of a method."""
     known = _all_declared(part, name)
     if known is None:
-        return Setting(key, "str", None)  # a factory that takes anything
+        return Setting(key, "any", None)  # a factory that takes anything
     if key in known:
         return known[key]
     found = option_of(key)
@@ -273,8 +284,7 @@ def _all_declared(part: str, name: str) -> dict[str, Setting] | None:
             return None
         default = None if parameter.default is parameter.empty else parameter.default
         annotation = parameter.annotation if parameter.annotation is not parameter.empty else type(default)
-        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "str")
-        known[parameter.name] = Setting(parameter.name, kind, default)
+        known[parameter.name] = Setting.of(parameter.name, setting(default), annotation)
     return known
 
 
@@ -289,6 +299,9 @@ def _make(part: str, config: RunConfig, base: type, settings: Mapping[str, Any])
     """Call own code: a class with its settings, a factory function with the run's config and its settings."""
     path = getattr(config, part)
     factory = find_own(part, path)
+    other = Selector if base is Algorithm else Algorithm
+    if inspect.isclass(factory) and issubclass(factory, other):
+        raise InputError(f"{part}: {path!r} is of the kind {other.__name__}; accepted: {base.__name__}")
     if inspect.isclass(factory) and issubclass(factory, base):
         known = settings_of(factory)
         for name in settings:

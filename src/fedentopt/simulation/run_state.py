@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import Algorithm, Client, Round, Vectors
+from fedentopt.algorithms import Algorithm, Client, Round, Vectors, overrides
 from fedentopt.errors import InputError
+from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Selector
 from fedentopt.simulation.config import RunConfig
@@ -38,7 +39,7 @@ class RunState:
     ) -> None:  # fmt: skip
         self.config, self.recorder, self.layout, self.device = config, recorder, layout, device
         self.model, self.num_classes = model, num_classes
-        self.hooks = Hooks(algorithm, config.algorithm)
+        self.hooks = Hooks(algorithm, config.algorithm, layout.padding(device))
         self.planner = RunPlanner(config, labels, num_classes, selector)
         self.round = 0  # rounds planned so far
         self.records: list[RoundRecord] = []
@@ -50,21 +51,21 @@ class RunState:
         self.groups = self.hooks.groups(self.planner.read_counts, config.seed)
         self.first_stage = self.rounds = config.rounds
         self.local_batches: int | None = None
-        about = config.rounds, config.cohort_size, config.clients, model_sizes(model)
-        stages = self.hooks.second_stage(*about) if about[-1] is not None else None
+        stages = None
+        if overrides(algorithm, "second_stage"):
+            head_name(model)  # a model without a last layer is refused
+            sizes = model_sizes(model)
+            assert sizes is not None
+            stages = self.hooks.second_stage(config.rounds, config.cohort_size, config.clients, sizes)
         if stages is not None:
             self.first_stage, self.rounds = stages.first, stages.first + stages.rounds
             self.local_batches = stages.local_batches
         rows = 1 if self.groups is None else int(self.groups.max()) + 1
         self.models = start.expand(rows, -1).reshape(-1, layout.width).clone()
         width = layout.parameter_width
-        self.server = {
-            name: torch.full((width,), algorithm.initial(name), device=device) for name in algorithm.server_vectors
-        }
-        self.client = {
-            name: torch.full((config.clients, width), algorithm.initial(name), device=device)
-            for name in algorithm.client_vectors
-        }
+        initial = self.hooks.initial
+        self.server = {name: initial(name, width, device=device) for name in algorithm.server_vectors}
+        self.client = {name: initial(name, config.clients, width, device=device) for name in algorithm.client_vectors}
         self.client_models = (
             torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
         )
