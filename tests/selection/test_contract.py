@@ -273,7 +273,7 @@ def test_a_pick_may_be_any_sequence_or_a_cohort(picked: Any, clients: tuple[str,
 def test_a_pick_that_is_none_is_refused_and_the_round_does_not_count(picked: Any) -> None:
     selector = Gives(picked)
     with pytest.raises(
-        InputError, match="selector: 'gives' picked .*; accepted: distinct numbers of available clients"
+        InputError, match=r"selector: 'gives' picked .*; accepted: distinct numbers of available clients"
     ):
         selector.select()
     assert selector.round == 0
