@@ -126,6 +126,21 @@ def test_kl_scans_start_over_from_the_largest_left() -> None:
     }  # fmt: skip
 
 
+def test_kl_looks_for_the_rarest_class_anew_after_everybody_who_joins() -> None:
+    # a: v = (9, 0, 0). Class 1: d. Now class 2 is the rarest: e, who holds class 1 alone, is passed over for f.
+    counts = {"a": [9, 0, 0], "d": [0, 3, 0], "e": [0, 2, 0], "f": [0, 0, 1]}
+    assert list(picks_of_kl(3, counts)) == ["a", "d", "f"]
+    assert list(picks_of_kl(4, counts)) == ["a", "d", "f", "e"]
+
+
+def test_kl_looks_among_classes_that_somebody_left_holds() -> None:
+    # a: v = (9, 4, 0). Class 2: d, the only one, v = (9, 4, 1). Of what b and c hold, class 1 is rarer than class 0: c
+    # goes before b, which is larger.
+    counts = {"a": [9, 4, 0], "b": [5, 0, 0], "c": [0, 3, 0], "d": [0, 0, 1]}
+    assert list(picks_of_kl(4, counts)) == ["a", "d", "c", "b"]
+    assert list(picks_of_kl(3, counts)) == ["a", "d", "c"]
+
+
 def test_kl_gives_seats_that_are_left_to_empty_clients_in_their_order_and_no_more() -> None:
     counts = {"e1": [-1, -1], "a": [5, 1], "e2": [0.2, 0.3], "b": [0, 2], "e3": [-9, 0], "e4": [-2, -2]}
     full = {"a": [5, 1], "b": [0, 2], "e1": [0, 0], "e2": [0, 0], "e3": [0, 0], "e4": [0, 0]}
