@@ -18,8 +18,8 @@ Every algorithm and selector that goes by a name, with its settings. This page i
 A method is written `ALGORITHM[+SELECTOR][-dp][:key=value,...]`: `fedprox`, `fedentopt`, `fedprox+fedentopt:mu=0.1`,
 `fedentopt-dp:buffer=30%`. A selector alone goes with FedAvg, an algorithm alone with random selection; `-dp` puts
 Laplace noise on the label counts. Keys are settings of the method or of the run (`fedavg:lr=0.1`). A setting is given
-behind the name, with `--set NAME=VALUE`, in the `[settings]` of a TOML file, or by the option named here. [A method of your
-own](extending.md) is written the same way, by its import path.
+behind the name, with `--set NAME=VALUE`, in the `[settings]` of a TOML file, or by the option named here. [A method of
+your own](extending.md) is written the same way, by its import path.
 """
 
 

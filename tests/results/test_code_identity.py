@@ -114,6 +114,6 @@ def test_an_unfinished_run_of_other_code_is_refused(toy: ToyEngine, tmp_path: Pa
 
 def test_where_runs_cannot_be_repeated_in_place_that_is_no_way_out(toy: ToyEngine, tmp_path: Path) -> None:
     toy.sweep(tmp_path)
+    toy.digest = NEW
     with pytest.raises(InputError, match=r"; bring the old code back or give another --out$"):
-        toy.digest = NEW
         run_sweep([toy.job(CONFIG)], RunOptions(out=str(tmp_path)), afresh="another --out")

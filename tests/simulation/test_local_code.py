@@ -300,6 +300,23 @@ def test_losses_are_those_of_the_codes_own_pass(name: str, trainer: str, loss: L
     assert torch.equal(told.models, models_of(made, as_code))
 
 
+def test_terms_that_code_puts_into_the_logits_are_no_part_of_the_losses(trainer: str) -> None:
+    made = world("toy:linear", trainer)
+    shift = np.array([0.0, -2.0, 1.0, 0.5])
+
+    def calibrated(model: nn.Module, start: nn.Module, batch: Batch, context: LocalContext) -> torch.Tensor:
+        logits = model(batch.x)
+        logits += torch.tensor(shift).float()  # in place: what the model said is gone
+        return F.cross_entropy(logits, batch.y)
+
+    rows = clients(logit_scale=None, logit_shift=shift)
+    _, losses = straight_line.train(made, made.work(rows))
+    as_code = [replace(row, code=code(calibrated, k)) for k, row in enumerate(rows)]
+    told = made.trainer.train(made.starts, made.work(as_code, wants_losses=True)).losses
+    assert told is not None
+    torch.testing.assert_close(told.double(), losses, atol=2e-5, rtol=2e-5)
+
+
 def test_only_the_first_pass_counts(trainer: str) -> None:
     made = world("toy:linear", trainer)
     rows = clients(**PLAIN)

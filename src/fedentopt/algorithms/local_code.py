@@ -37,7 +37,8 @@ class Outputs(NamedTuple):
 class LocalContext:
     """What a local objective may know of its client besides the batch; the same for all steps of a round.
 
-    `vectors` are the client's own, by the names the method declared, each as long as a model's flat parameters.
+    `vectors` are the client's own, by the names the method declared, each as long as a model's flat parameters;
+    `flat(model)` are the parameters of one of the three models in that order, with their gradient.
     `previous` is the client's model of the last round it trained in, in evaluation mode and without gradients, None
     the first time. `outputs(model, x)` runs one of the three models on images and returns what enters its last linear
     layer, (B, F), and its logits (B, C), with their gradients where the model has one: one forward pass like
@@ -52,6 +53,7 @@ class LocalContext:
     vectors: Mapping[str, torch.Tensor]
     previous: nn.Module | None
     outputs: Callable[[nn.Module, torch.Tensor], Outputs]
+    flat: Callable[[nn.Module], torch.Tensor]
 
     def features(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """What enters the last linear layer of `model` on images, (B, F)."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import Algorithm, overrides
+from fedentopt.algorithms import Algorithm, Mixing, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
@@ -67,11 +67,6 @@ class Task:
 
     def make_selector(self, algorithm: Algorithm) -> Selector:
         return build_selector(self.config, algorithm) if self.selector is None else self.selector(self.config)
-
-    @property
-    def code_digest(self) -> str:
-        """Of the user's own code behind the run; empty where there is none."""
-        return code_digest(self.config.own_code) if self.code is None else self.code
 
 
 @dataclass(frozen=True)
@@ -171,12 +166,16 @@ class Stack:
             for task, algorithm in zip(tasks, algorithms, strict=True)
         ]  # fmt: skip
         self._check_needs()
+        codes: dict[tuple[str, ...], str] = {}  # reading a module's sources once serves all runs of a sweep
         for task, run in zip(tasks, self.runs, strict=True):
+            if task.code is None and task.config.own_code not in codes:
+                codes[task.config.own_code] = code_digest(task.config.own_code)
+            code = codes[task.config.own_code] if task.code is None else task.code
             saved = task.recorder.resume()
             task.recorder.start(
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
-                    self.trainer.describe(), hardware, data.digest, task.code_digest,
+                    self.trainer.describe(), hardware, data.digest, code,
                 )
             )  # fmt: skip
             if saved is not None:
@@ -434,6 +433,6 @@ def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.
         mine = np.flatnonzero(kept & (rows == row))
         if len(mine):
             shares = parts[mine] / parts[mine].sum()
-            mixing = run.hooks.mix(run.round_info(plan, mine))
+            mixing = run.hooks.mix(run.round_info(plan, mine)) if run.hooks.mixes else Mixing(0.0, shares)
             blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
     return blends

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from fedentopt.algorithms import (
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 
+PLAIN = LocalTerms()
+
 
 class Hooks:
     """One run's algorithm. `name` is what an error calls it; `padding` (P,) says which entries of a flat row hold no
@@ -45,10 +47,15 @@ class Hooks:
         }
         self.pushes, self.absorbs, self.steps = "push" in has, "absorb" in has, "step" in has
         self.evaluates, self.has_code, self.judges = "evaluated" in has, "local_loss" in has, "judge" in has
+        self.mixes, self._has_terms = "mix" in has, "local_terms" in has
 
     def local_terms(self, client: Client) -> LocalTerms:
         """The local objective of a client; class terms as float arrays (C,)."""
+        if not self._has_terms:  # a round asks for every client of every run: no more work than there is
+            return PLAIN
         terms = self._call("local_terms", client)
+        if not self._own:
+            return cast(LocalTerms, terms)
         if not isinstance(terms, LocalTerms):
             raise self._wrong("local_terms", terms, "LocalTerms")
         size = len(client.label_counts)

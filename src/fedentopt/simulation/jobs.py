@@ -68,11 +68,11 @@ class Job:
 
         return stack_key(self.task(None))
 
-    def task(self, recorder: Any) -> Task:
-        """The job for the engine, with who keeps it."""
+    def task(self, recorder: Any, code: str = "") -> Task:
+        """The job for the engine, with who keeps it and the digest of its own code."""
         from fedentopt.simulation.engine import Task
 
-        return Task(self.config, recorder, self.algorithm, self.selector, self.model, self.code or "")
+        return Task(self.config, recorder, self.algorithm, self.selector, self.model, code)
 
     def _is_object(self, name: str) -> bool:
         return any(name == import_path(thing) for thing in self.sources)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -52,23 +53,23 @@ class RoundPlan:
     asked: tuple[int, ...] = ()
     weights: Mapping[int, float] | None = None
 
-    @property
+    @cached_property
     def trained(self) -> tuple[int, ...]:
         return tuple(task.client for task in self.work)
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Each trained client's number of samples."""
         return np.array([len(task.samples) for task in self.work], dtype=np.float64)
 
-    @property
+    @cached_property
     def parts(self) -> np.ndarray:
         """What the average weighs each trained client by: its samples, or what the selector says."""
         if self.weights is None:
             return self.sizes
         return np.array([self.weights[task.client] for task in self.work], dtype=np.float64)
 
-    @property
+    @cached_property
     def steps(self) -> np.ndarray:
         return np.array([task.steps for task in self.work], dtype=np.int64)
 

@@ -127,6 +127,7 @@ class RunState:
         """The plan as rows of a stack in which this run's models start at `first_row`."""
         config = self.config
         mode = CORRECTION_MODES[self.algorithm.push_enters if self.hooks.pushes else None]
+        lr, has_code = self.lr(plan.round), self.hooks.has_code
         made = []
         for task in plan.work:
             terms = self.hooks.local_terms(Client(task.client, task.label_counts))
@@ -137,21 +138,19 @@ class RunState:
                     order_key=self.planner.order_key(plan.round, task.client),
                     augment_key=self.planner.augment_key(plan.round, task.client),
                     dropout_key=self.planner.dropout_key(plan.round, task.client),
-                    lr=self.lr(plan.round),
+                    lr=lr,
                     weight_decay=config.weight_decay,
                     momentum=config.momentum,
                     mu=terms.mu,
                     logit_scale=terms.logit_scale,
                     logit_shift=terms.logit_shift,
                     correction_mode=mode,
-                    code=self._code(task.client, task.label_counts, plan.round),
+                    code=self._code(task.client, task.label_counts, plan.round) if has_code else None,
                 )
             )
         return made
 
-    def _code(self, client: int, label_counts: np.ndarray, round_: int) -> LocalCode | None:
-        if not self.hooks.has_code:
-            return None
+    def _code(self, client: int, label_counts: np.ndarray, round_: int) -> LocalCode:
         kept = self.client_models[client] if self.client_models is not None and client in self.seen else None
         return LocalCode(
             loss=self.algorithm.local_loss,
@@ -165,8 +164,8 @@ class RunState:
 
     def round_info(self, plan: RoundPlan, which: np.ndarray) -> Round:
         """What the algorithm is told of a round, for the trained clients with these places in the plan."""
-        parts = plan.parts[which]
-        clients = tuple(plan.trained[i] for i in which)
+        parts, trained = plan.parts[which], plan.trained
+        clients = tuple(trained[i] for i in which)
         return Round(
             number=plan.round,
             clients=clients,
@@ -176,8 +175,11 @@ class RunState:
             lr=self.lr(plan.round),
             momentum=self.config.momentum,
             total_clients=self.config.clients,
-            tensor=lambda values: to_device(values, self.device),
+            tensor=self._put,
         )
+
+    def _put(self, values: np.ndarray) -> torch.Tensor:
+        return to_device(values, self.device)
 
     def pushes(self, plan: RoundPlan) -> torch.Tensor:
         """The linear terms of the plan's clients, (M, P)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -70,7 +70,7 @@ def run_sweep(
     unique = {job.config.digest(): job for job in wanted}
     if len(unique) < len(wanted):
         say(f"{len(wanted) - len(unique)} of {len(wanted)} runs are given more than once; each runs once")
-    codes = {digest: _code(job) for digest, job in unique.items()}
+    codes = _codes(unique)
     folders: dict[str, RunFolder] = {}
     finished: list[Job] = []
     pending: list[Job] = []
@@ -102,7 +102,10 @@ def run_sweep(
                 locks.enter_context(folder_of(job).locked())
             # Looked at again under the lock: another process may have finished it in the meantime.
             todo = [job for job in stack if not (resume and folder_of(job).is_finished())]
-            tasks = [job.task(recorder(folder_of(job)) if recorder else folder_of(job)) for job in todo]
+            tasks = [
+                job.task(recorder(folder_of(job)) if recorder else folder_of(job), codes[job.config.digest()])
+                for job in todo
+            ]
             if tasks:
                 run_stack(tasks, loaded[key], options, progress)
         if not any(_data_key(later[0].config) == key for later in stacks[number + 1 :]):
@@ -139,15 +142,22 @@ def _job(run: RunConfig | Job) -> Job:
     return run if isinstance(run, Job) else Job(run, run.method)
 
 
-def _code(job: Job) -> str:
-    """The digest of the user's own code behind a run that is kept on disk; refused where it cannot be told."""
-    code = job.code
-    if code is None:
-        raise InputError(
-            f"out: the source of {job.label} cannot be read, so a later run could not be told from this one; "
-            f"accepted: without out, or code in a file"
-        )
-    return code
+def _codes(jobs: Mapping[str, Job]) -> dict[str, str]:
+    """The digests of the user's own code behind runs that are kept on disk; refused where one cannot be told."""
+    known: dict[tuple[object, ...], str | None] = {}
+    codes = {}
+    for digest, job in jobs.items():
+        key = (job.config.own_code, tuple(map(id, job.sources)))
+        if key not in known:
+            known[key] = job.code
+        code = known[key]
+        if code is None:
+            raise InputError(
+                f"out: the source of {job.label} cannot be read, so a later run could not be told from this one; "
+                f"accepted: without out, or code in a file"
+            )
+        codes[digest] = code
+    return codes
 
 
 def _load_all(

@@ -51,7 +51,7 @@ class CodeObjective:
             previous = self._take(self._previous, code.previous)
         self._code = code
         self._context = LocalContext(
-            code.client, code.round, code.label_counts, lr, code.vectors, previous, self._outputs
+            code.client, code.round, code.label_counts, lr, code.vectors, previous, self._outputs, self._flat
         )
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, *, wants_logits: bool) -> torch.Tensor | None:
@@ -87,7 +87,7 @@ class CodeObjective:
         if not noted:
             with self._autocast():
                 noted.append(self._bound.logits(x))
-        return noted[0].detach().float()
+        return noted[0]
 
     def _autocast(self) -> torch.autocast:
         # Without a cache of weights in bf16: the function may change weights between two passes.
@@ -104,6 +104,20 @@ class CodeObjective:
             hook.remove()
         return Outputs(entered[-1].float(), logits.float())
 
+    def _flat(self, model: nn.Module) -> torch.Tensor:
+        """See `LocalContext`: in a row's order, with zeros where it has padding."""
+        layout, parts, end = self._bound.layout, [], 0
+        for slot in layout.parameters:
+            values = model.get_parameter(slot.name)
+            if slot.offset > end:
+                parts.append(values.new_zeros(slot.offset - end))
+            plain = values.permute(0, 2, 3, 1) if slot.channels_last else values
+            parts.append(plain.reshape(-1))
+            end = slot.offset + slot.size
+        if layout.parameter_width > end:
+            parts.append(self._bound.row.new_zeros(layout.parameter_width - end))
+        return torch.cat(parts)
+
 
 @contextlib.contextmanager
 def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Iterator[list[torch.Tensor]]:
@@ -115,7 +129,7 @@ def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Itera
 
     def note(module: nn.Module, inputs: tuple[object, ...], output: torch.Tensor) -> None:
         if not noted and inputs and inputs[0] is x:
-            noted.append(output)
+            noted.append(output.detach().float().clone())  # the function may go on to change it in place
 
     hook = module.register_forward_hook(note)
     try:

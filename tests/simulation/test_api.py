@@ -1,0 +1,238 @@
+"""Comparisons from Python: what may be given, what comes back, and that it is what the command line does."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from torch import nn
+
+import toy
+from command_line import commander
+from fedentopt.algorithms import Algorithm, Client, FedAvg, FedProx, LocalTerms, setting
+from fedentopt.errors import InputError
+from fedentopt.results.reading import find_runs
+from fedentopt.selection import EntropySelector, Selector
+from fedentopt.simulation import RunConfig, RunOptions, compare, simulate
+
+SMALL = {
+    "clients": 8,
+    "cohort": 3,
+    "rounds": 3,
+    "epochs": 1,
+    "batch_size": 8,
+    "min_samples": 1,
+    "partition": "dir:0.5",
+    "options": RunOptions(device="cpu", workers=1),
+}
+
+
+def arrays(samples: int = 120, classes: int = 3, size: int = 16) -> tuple[np.ndarray, ...]:
+    data = toy.images(samples, classes, size=size)
+    return data.x_train, data.y_train, data.x_test, data.y_test
+
+
+class Near(Algorithm):
+    """FedProx by another name."""
+
+    mu: float = setting(0.2, help="weight of the proximal term", low=0)
+
+    def local_terms(self, client: Client) -> LocalTerms:
+        return LocalTerms(mu=self.mu)
+
+
+class Last(Selector):
+    """The last clients, always."""
+
+    skip: int = setting(0, help="clients at the end to leave out", low=0)
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return available[::-1][self.skip : self.skip + self.cohort_size].tolist()
+
+
+def small_net(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, classes))
+
+
+def test_arrays_a_model_and_methods_of_every_kind() -> None:
+    methods = ["fedavg", "fedprox:mu=0.2", Near(mu=0.3), Last, (Near(mu=0.4), Last), FedProx(mu=0.5)]
+    result = compare(methods, dataset=arrays(), model=small_net, image_size=16, seeds=[4, 1], **SMALL)
+    assert result.summary["method"].tolist() == [
+        "fedavg", "fedprox:mu=0.2", "Near(mu=0.3)", "Last", "Near(mu=0.4)+Last", "FedProx(mu=0.5)",
+    ]  # fmt: skip
+    assert result.summary["seeds"].tolist() == [2] * 6
+    assert [run.seed for run in result.runs[:2]] == [4, 1]
+    assert {run.config["model"].rpartition(":")[2] for run in result.runs} == {"small_net"}
+
+
+def test_one_run_is_the_same_however_its_method_was_given() -> None:
+    """By name, by settings of the whole comparison, as a built-in object, and as an own class that does the same."""
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
+    curves = [
+        compare([method], **given, **more).rounds[["accuracy", "loss", "clients"]]
+        for method, more in (
+            ("fedprox:mu=0.2", {}),
+            ("fedprox", {"mu": 0.2}),
+            (FedProx(mu=0.2), {}),
+            (Near(mu=0.2), {}),
+            (Near, {}),
+        )
+    ]
+    for other in curves[1:]:
+        pd.testing.assert_frame_equal(other, curves[0])
+
+
+def test_own_selectors_by_class_object_and_pair() -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
+    result = compare([Last, ("fedprox", Last(9, skip=2)), (Near(mu=0.5), EntropySelector)], **given)
+    assert [run.method.count("+") for run in result.runs] == [0, 1, 1]
+    picks = result.rounds.groupby("method", sort=False)["clients"].first().to_dict()
+    assert picks["Last"] == [7, 6, 5]
+    assert picks["fedprox+Last"] == [5, 4, 3]  # its own cohort size gives way to the run's
+    assert result.runs[1].config["selector.skip"] == 2
+
+
+def test_what_comes_back(tmp_path: Path) -> None:
+    result = compare(["fedavg", "fedentopt"], dataset=arrays(), image_size=16, seeds=2, **SMALL)
+    assert len(result.rounds) == 2 * 2 * 3
+    assert list(result.rounds.columns[:3]) == ["method", "seed", "round"]
+    by_seed = result.rounds.groupby(["method", "seed"])["accuracy"].mean().unstack()
+    gaps = (by_seed.loc["fedentopt"] - by_seed.loc["fedavg"]).to_numpy()
+    row = result.summary.set_index("method").loc["fedentopt"]
+    assert row["difference"] == pytest.approx(gaps.mean())
+    half = 12.706204736 * gaps.std(ddof=1) / math.sqrt(2)  # Student's t, one degree of freedom
+    assert (row["low"], row["high"]) == (pytest.approx(gaps.mean() - half), pytest.approx(gaps.mean() + half))
+    assert isinstance(result.plot(), Figure)
+    page = result.report(tmp_path / "page.html")
+    assert "fedentopt" in page.read_text(encoding="utf-8")
+    assert result.model("fedavg", 1).keys() == result.model("fedentopt", 0).keys()
+
+
+def test_nothing_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compare(["fedavg"], dataset=arrays(), image_size=16, seeds=1, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_keeps_runs_and_reads_them_again(tmp_path: Path) -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "out": tmp_path / "kept", **SMALL}
+    first = compare([FedAvg, Near(mu=0.3)], seeds=2, **given)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").glob("*/summary.json")}
+    assert len(stamps) == 4
+    again = compare([FedAvg, Near(mu=0.3)], seeds=2, **given)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    pd.testing.assert_frame_equal(first.summary, again.summary)
+    about = json.loads(next((tmp_path / "kept").glob("*near*/run.json")).read_text())
+    assert about["config"]["algorithm.mu"] == 0.3
+    assert len(about["code"]["digest"]) == 64
+    other = arrays(samples=121)
+    with pytest.raises(InputError, match="dataset: 'arrays' is not what"):
+        compare([FedAvg], seeds=1, **given | {"dataset": other})
+
+
+def test_code_without_a_source_cannot_be_kept(tmp_path: Path) -> None:
+    made: dict[str, type] = {}
+    exec(  # as an interpreter's prompt makes classes
+        "from fedentopt.algorithms import Algorithm\nclass Typed(Algorithm):\n    pass\n", made
+    )
+    given = {"dataset": arrays(), "image_size": 16, "seeds": 1, **SMALL}
+    assert len(compare([made["Typed"]], **given)) == 1
+    with pytest.raises(InputError, match=r"out: the source of Typed.* cannot be read"):
+        compare([made["Typed"]], out=tmp_path / "kept", **given)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_the_same_as_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    command = commander(monkeypatch, capsys)
+    words = ["--clients", 8, "--cohort", 3, "--rounds", 2, "--epochs", 1, "--workers", 1, "--device", "cpu"]
+    said = command(
+        "compare", "--method", "fedavg", "--method", "fedprox:mu=0.5", *words, "--seeds", "0,1", "--no-page",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    result = compare(
+        ["fedavg", "fedprox:mu=0.5"], seeds=2, clients=8, cohort=3, rounds=2, epochs=1, options=SMALL["options"]
+    )
+    theirs = {run.run_id: [r.accuracy for r in run.records] for run in find_runs(tmp_path / "out")}
+    assert {run.run_id: [r.accuracy for r in run.records] for run in result.runs} == theirs
+
+
+def test_one_run_from_its_config() -> None:
+    config = RunConfig(algorithm="fedprox", settings={"mu": 0.5}, clients=8, cohort="3", rounds=2, epochs=1)
+    options = SMALL["options"]
+    result = simulate(config, options=options)
+    assert result.summary["method"].tolist() == ["fedprox"]
+    assert result.runs[0].run_id == config.run_id
+    given = simulate(config.replace(min_samples=1, image_size=16), dataset=arrays(), model=small_net, options=options)
+    assert given.runs[0].config["dataset"] == "arrays"
+    assert given.runs[0].config["model"].endswith(":small_net")
+
+
+@pytest.mark.parametrize(
+    ("methods", "more", "words"),
+    [
+        ([], {}, "methods: the list is empty"),
+        (["fedavg", "fedavg"], {}, "names a method more than once"),
+        (["nonsense"], {}, "method: 'nonsense' is unknown"),
+        ([3], {}, "method: 3 cannot be used; accepted: a name such as"),
+        (["fedavg"], {"mu": 0.1}, "mu: no setting of fedavg"),
+        (["fedavg"], {"algorithm": "fedprox"}, "algorithm: is part of a method's name"),
+        (["fedavg"], {"seeds": 0}, "seeds: 0 is out of range"),
+        (["fedavg"], {"seeds": []}, "seeds: the list is empty"),
+        (["fedavg"], {"seeds": [1, 1]}, "gives 1 more than once"),
+        (["fedavg"], {"rounds": 0}, "rounds: 0 is out of range"),
+        (["fedavg"], {"dataset": 7}, "dataset: int cannot be used"),
+        (["fedavg"], {"dataset": (1, 2, 3, 4)}, r"dataset: x_train of shape \(\) and type int64"),
+        (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
+        (["fedavg"], {"model": lambda classes: 7}, "returned int; accepted: torch.nn.Module"),
+        (["fedavg"], {"model": lambda classes: 1 / 0}, "raised ZeroDivisionError"),
+        ([Last(3)], {"epsilon": 0.5}, "epsilon: 0.5 is used by none of Last"),
+    ],
+)
+def test_refusals(methods: list, more: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        compare(methods, **{"dataset": arrays(), "image_size": 16, "seeds": 1, **SMALL, **more})
+
+
+def test_a_selector_with_clients_is_refused() -> None:
+    used = EntropySelector(2)
+    used.register(np.ones((4, 3)))
+    with pytest.raises(InputError, match="EntropySelector has clients registered"):
+        compare([used], dataset=arrays(), image_size=16, seeds=1, **SMALL)
+
+
+def test_edited_code_is_refused_and_not_passed_off(tmp_path: Path) -> None:
+    """As a user meets it: a file is edited between two commands with the same folder for results."""
+    source = (
+        "from fedentopt.algorithms import Algorithm, LocalTerms\nfrom helper import MU\n\n"
+        "class Mine(Algorithm):\n    def local_terms(self, client):\n        return LocalTerms(mu=MU)\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "helper.py").write_text("MU = 0.1\n")
+    words = [
+        "run", "--algorithm", "mine:Mine", "--clients", "8", "--cohort", "3", "--rounds", "2", "--epochs", "1",
+        "--workers", "1", "--no-page", "--out", "out",
+    ]  # fmt: skip
+
+    def fedentopt() -> subprocess.CompletedProcess[str]:
+        program = "from fedentopt.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+
+    assert fedentopt().returncode == 0
+    assert "finished already" in fedentopt().stderr
+    (tmp_path / "helper.py").write_text("MU = 0.9\n")
+    done = fedentopt()
+    assert done.returncode == 2
+    assert "code: the code behind mine-mine has changed since" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
