@@ -1,20 +1,15 @@
-"""Local objectives as code, FedNTD and MOON: the loss of one batch by hand, where its gradient goes, whole runs."""
+"""Local objectives as code, FedNTD and MOON: the loss of one batch by hand, and where its gradient goes."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import vector_to_parameters
 
-import toy
 from fedentopt.algorithms import ALGORITHMS, FedNTD, Moon, overrides
-from reference_runs import HARD, World, check, cohorts
 
 
 class Net(nn.Module):
@@ -157,75 +152,3 @@ def test_moon_draws_features_to_the_global_model_and_away_from_the_last():
     after = similarities()
     assert after[0] > before[0]
     assert after[1] < before[1]
-
-
-# --- whole runs
-def hidden(num_classes: int) -> nn.Module:
-    """Features are what enters the second linear layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Tanh(), nn.Linear(6, num_classes))
-
-
-def at(world: World, w: torch.Tensor) -> nn.Sequential:
-    """Another copy of the model, with these weights."""
-    model = copy.deepcopy(world.model)
-    vector_to_parameters(w, model.parameters())
-    return model.requires_grad_(False)
-
-
-def fedntd(world: World, rounds: Sequence[Sequence[int]]) -> torch.Tensor:
-    w = world.start
-    for r, cohort in enumerate(rounds, 1):
-        start = at(world, w)
-
-        def distance(x: torch.Tensor, y: torch.Tensor, start: nn.Module = start) -> torch.Tensor:
-            total = torch.zeros((), dtype=torch.float64)
-            for z, g, true in zip(world.model(x), start(x), y, strict=True):
-                others = torch.arange(3) != true
-                q, p = (logits[others] / 0.5 for logits in (z, g))
-                p, q = p.softmax(0), q.softmax(0)
-                total = total + (p * (p / q).log()).sum()
-            return 0.7 * 0.5**2 * total / len(x)
-
-        w = world.shares(cohort) @ torch.stack([world.train(w, r, k, objective=distance).w for k in cohort])
-    return w
-
-
-def moon(world: World, rounds: Sequence[Sequence[int]]) -> torch.Tensor:
-    w, last = world.start, {}
-    for r, cohort in enumerate(rounds, 1):
-        trained = []
-        for k in cohort:
-            start, previous = at(world, w), None if k not in last else at(world, last[k])
-
-            def contrast(x: torch.Tensor, y: torch.Tensor, start=start, previous=previous) -> torch.Tensor | float:
-                if previous is None:
-                    return 0.0
-                f, f_glob, f_prev = (model[:3](x) for model in (world.model, start, previous))
-                s_glob, s_prev = (torch.cosine_similarity(f, other) / 0.8 for other in (f_glob, f_prev))
-                return -2.0 * (s_glob.exp() / (s_glob.exp() + s_prev.exp())).log().mean()
-
-            trained.append(world.train(w, r, k, objective=contrast).w)
-        last |= dict(zip(cohort, trained, strict=True))
-        w = world.shares(cohort) @ torch.stack(trained)
-    return w
-
-
-RUNS = {
-    "fedntd": ({"algorithm": "fedntd", "algorithm.beta": 0.7, "algorithm.tau": 0.5}, fedntd),
-    "moon": ({"algorithm": "moon", "algorithm.mu": 2.0, "algorithm.tau": 0.8}, moon),
-}
-
-
-@pytest.mark.parametrize("trainer", ["loop", "streams"])
-@pytest.mark.parametrize("method", RUNS)
-def test_algorithm_equals_straight_line_torch(method, trainer):
-    settings, reference = RUNS[method]
-    data, cfg = toy.images(samples=70), toy.config(**HARD | {"model": f"{__name__}:hidden"} | settings)
-    outcome = toy.run([cfg], data, trainer=trainer)[0]
-    rounds = cohorts(outcome)
-    met = [k for cohort in rounds for k in cohort]
-    assert 2 < len(set(met)) < len(met), "some client must come back to the model it had"
-    world = World(cfg, data)
-    check(outcome, world.named(reference(world, rounds)))
-    plain = toy.run([cfg.replace(algorithm="fedavg")], data, trainer=trainer)[0]
-    assert toy.difference(outcome, plain) > 1e-3

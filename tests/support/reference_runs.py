@@ -79,15 +79,14 @@ class World:
         *,
         logits: Callable[[torch.Tensor], torch.Tensor] = lambda z: z,
         extra: Callable[[torch.Tensor], torch.Tensor | float] = lambda w: 0.0,
-        objective: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float] = lambda x, y: 0.0,
         push: torch.Tensor | None = None,
         push_after: torch.Tensor | None = None,
         samples: np.ndarray | None = None,
     ) -> Trained:
         """One client's local training from `w`, on its own samples or on these.
 
-        `logits` changes the local logits, `extra` of the weights and `objective` of the batch are added to the loss,
-        `push` to the gradient of every step; `push_after` times the learning rate is taken off the weights after it.
+        `logits` changes the local logits, `extra` of the weights is added to the loss, `push` to the gradient of every
+        step; `push_after` times the learning rate is taken off the weights after it.
         """
         lr, cfg = self.lr(round_), self.cfg
         vector_to_parameters(w.clone(), self.model.parameters())
@@ -99,7 +98,6 @@ class World:
             z = self.model(self.x[own])
             losses.append(F.cross_entropy(z.detach(), self.y[own], reduction="none"))
             loss = F.cross_entropy(logits(z), self.y[own])
-            loss = loss + objective(self.x[own], self.y[own])
             (loss + extra(parameters_to_vector(parameters))).backward()
             for parameter, part in zip(parameters, self._split(push), strict=True):
                 parameter.grad += part
