@@ -22,6 +22,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
+        self._options: dict[str, tuple[str, Setting]] | None = None  # made when first asked for
 
     def register(self, name: str, *, label: str) -> Callable[[C], C]:
         """Class decorator: the class goes by `name` on the command line and by `label` in tables."""
@@ -31,6 +32,7 @@ class Registry(Generic[T]):
                 raise ValueError(f"two {self.kind}s are called {name!r}")
             cls.name, cls.label = name, label  # type: ignore[attr-defined]
             self._classes[name] = cls
+            self._options = None
             return cls
 
         return declare
@@ -64,12 +66,14 @@ class Registry(Generic[T]):
 
     def options(self) -> dict[str, tuple[str, Setting]]:
         """The settings that have a command-line option of their own: name of the class and setting, by option."""
-        return {
-            declared.option: (name, declared)
-            for name in self.names
-            for declared in self.settings(name).values()
-            if declared.option is not None
-        }
+        if self._options is None:
+            self._options = {
+                declared.option: (name, declared)
+                for name in self.names
+                for declared in self.settings(name).values()
+                if declared.option is not None
+            }
+        return self._options
 
     def describe(self) -> list[dict[str, Any]]:
         """Every class with its label, first sentence and settings, for listings and docs."""

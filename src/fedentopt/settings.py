@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import re
@@ -18,7 +19,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, dataclass_transform
@@ -186,6 +187,10 @@ class Setting:
 
 def settings_of(cls: type) -> dict[str, Setting]:
     """The settings that a class and its bases declare, by name, the bases' first."""
+    return _declared_by(cls)
+
+
+def _collect(cls: type) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for base in reversed(cls.__mro__):
         for name, annotation in _annotations(base).items():
@@ -200,6 +205,10 @@ def settings_of(cls: type) -> dict[str, Setting]:
         for name, field in vars(base).get("run_settings", {}).items():
             found[name] = Setting.of(name, field, type(field.default))
     return found
+
+
+# Asked for every run of a sweep, and a class does not change.
+_declared_by: Callable[[type], dict[str, Setting]] = functools.cache(_collect)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -199,7 +200,7 @@ class RunConfig:
 
     def changed(self) -> dict[str, Any]:
         """The settings of `to_dict` that do not have their defaults."""
-        default = RunConfig().to_dict()
+        default = _defaults()
         own = {f"{p}.{n}": s.default for p, r in PARTS.items() for n, s in self._declared(p, r).items()}
         return {
             name: value
@@ -273,6 +274,11 @@ class RunConfig:
 
 FIELDS: dict[str, Setting] = {name: s for name, s in settings_of(RunConfig).items() if name != "settings"}
 """The settings of every run, whatever its method."""
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return RunConfig().to_dict()
 
 
 def option_of(name: str) -> tuple[str, str, Setting] | None:

@@ -168,7 +168,8 @@ class RunPlanner:
         selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
         if len(selected) > config.cohort_size:
             raise InputError(
-                f"selector: {config.selector!r} selected {len(selected)} clients; accepted: at most {config.cohort_size}"
+                f"selector: {config.selector!r} selected {len(selected)} clients; "
+                f"accepted: at most {config.cohort_size}"
             )
         limits = cohort.sample_limits
         luck = generator(config.seed, "dropout", round_).random(config.clients)
@@ -227,7 +228,8 @@ class RunPlanner:
             return indices, self.counts[client]
         if np.shape(limit) != self.counts[client].shape:
             raise InputError(
-                f"selector: {self.config.selector!r} limits client {client} to {limit!r}; accepted: one number per class"
+                f"selector: {self.config.selector!r} limits client {client} to {limit!r}; "
+                f"accepted: one number per class"
             )
         limit = np.minimum(np.asarray(limit, dtype=np.int64), self.counts[client])
         known = self._limited.get((client, limit.tobytes()))
