@@ -281,7 +281,21 @@ def test_bases_of_this_package_do_not_count() -> None:
 
     assert source_digest_of(Mine) == sha("    class Mine(FedProx):\n        pass\n\0")
     # Nothing of one's own, which is not the same as a source that cannot be read.
-    assert source_digest_of(FedProx()) == source_digest_of(EntropySelector(3)) == sha("")
+    assert source_digest_of(FedProx) == source_digest_of(EntropySelector) == sha("")
+
+
+def test_objects_are_known_by_what_they_hold() -> None:
+    class Scaled:
+        def __init__(self, factor: object) -> None:
+            self.factor = factor
+
+    def closing(factor: object) -> Callable[[], object]:
+        return lambda: factor
+
+    for make in (Scaled, closing):
+        assert source_digest_of(make(1)) == source_digest_of(make(1)) != source_digest_of(make(2))
+        assert source_digest_of(make(object())) == ""  # more than plain values: it cannot be known again
+    assert source_digest_of(EntropySelector(3)) != source_digest_of(EntropySelector(3, buffer_size=1))
 
 
 @pytest.mark.parametrize("thing", [print, functools.partial(print)], ids=str)

@@ -73,7 +73,10 @@ def source_digest_of(thing: Any) -> str:
     if held is None:
         return ""
     cls = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    kinds = [base for base in cls.__mro__ if _is_own(base)] if inspect.isclass(cls) else [cls]
+    kinds = [cls]
+    if inspect.isclass(cls):
+        typed_in = cls.__module__ == "builtins"  # as a class is that was made without a module of its own
+        kinds = [base for base in cls.__mro__ if _is_own(base) or (typed_in and base is cls)]
     digest = hashlib.sha256(held.encode())
     for kind in kinds:
         try:

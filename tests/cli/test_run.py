@@ -20,6 +20,7 @@ from configs import run_config
 from fedentopt.algorithms import ALGORITHMS
 from fedentopt.cli import run as run_command
 from fedentopt.cli.settings import gather
+from fedentopt.errors import InputError
 from fedentopt.simulation.command import command_of
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent
@@ -430,3 +431,34 @@ def test_folders_that_cannot_take_results_are_refused_before_training(
     assert "cannot stand on a page; accepted: a path in UTF-8, or any with --no-page" in said.err
     assert not stray.exists()
     assert command("run", *SMALL, "--out", stray, "--no-page").code == 0
+
+
+def test_an_option_wins_over_the_settings_of_a_file_and_set_over_all(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('algorithm = "fedprox"\n[settings]\nmu = 0.3\nlr = 0.5\n')
+    config = settings_of(["--config", str(file), "--mu", "0.7"])
+    assert (config.of("algorithm")["mu"], config.lr) == (0.7, 0.5)
+    assert settings_of(["--config", str(file), "--mu", "0.7", "--set", "mu=0.9"]).of("algorithm")["mu"] == 0.9
+
+
+def test_an_option_is_of_its_own_method_alone(tmp_path: Path) -> None:
+    assert settings_of(["--algorithm", "moon", "--mu", "0.5"]).of("algorithm")["mu"] == 1.0
+    assert settings_of(["--algorithm", "moon", "--set", "mu=0.5"]).of("algorithm")["mu"] == 0.5
+    assert settings_of(["--algorithm", "moon", "--set", "algorithm.mu=0.5"]).of("algorithm")["mu"] == 0.5
+
+
+def test_one_name_in_both_parts_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "both.py").write_text(
+        "from fedentopt.algorithms import Algorithm, setting\nfrom fedentopt.selection import Selector\n"
+        "class A(Algorithm):\n    gamma: float = setting(0.1)\n"
+        "class S(Selector):\n    gamma: float = setting(0.2)\n    def pick(self, available, losses):\n"
+        "        return available[: self.cohort_size].tolist()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["--algorithm", "both:A", "--selector", "both:S"]
+    config = settings_of([*words, "--set", "algorithm.gamma=0.7"])
+    assert (config.of("algorithm"), config.of("selector")) == ({"gamma": 0.7}, {"gamma": 0.2})
+    assert settings_of(shlex.split(command_of(config))[2:]) == config
+    assert settings_of(words).run_id == settings_of([*words, "--set", "selector.gamma=0.2"]).run_id
+    with pytest.raises(InputError, match=r"set: gamma is a setting of both:A and both:S"):
+        settings_of([*words, "--set", "gamma=1"])

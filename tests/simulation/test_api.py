@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -66,7 +67,7 @@ def test_arrays_a_model_and_methods_of_every_kind() -> None:
     methods = ["fedavg", "fedprox:mu=0.2", Near(mu=0.3), Last, (Near(mu=0.4), Last), FedProx(mu=0.5)]
     result = compare(methods, dataset=arrays(), model=small_net, image_size=16, seeds=[4, 1], **SMALL)
     assert result.summary["method"].tolist() == [
-        "fedavg", "fedprox:mu=0.2", "Near(mu=0.3)", "Last", "Near(mu=0.4)+Last", "FedProx(mu=0.5)",
+        "fedavg", "fedprox:mu=0.2", "Near(mu=0.3)", "Last(skip=0)", "Near(mu=0.4)+Last(skip=0)", "FedProx(mu=0.5)",
     ]  # fmt: skip
     assert result.summary["seeds"].tolist() == [2] * 6
     assert [run.seed for run in result.runs[:2]] == [4, 1]
@@ -92,11 +93,11 @@ def test_one_run_is_the_same_however_its_method_was_given() -> None:
 
 def test_own_selectors_by_class_object_and_pair() -> None:
     given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
-    result = compare([Last, ("fedprox", Last(9, skip=2)), (Near(mu=0.5), EntropySelector)], **given)
+    result = compare([Last, ("fedprox", Last(3, skip=2)), (Near(mu=0.5), EntropySelector)], **given)
     assert [run.method.count("+") for run in result.runs] == [0, 1, 1]
     picks = result.rounds.groupby("method", sort=False)["clients"].first().to_dict()
-    assert picks["Last"] == [7, 6, 5]
-    assert picks["fedprox+Last"] == [5, 4, 3]  # its own cohort size gives way to the run's
+    assert picks["Last(skip=0)"] == [7, 6, 5]
+    assert picks["fedprox+Last(skip=2)"] == [5, 4, 3]
     assert result.runs[1].config["selector.skip"] == 2
 
 
@@ -195,6 +196,15 @@ def test_one_run_from_its_config() -> None:
         (["fedavg"], {"model": lambda classes: 7}, "returned int; accepted: torch.nn.Module"),
         (["fedavg"], {"model": lambda classes: 1 / 0}, "raised ZeroDivisionError"),
         ([Last(3)], {"epsilon": 0.5}, "epsilon: 0.5 is used by none of Last"),
+        ([Last(5)], {}, "method: Last selects 5 clients, the run 3; accepted: cohort=5, or the class"),
+        ([("fedentopt", "fedprox")], {}, r"accepted: a pair \(algorithm, selector\)"),
+        ([("fedprox", "moon")], {}, r"accepted: a pair \(algorithm, selector\)"),
+        ("fedavg", {}, "methods: 'fedavg' cannot be used; accepted: a list"),
+        (42, {}, "methods: 42 cannot be used"),
+        (["fedavg"], {"seeds": 2.0}, "seeds: 2.0 is out of range"),
+        (["fedavg"], {"seeds": 2, "seed": 7}, "seeds: was given together with seed"),
+        (["fedavg:model=vgg11"], {"model": small_net}, "names a model beside the one given"),
+        (["fedavg:dataset=digits"], {}, "names a data set beside the arrays"),
     ],
 )
 def test_refusals(methods: list, more: dict, words: str) -> None:
@@ -236,3 +246,43 @@ def test_edited_code_is_refused_and_not_passed_off(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "code: the code behind mine-mine has changed since" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_stands_behind_a_name_is_meant_for_it() -> None:
+    given = {"dataset": arrays(), "image_size": 16, "seeds": np.int64(1), **SMALL}
+    methods = ["fedentopt-dp:epsilon=1", "fedentopt-dp", "fedprox:mu=0.5,lr=0.2", "fedprox"]
+    result = compare(methods, **given, epsilon=2.0, mu=0.25, lr=0.1)
+    configs = [run.config for run in result.runs]
+    assert [config["epsilon"] for config in configs] == [1.0, 2.0, None, None]
+    assert [config["mu"] for config in configs[2:]] == [0.5, 0.25]
+    assert [config["lr"] for config in configs] == [0.1, 0.1, 0.2, 0.1]
+
+
+class Scaled(Algorithm):
+    """An algorithm with a constructor of its own, whose argument is no declared setting."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def local_terms(self, client: Client) -> LocalTerms:
+        return LocalTerms(mu=self.factor)
+
+
+def test_other_objects_are_other_runs(tmp_path: Path) -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "out": tmp_path, "seeds": 1, **SMALL}
+    first = compare([Scaled(0.1), Last(3, skip=1), EntropySelector(3, buffer_size=1)], **given)
+    again = compare([Scaled(5.0), Last(3, skip=2), EntropySelector(3, buffer_size=4)], **given)
+    assert not {run.run_id for run in first.runs} & {run.run_id for run in again.runs}
+    assert first.runs[2].config["selector.buffer_size"] == 1
+    assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
+
+
+def test_a_model_with_other_arguments_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
+    def net(classes: int, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+    given = {"dataset": arrays(), "image_size": 16, "out": tmp_path, "seeds": 1, **SMALL}
+    compare(["fedavg"], model=functools.partial(net, hidden=4), **given)
+    with pytest.raises(InputError, match="code: the code behind fedavg has changed"):
+        compare(["fedavg"], model=functools.partial(net, hidden=16), **given)

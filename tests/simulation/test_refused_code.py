@@ -1,0 +1,102 @@
+"""Own code that goes wrong in a run: one line that names it, and the runs beside it go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import toy
+from fedentopt.algorithms import Algorithm
+from fedentopt.errors import InputError
+from fedentopt.selection import Candidates, Selector
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
+
+
+class Choosy(Selector):
+    """Power of choice among all, which cannot do without losses."""
+
+    needs = frozenset({"candidate_loss"})
+
+    def candidates(self, available=None):
+        return Candidates(self.clients)
+
+    def pick(self, available, losses):
+        return available[np.argsort(-losses[available])][: self.cohort_size].tolist()
+
+
+class Failing(Choosy):
+    needs = frozenset({"seconds"})
+
+    def pick(self, available, losses):
+        return list(range(self.cohort_size))
+
+    def observe(self, observations):
+        raise RuntimeError("no idea")
+
+
+class Greedy(Selector):
+    def pick(self, available, losses):
+        return available.tolist()
+
+
+class Naming(Choosy):
+    def candidates(self, available=None):
+        return list(self.clients)
+
+
+class Forgetful(Selector):
+    def pick(self, available, losses):
+        return list(range(self.cohort_size))
+
+    def memory(self):
+        return {"known": {1: 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Failing", "Failing': observe raised RuntimeError: no idea"),
+        ("Greedy", "Greedy' selected 6 clients; accepted: at most 3"),
+        ("Naming", "Naming': candidates gave list; accepted: Candidates, or None"),
+        ("Forgetful", "Forgetful' has a memory that JSON does not keep"),
+    ],
+)
+def test_own_selectors_are_named(name: str, words: str) -> None:
+    task = Task(toy.config(selector=f"{__name__}:{name}"), toy.Memory())
+    with pytest.raises(InputError, match=f"selector: .*{words}"):
+        run_stack([task], toy.images(), RunOptions(device="cpu", checkpoint_every=1))
+
+
+def test_a_diverged_run_whose_selector_asks_lets_the_others_go_on() -> None:
+    data = toy.images(90)
+    wild = toy.config(selector=f"{__name__}:Choosy", lr=1e30, rounds=5)
+    good = toy.config(rounds=5)
+    broken, fine = toy.run([wild, good], data)
+    assert broken.diverged_round is not None
+    assert len(broken.records) == 5
+    assert broken.records[-1].clients == broken.records[-2].clients
+    assert toy.difference(fine, toy.run([good], data)[0]) == 0
+
+
+def test_fedexp_is_the_start_until_somebody_has_trained() -> None:
+    data = toy.images(90)
+    nobody = {"dropout": 1.0, "rounds": 2}
+    plain, other = toy.run([toy.config(**nobody), toy.config(algorithm="fedexp", **nobody)], data)
+    assert toy.difference(plain, other) == 0
+
+
+class Noisy(Algorithm):
+    """A local objective with draws of its own."""
+
+    def local_loss(self, model, start, batch, context):
+        noise = torch.randn(batch.x.shape, generator=context.generator)
+        return torch.nn.functional.cross_entropy(model(batch.x + 0.1 * noise), batch.y)
+
+
+def test_keyed_draws_in_a_local_objective() -> None:
+    data = toy.images(90)
+    config = toy.config(algorithm=f"{__name__}:Noisy", clients=6, cohort="4", rounds=3)
+    first, second = (toy.run([config], data, workers=workers)[0] for workers in (1, 3))
+    assert toy.difference(first, second) == 0
+    assert toy.difference(first, toy.run([config.replace(seed=1)], data)[0]) > 0
