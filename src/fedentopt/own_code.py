@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -68,15 +69,35 @@ def source_digest_of(thing: Any) -> str:
         wrapped = source_digest_of(thing.func)
         text = f"{wrapped} {thing.args!r} {sorted(thing.keywords.items())!r}"
         return hashlib.sha256(text.encode()).hexdigest() if wrapped else ""
+    held = _held_by(thing)
+    if held is None:
+        return ""
     cls = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
     kinds = [base for base in cls.__mro__ if _is_own(base)] if inspect.isclass(cls) else [cls]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(held.encode())
     for kind in kinds:
         try:
             digest.update(inspect.getsource(kind).encode() + b"\0")
         except (OSError, TypeError):
             return ""
     return digest.hexdigest()
+
+
+def _held_by(thing: Any) -> str | None:
+    """What an object holds, or a function has closed over, as text; None where that is more than plain values."""
+    if inspect.isclass(thing):
+        return ""
+    if inspect.isroutine(thing):
+        cells = getattr(thing, "__closure__", None) or ()
+        held: Any = [cell.cell_contents for cell in cells]
+    elif hasattr(thing, "state_dict"):
+        held = thing.state_dict()
+    else:
+        held = vars(thing) if hasattr(thing, "__dict__") else {}
+    try:
+        return json.dumps(held, sort_keys=True) if held else ""
+    except (TypeError, ValueError):
+        return None
 
 
 def describe_error(error: BaseException) -> str:
@@ -112,7 +133,7 @@ def _find(setting: str, path: str) -> Any:
 
 def _import(name: str) -> ModuleType:
     """Import a module, anew if this process imported it before and its sources have changed since."""
-    if name in _LOADED and name in sys.modules and _module_digest(name) != _LOADED[name]:
+    if name in sys.modules and (_module_digest(name) != _LOADED[name] if name in _LOADED else _is_stale(name)):
         for beside, path in _sources(name).items():
             sys.modules.pop(beside, None)
             with suppress(NotImplementedError, OSError):  # cached bytecode is known by second and size alone
@@ -120,6 +141,22 @@ def _import(name: str) -> ModuleType:
     module = importlib.import_module(name)
     _LOADED[name] = _module_digest(name)
     return module
+
+
+def _is_stale(name: str) -> bool:
+    """Whether a module that somebody else imported, or one beside it, has another source now than it was made from."""
+    for beside, path in _sources(name).items():
+        loaded = sys.modules.get(beside)
+        cached = getattr(loaded, "__cached__", None)
+        if loaded is None or cached is None:
+            continue
+        try:
+            noted = int.from_bytes(Path(cached).read_bytes()[8:12], "little")  # seconds, as importlib writes them
+            if noted != int(path.stat().st_mtime) & 0xFFFFFFFF:
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _module_digest(name: str) -> str:

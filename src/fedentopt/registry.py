@@ -77,6 +77,8 @@ class Registry(Generic[T]):
             {
                 "name": name,
                 "label": self.label(name),
+                "needs": sorted(getattr(cls, "needs", ())),
+                "reads_label_counts": bool(getattr(cls, "reads_label_counts", False)),
                 "about": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
                 "settings": [
                     {"name": s.name, "default": s.default, "help": s.help, "accepted": s.bounds(), "option": s.option}

@@ -57,6 +57,16 @@ def test_fedentropy_values_steer_the_draw():
     assert counts[4] > 2 * counts[0] > 2 * counts[7] > 0
 
 
+def test_a_client_that_leaves_is_forgotten():
+    selector = made(4, 2)
+    learn(selector, kept=(1,), dropped=(2,))
+    assert selector.memory() == {"values": [1.0, 2.0, 0.5, 1.0]}
+    selector.remove([1])
+    assert selector.memory() == {"values": [1.0, 0.5, 1.0]}
+    selector.register({1: [1, 1]})
+    assert selector.values == {0: 1.0, 2: 0.5, 3: 1.0, 1: 1.0}
+
+
 def test_one_draw_in_five_is_uniform():
     # Value 10^9 against 1 and 1: drawn by value it is client 0, drawn uniformly any of the three.
     selector = made(3, 1)

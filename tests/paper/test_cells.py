@@ -14,6 +14,7 @@ import pytest
 from fedentopt.errors import InputError
 from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell, distinct_runs, select
+from fedentopt.settings import amount
 from fedentopt.simulation.config import RunConfig
 
 CELLS = paper_cells()
@@ -36,6 +37,11 @@ OURS = {
     "SCAFFOLD + FedEntOpt": "scaffold+fedentopt", "FedRS + FedEntOpt": "fedrs+fedentopt",
     "FedLC + FedEntOpt": "fedlc+fedentopt",
 }  # fmt: skip
+
+
+def buffer_size(config: RunConfig) -> int:
+    """Clients that the run's selector keeps out."""
+    return amount(config.of("selector")["buffer"], config.clients, "buffer")
 
 
 def of(table: str) -> list[Cell]:
@@ -154,28 +160,27 @@ def test_settings_of_models_partitions_and_methods() -> None:
     row = {"model": "lenet5", "dataset": "cifar10"}
     for partition, buffer in (("dir:0.1", 50), ("classes:2", 70)):
         own = config("table1", **row, partition=partition, method="fedentopt")
-        assert (own.buffer_size, own.selector, own.algorithm, own.epsilon) == (buffer, "fedentopt", "fedavg", None)
+        assert (buffer_size(own), own.selector, own.algorithm, own.epsilon) == (buffer, "fedentopt", "fedavg", None)
         private = config("table1", **row, partition=partition, method="fedentopt-dp")
         assert private == dataclasses.replace(own, epsilon=0.5)
-    assert (
-        config("table1", model="vgg11", dataset="cinic10", partition="classes:2", method="fedentopt").buffer_size == 140
-    )
-    assert config("table4", model="efficientnet-b3", dataset="brain-tumor-mri", method="fedentopt").buffer_size == 20
-    assert config("table1", **row, partition="dir:0.1", method="fedprox").mu == 1e-4
-    assert config("table1", **row, partition="dir:0.1", method="fedrs").fedrs_alpha == 0.5
-    assert config("table1", **row, partition="dir:0.1", method="fedlc").fedlc_tau == 1.0
-    assert config("table1", **row, partition="dir:0.1", method="fedconcat").clusters == 5
+    cinic = config("table1", model="vgg11", dataset="cinic10", partition="classes:2", method="fedentopt")
+    assert buffer_size(cinic) == 140
+    assert buffer_size(config("table4", model="efficientnet-b3", dataset="brain-tumor-mri", method="fedentopt")) == 20
+    assert config("table1", **row, partition="dir:0.1", method="fedprox").of("algorithm")["mu"] == 1e-4
+    assert config("table1", **row, partition="dir:0.1", method="fedrs").of("algorithm")["alpha"] == 0.5
+    assert config("table1", **row, partition="dir:0.1", method="fedlc").of("algorithm")["tau"] == 1.0
+    assert config("table1", **row, partition="dir:0.1", method="fedconcat").of("algorithm")["clusters"] == 5
     assert config("table1", **row, partition="dir:0.1", method="kl").selector == "kl"
     lost = config("table3", **row, partition="dir:0.1", method="fedprox", availability="dropout")
     assert (lost.dropout, lost.stragglers, lost.algorithm) == (0.3, 0.0, "fedprox")
     slow = config("table3", **row, partition="dir:0.1", method="fedentopt", availability="straggling")
-    assert (slow.dropout, slow.stragglers, slow.buffer_size) == (0.0, 0.5, 50)
+    assert (slow.dropout, slow.stragglers, buffer_size(slow)) == (0.0, 0.5, 50)
     assert config("figure1", method="fedentropy").algorithm == "fedentropy"
     assert {cell.config.rounds for cell in of("figure1") if cell.config} == {100}
     low = config(
         "figure2", model="vgg11", dataset="cifar100", partition="classes:2", method="fedentopt", participation=4
     )
-    assert (low.cohort_size, low.buffer_size, low.weight_decay) == (4, 70, 1e-3)
+    assert (low.cohort_size, buffer_size(low), low.weight_decay) == (4, 70, 1e-3)
 
 
 def test_five_seeds_for_lenet5_and_three_elsewhere() -> None:
@@ -269,11 +274,11 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
     assert last.config is not None
     assert (last.config.clients, last.config.cohort_size, last.config.rounds, last.config.lr) == (10, 3, 6, 0.1)
     assert (last.config.momentum, last.config.lr_decay, last.config.weight_decay) == (0.9, 0.98, 5e-4)
-    assert last.config.mu == 1.0
+    assert last.config.of("algorithm")["mu"] == 1.0
     assert (last.participation, last.buffer, last.seeds, last.paper) == (30, 50, (3, 5), None)
     dirichlet = next(c for c in cells if c.partition == "dir:0.1" and c.config and c.config.selector == "fedentopt")
     assert dirichlet.config is not None
-    assert dirichlet.config.buffer_size == 5  # 50 % for dir:0.1, as in the paper
+    assert buffer_size(dirichlet.config) == 5  # 50 % for dir:0.1, as in the paper
     # FedAvg looks at no mu: its two cells are one run.
     fedavg = {c.config for c in cells if c.method == "fedavg" and c.partition == "iid"}
     assert len(fedavg) == 1

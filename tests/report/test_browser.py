@@ -355,9 +355,8 @@ def test_hostile_names_stay_names(browser: Browser, tmp_path: Path) -> None:
 def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path: Path) -> None:
     classes = tuple(f"class {i}" for i in range(30))
     for number in range(13):
-        config = run_config(
-            clients=20, cohort="8", rounds=4, selector="fedentopt" if number else "random", buffer=str(number)
-        )
+        method = {"selector": "fedentopt", "buffer": str(number)} if number else {}
+        config = run_config(clients=20, cohort="8", rounds=4, **method)
         folder = write_run(tmp_path, config, classes=classes)
         if number == 0:
             rows = rounds_of_setting(tmp_path, "dir:0.1")

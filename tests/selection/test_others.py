@@ -96,6 +96,58 @@ def test_kl_scans_again_and_passes_over_classes_nobody_holds() -> None:
     assert cohort.sample_limits["b"].tolist() == [0, 0, 0]  # class 0 is full: m - v = 0
 
 
+def picks_of_kl(size: int, counts: dict[str, list[float]], noisy: bool = False) -> dict[str, list[int]]:
+    """What each client may use, in the order picked."""
+    selector = KLSelector(size)
+    selector.register(counts, noisy=noisy)
+    cohort = selector.select()
+    assert cohort.sample_limits is not None
+    assert tuple(cohort.sample_limits) == cohort.clients
+    return {str(client): limit.tolist() for client, limit in cohort.sample_limits.items()}
+
+
+def test_kl_with_fewer_holders_of_rare_classes_than_seats() -> None:
+    # a sets v = (9, 0, 0), m = 9. The first scan passes over b and c, which hold class 0 alone, and takes d for class 1
+    # and e for class 2. Of those left only class 0 is held: b and c, the larger first, join in the second scan with
+    # nothing, since class 0 is full.
+    counts = {"a": [9, 0, 0], "c": [4, 0, 0], "b": [5, 0, 0], "d": [0, 3, 0], "e": [0, 0, 2]}
+    full = {"a": [9, 0, 0], "d": [0, 3, 0], "e": [0, 0, 2], "b": [0, 0, 0], "c": [0, 0, 0]}
+    for size in range(1, 6):
+        assert picks_of_kl(size, counts) == dict(list(full.items())[:size])
+
+
+def test_kl_scans_start_over_from_the_largest_left() -> None:
+    # a: v = (6, 5, 0), m = 6. Class 2: b and c do not hold it, d does: v = (6, 5, 2). Nobody left holds it, and class 1
+    # is the rarest that somebody does: e, v = (6, 6, 2). Classes 0 and 1 tie and the lower one counts, so the scan
+    # passes over f. The second scan starts with b again: b and c for class 0, then f for class 1.
+    counts = {"a": [6, 5, 0], "b": [8, 0, 0], "c": [7, 0, 0], "d": [0, 0, 2], "e": [0, 1, 0], "f": [0, 1, 0]}
+    assert picks_of_kl(6, counts) == {
+        "a": [6, 5, 0], "d": [0, 0, 2], "e": [0, 1, 0], "b": [0, 0, 0], "c": [0, 0, 0], "f": [0, 0, 0]
+    }  # fmt: skip
+
+
+def test_kl_looks_for_the_rarest_class_anew_after_everybody_who_joins() -> None:
+    # a: v = (9, 0, 0). Class 1: d. Now class 2 is the rarest: e, who holds class 1 alone, is passed over for f.
+    counts = {"a": [9, 0, 0], "d": [0, 3, 0], "e": [0, 2, 0], "f": [0, 0, 1]}
+    assert list(picks_of_kl(3, counts)) == ["a", "d", "f"]
+    assert list(picks_of_kl(4, counts)) == ["a", "d", "f", "e"]
+
+
+def test_kl_looks_among_classes_that_somebody_left_holds() -> None:
+    # a: v = (9, 4, 0). Class 2: d, the only one, v = (9, 4, 1). Of what b and c hold, class 1 is rarer than class 0: c
+    # goes before b, which is larger.
+    counts = {"a": [9, 4, 0], "b": [5, 0, 0], "c": [0, 3, 0], "d": [0, 0, 1]}
+    assert list(picks_of_kl(4, counts)) == ["a", "d", "c", "b"]
+    assert list(picks_of_kl(3, counts)) == ["a", "d", "c"]
+
+
+def test_kl_gives_seats_that_are_left_to_empty_clients_in_their_order_and_no_more() -> None:
+    counts = {"e1": [-1, -1], "a": [5, 1], "e2": [0.2, 0.3], "b": [0, 2], "e3": [-9, 0], "e4": [-2, -2]}
+    full = {"a": [5, 1], "b": [0, 2], "e1": [0, 0], "e2": [0, 0], "e3": [0, 0], "e4": [0, 0]}
+    for size in range(1, 7):
+        assert picks_of_kl(size, counts, noisy=True) == dict(list(full.items())[:size])
+
+
 def test_kl_takes_states_from_before_it_had_a_seed_and_the_others_need_theirs() -> None:
     old = {"selector": "kl", "cohort_size": 1, "round": 3}
     selector = KLSelector(1, seed=5)

@@ -32,10 +32,11 @@ HARD: dict[str, object] = {
 
 @dataclass(frozen=True)
 class Trained:
-    """Where a client got to, (P,), and in how many steps."""
+    """Where a client got to, (P,), in how many steps, and the plain cross-entropy of every sample it saw on the way."""
 
     w: torch.Tensor
     steps: int
+    losses: torch.Tensor
 
 
 class World:
@@ -82,19 +83,21 @@ class World:
         push_after: torch.Tensor | None = None,
         samples: np.ndarray | None = None,
     ) -> Trained:
-        """One client's local training from `w`.
+        """One client's local training from `w`, on its own samples or on these.
 
-        `logits` changes the local logits, `extra` is added to the loss, `push` to the gradient of every step, and
-        `push_after` times the learning rate is taken off the weights after it.
+        `logits` changes the local logits, `extra` of the weights is added to the loss, `push` to the gradient of every
+        step; `push_after` times the learning rate is taken off the weights after it.
         """
         lr, cfg = self.lr(round_), self.cfg
         vector_to_parameters(w.clone(), self.model.parameters())
         parameters = list(self.model.parameters())
         sgd = torch.optim.SGD(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
-        steps = 0
+        losses = []
         for own in batches(self.parts.indices[client] if samples is None else samples, cfg, round_, client):
             sgd.zero_grad()
-            loss = F.cross_entropy(logits(self.model(self.x[own])), self.y[own])
+            z = self.model(self.x[own])
+            losses.append(F.cross_entropy(z.detach(), self.y[own], reduction="none"))
+            loss = F.cross_entropy(logits(z), self.y[own])
             (loss + extra(parameters_to_vector(parameters))).backward()
             for parameter, part in zip(parameters, self._split(push), strict=True):
                 parameter.grad += part
@@ -102,8 +105,7 @@ class World:
             with torch.no_grad():
                 for parameter, part in zip(parameters, self._split(push_after), strict=True):
                     parameter -= lr * part
-            steps += 1
-        return Trained(parameters_to_vector(parameters).detach().clone(), steps)
+        return Trained(parameters_to_vector(parameters).detach().clone(), len(losses), torch.cat(losses))
 
     def named(self, w: torch.Tensor) -> dict[str, torch.Tensor]:
         """The flat model by name."""

@@ -14,6 +14,7 @@ from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.models import build
 from fedentopt.randomness import key
 from fedentopt.selection import RandomSelector
+from fedentopt.settings import amount
 from fedentopt.simulation.config import RunConfig
 from fedentopt_app.data import class_names, load_data
 from fedentopt_app.evaluation import evaluate
@@ -54,9 +55,10 @@ def make_strategy(config: RunConfig, context: Context, num_classes: int) -> Labe
     if config.selector == "random":
         options["selector"] = RandomSelector(config.cohort_size, seed=config.seed)
     else:
-        options |= {"buffer_size": config.buffer_size, "seed": config.seed}
+        buffer = amount(config.of("selector")["buffer"], config.clients, "buffer")
+        options |= {"buffer_size": buffer, "seed": config.seed}
     if config.algorithm == "fedprox":
-        return EntProx(proximal_mu=config.mu, **options)
+        return EntProx(proximal_mu=config.of("algorithm")["mu"], **options)
     if config.algorithm == "flwr:FedAvgM":
         return EntAvgM(server_momentum=0.9, **options)
     return {"flwr:FedAdam": EntAdam, "flwr:FedYogi": EntYogi}.get(config.algorithm, FedEntOpt)(**options)

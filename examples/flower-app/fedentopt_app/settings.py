@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from flwr.app import UserConfig
@@ -41,14 +40,17 @@ def run_settings(run_config: UserConfig) -> RunConfig:
     if fields.get("selector") not in ("fedentopt", "random"):
         raise InputError(f"selector: {fields.get('selector')!r} is not in this app; accepted: fedentopt, random")
     fields["image_size"] = fields.get("image_size") or None
-    fields["cohort"], fields["buffer"] = str(fields.get("cohort")), str(fields.get("buffer"))
+    fields["cohort"] = str(fields.get("cohort"))
+    buffer = fields.pop("buffer", None)
+    if fields["selector"] == "fedentopt":
+        fields["buffer"] = str(buffer)
     fields["epsilon"] = settle_epsilon(run_config.get("label-epsilon"), "none")  # the app's word; owners have theirs
     return RunConfig.from_dict(fields)
 
 
 def local_settings(config: RunConfig) -> RunConfig:
     """The same run as a client sees it: a server-side optimiser changes nothing there."""
-    return config if config.algorithm in LOCAL else dataclasses.replace(config, algorithm="fedavg")
+    return config if config.algorithm in LOCAL else config.replace(algorithm="fedavg")
 
 
 def folder(run_config: UserConfig, name: str) -> Path | None:

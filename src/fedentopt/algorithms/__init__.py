@@ -51,6 +51,7 @@ from fedentopt.algorithms.balanced_softmax import BalancedSoftmax  # isort: spli
 
 from fedentopt.algorithms.fedntd import FedNTD  # isort: split
 
+from fedentopt.algorithms.local_code import Batch, LocalContext, Outputs
 from fedentopt.algorithms.moon import Moon
 from fedentopt.settings import setting
 
@@ -60,6 +61,7 @@ __all__ = [
     "IN_GRADIENT",
     "Algorithm",
     "BalancedSoftmax",
+    "Batch",
     "Client",
     "FedAdam",
     "FedAvg",
@@ -75,10 +77,12 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedYogi",
+    "LocalContext",
     "LocalTerms",
     "Mixing",
     "ModelSizes",
     "Moon",
+    "Outputs",
     "Round",
     "Scaffold",
     "SecondStage",

@@ -38,7 +38,9 @@ class LocalContext:
     """What a local objective may know of its client besides the batch; the same for all steps of a round.
 
     `vectors` are the client's own, by the names the method declared, each as long as a model's flat parameters;
-    `flat(model)` are the parameters of one of the three models in that order, with their gradient.
+    `flat(model)` are the parameters of one of the three models in that order, with their gradient. `generator` starts
+    from (seed, round, client): draws from it are the same in every sweep and after a stop; torch's global one is shared
+    by all clients that train at once.
     `previous` is the client's model of the last round it trained in, in evaluation mode and without gradients, None
     the first time. `outputs(model, x)` runs one of the three models on images and returns what enters its last linear
     layer, (B, F), and its logits (B, C), with their gradients where the model has one: one forward pass like
@@ -54,6 +56,7 @@ class LocalContext:
     previous: nn.Module | None
     outputs: Callable[[nn.Module, torch.Tensor], Outputs]
     flat: Callable[[nn.Module], torch.Tensor]
+    generator: torch.Generator
 
     def features(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """What enters the last linear layer of `model` on images, (B, F)."""

@@ -29,6 +29,8 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print JSON instea
         console.print(f"\n[bold]{registry.kind}s[/]")
         for entry in registry.describe():
             console.print(f"  [bold]{escape(entry['name'])}[/]  {escape(entry['about'])}", soft_wrap=False)
+            if entry["needs"]:
+                console.print(f"    needs: {', '.join(entry['needs'])}", style="dim")
             for one in entry["settings"]:
                 console.print(f"    {escape(_line(one))}", style="dim", soft_wrap=False)
 

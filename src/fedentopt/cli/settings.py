@@ -142,7 +142,7 @@ def gather(
     how = {name: value for name, value in values.items() if name in settings_of(RunOptions)}
     return Request(
         settings={name: value for name, value in values.items() if name in FIELDS},
-        own=_own(given, file),
+        own=_own(given, file, typed),
         offered={name: values[name] for name in of_methods if name in values},
         seeds=seeds,
         options=RunOptions(**how),
@@ -160,12 +160,12 @@ def note_unused(offered: Mapping[str, Any], jobs: Sequence[Job]) -> None:
             note(f"--{name.replace('_', '-')}: {methods} has no such setting, so {offered[name]} is not used")
 
 
-def _own(given: Given, file: Given) -> dict[str, Any]:
-    """What a file's [settings] and `--set` say, the latter winning."""
+def _own(given: Given, file: Given, typed: Given) -> dict[str, Any]:
+    """What a file's [settings] and `--set` say; an option of that name wins over the file, `--set` over all."""
     listed = file.get("settings", {})
     if not isinstance(listed, dict):
         raise InputError(f"settings: {listed!r} cannot be used; accepted: a table [settings] of a method's settings")
-    own = dict(listed)
+    own = {name: value for name, value in listed.items() if name not in typed}
     for word in given["set"] or ():
         name, equals, value = word.partition("=")
         if not equals or not name.strip():

@@ -127,8 +127,8 @@ def write_paper_figures(folder: Path, cells: Sequence[Cell]) -> Path:
     for cell in cells:
         if cell.config is None or cell.metric != "accuracy" or cell.paper is None or cell.shortened:
             continue
-        names = (*RULE_SETTINGS, "buffer") if cell.config.selector == "fedentopt" else RULE_SETTINGS
-        settings = {name: getattr(cell.config, name) for name in names}
+        known = cell.config.to_dict()
+        settings = {name: known[name] for name in (*RULE_SETTINGS, *cell.config.of("selector"))}
         rules.append({"method": cell.config.method, **settings, "figure": cell.paper})
     path = folder / "paper_figures.json"
     write_json(path, rules)

@@ -19,6 +19,8 @@ picks the same clients.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import warnings
 import zlib
 from abc import ABC, abstractmethod
@@ -102,6 +104,9 @@ class Selector(ABC):
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls) and not hasattr(cls, "name"):
             cls.name = cls.__name__.lower()
+        for name, value in vars(cls).items():
+            if isinstance(value, dataclasses.Field) and name not in inspect.get_annotations(cls):
+                raise TypeError(f"{cls.__name__}.{name}: a setting without a type; write {name}: float = setting(...)")
 
     def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         self.cohort_size = check_int("cohort_size", cohort_size, 1)
@@ -203,7 +208,7 @@ class Selector(ABC):
         """Learn from the clients that trained. Clients whose figures were not finite are left out."""
 
     def memory(self) -> dict[str, Any]:
-        """What the selector must not forget beside the round number; JSON-serialisable."""
+        """What the selector must not forget beside the round number: JSON, always under the same names."""
         return {}
 
     def remember(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
@@ -283,14 +288,12 @@ class Selector(ABC):
         """What is needed, beside counts and `arrays`, to go on identically; JSON-serialisable."""
         declared = [name for name in settings_of(type(self)) if name not in self.run_settings]
         settings = {name: getattr(self, name) for name in declared}
-        return {
-            "selector": self.name,
-            "cohort_size": self.cohort_size,
-            "round": self._round,
-            "seed": self.seed,
-            **settings,
-            **self.memory(),
-        }
+        fixed = {"selector": self.name, "cohort_size": self.cohort_size, "round": self._round, "seed": self.seed}
+        memory = self.memory()
+        for name in memory:
+            if name in fixed or name in settings:
+                raise InputError(f"selector: {self.name!r}: {name!r} in its memory is taken; accepted: another name")
+        return {**fixed, **settings, **memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the selector that made `state` stood; its seed becomes this one's. One that does not fit is

@@ -53,6 +53,9 @@ def compare(
             raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
     own = {key: value for key, value in settings.items() if key not in FIELDS}
     jobs = make_jobs(methods, settings=chosen, own=own, seeds=seeds, model=model)
+    for job in jobs:
+        if data is not None and job.config.dataset != name:
+            raise InputError(f"method: {job.label!r} names a data set beside the arrays; accepted: one of the two")
     return run_jobs(jobs, data=data, out=out, progress=progress, options=options)
 
 

@@ -13,7 +13,8 @@ def command_of(config: RunConfig) -> str:
     for name, value in config.changed().items():
         part, dot, own = name.partition(".")
         if dot and part in PARTS:
-            words += ["--set", f"{own}={value}"]
+            other = next(p for p in PARTS if p != part)
+            words += ["--set", f"{name if own in config.of(other) else own}={value}"]
             continue
         option = name.replace("_", "-")
         if isinstance(value, bool):

@@ -71,6 +71,7 @@ class RunConfig:
         0.0,
         "spread of the clients' simulated speeds: seconds = samples * epochs / (1000 exp(spread * z)), z normal",
         low=0,
+        high=10,
     )
     rounds: int = setting(100, "communication rounds", low=1)
     epochs: int = setting(5, "local epochs", low=1)
@@ -119,6 +120,8 @@ class RunConfig:
 
     def _settings(self) -> tuple[tuple[str, str, Any], ...]:
         """The methods' own settings, checked, those of built-in methods with their defaults."""
+        if not isinstance(self.settings, Mapping | tuple | list):
+            raise InputError(f"settings: {self.settings!r} cannot be used; accepted: a mapping of names to values")
         given = self.settings.items() if isinstance(self.settings, Mapping) else _pairs(self.settings)
         chosen: dict[tuple[str, str], Any] = {}
         for key, value in given:
@@ -131,7 +134,8 @@ class RunConfig:
                 declared = registry.settings(method)
                 found += [(part, name, s.check(chosen.get((part, name), s.default))) for name, s in declared.items()]
             else:
-                found += [(part, name, value) for (owner, name), value in chosen.items() if owner == part]
+                own = {name: _plain(name, value) for (owner, name), value in chosen.items() if owner == part}
+                found += [(part, name, value) for name, value in own.items()]
         return tuple(sorted(found, key=lambda entry: entry[:2]))
 
     def of(self, part: str) -> dict[str, Any]:
@@ -167,7 +171,13 @@ class RunConfig:
     @property
     def own_code(self) -> tuple[str, ...]:
         """Import paths of the user's code behind this run."""
-        return tuple(name for name in (self.model, self.algorithm, self.selector) if is_import_path(name))
+        registered = []
+        for part, registry in PARTS.items():
+            cls = registry.get(getattr(self, part)) if getattr(self, part) in registry else None
+            if cls is not None and cls.__module__.partition(".")[0] != "fedentopt":
+                registered.append(f"{cls.__module__}:{cls.__qualname__}")
+        named = (name for name in (self.model, self.algorithm, self.selector) if is_import_path(name))
+        return (*named, *registered)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings, JSON-serialisable and flat: what a run's identity is made of.
@@ -317,6 +327,17 @@ def unknown_setting(key: str, methods: Mapping[str, str]) -> InputError:
     hint = f"; did you mean {near[0]}?" if near else ""
     accepted = f"{', '.join(known)}, or " if known else ""
     return InputError(f"{key}: unknown setting of {names}{hint}; accepted: {accepted}one of {', '.join(known_keys())}")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A setting of own code as a plain value, so that it can be written down and read again equal."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return tuple(_plain(name, one) for one in value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise InputError(f"{name}: {value!r} cannot be kept; accepted: a number, text, true or false, or a list of these")
 
 
 def _pairs(entries: Iterable[Any]) -> list[tuple[str, Any]]:

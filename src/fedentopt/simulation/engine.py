@@ -323,6 +323,7 @@ class Stack:
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
                 continue
+            run.has_trained = True
             kept = self._judged(run, plan, trained.models, place[mine])
             chosen[i] = plan.selected if kept is None else kept
             own = _blends(run, plan, chosen[i], place[mine], first)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
@@ -17,8 +19,15 @@ from fedentopt.errors import InputError
 from fedentopt.own_code import code_digest, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.settings import settings_of
-from fedentopt.simulation.config import FIELDS, PARTS, RunConfig
-from fedentopt.simulation.methods import apply_settings, check_algorithm, check_seeds, check_selector, parse_method
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
+from fedentopt.simulation.methods import (
+    apply_settings,
+    check_algorithm,
+    check_seeds,
+    check_selector,
+    complete,
+    parse_method,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,6 +102,8 @@ def make_jobs(
     where none has; `offered` likewise, but of no matter where none has. `epsilon` among the settings is that of the
     methods that ask for noise.
     """
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise InputError(f"methods: {methods!r} cannot be used; accepted: a list, such as ['fedavg', 'fedentopt']")
     chosen = _seeds(seeds, settings)
     base = {name: value for name, value in settings.items() if name not in ("seed", "epsilon")}
     factory = None
@@ -107,7 +118,10 @@ def make_jobs(
         raise InputError("methods: the list is empty; accepted: at least one")
     asked = _with_own(asked, own or {}, offered or {})
     _check_distinct(asked)
-    asked = _with_epsilon(asked, settings)
+    asked = [replace(method, settings=complete(method.settings)) for method in _with_epsilon(asked, settings)]
+    for method in asked:
+        if factory is not None and "model" in method.explicit:
+            raise InputError(f"method: {method.label!r} names a model beside the one given; accepted: one of the two")
     jobs = []
     for method in asked:
         for seed in chosen:
@@ -133,15 +147,20 @@ class _Method:
     algorithm: Algorithm | None = None
     selector: Callable[[RunConfig], Selector] | None = None
     sources: tuple[Any, ...] = ()
+    explicit: frozenset[str] = frozenset()
+    """Keys that stand behind the method's name: they are meant for it, and nothing overrides them."""
 
     @classmethod
     def read(cls, given: Any) -> _Method:
         """From a name, an algorithm or a selector (class or object), or a pair of these."""
         if isinstance(given, str):
-            return cls(given, parse_method(given))
+            written = re.findall(r"[:,]\s*([A-Za-z_][\w.-]*)=", given)
+            return cls(given, parse_method(given), explicit=frozenset(written))
         if isinstance(given, tuple) and len(given) == 2:
             parts = [cls.read(part) for part in given]
             algorithm, selector = parts
+            if algorithm.settings["selector"] != "random" or selector.settings["algorithm"] != "fedavg":
+                raise InputError(f"method: {given!r} cannot be used; accepted: a pair (algorithm, selector)")
             merged = {**selector.settings, **algorithm.settings, "selector": selector.settings["selector"]}
             merged["epsilon"] = next((p.settings["epsilon"] for p in parts if p.settings["epsilon"] is not None), None)
             return cls(
@@ -150,6 +169,7 @@ class _Method:
                 algorithm.algorithm,
                 selector.selector,
                 (*algorithm.sources, *selector.sources),
+                algorithm.explicit | selector.explicit,
             )
         if isinstance(given, Algorithm) or (inspect.isclass(given) and issubclass(given, Algorithm)):
             return cls._algorithm(given() if inspect.isclass(given) else given)
@@ -167,7 +187,8 @@ class _Method:
         name = given.name if known else import_path(given)
         check_algorithm(given, name)
         settings = {"algorithm": name, "selector": "random", "epsilon": None}
-        settings |= {f"algorithm.{key}": value for key, value in given.settings().items()}
+        held = given.settings() | {k: v for k, v in vars(given).items() if isinstance(v, str | int | float | bool)}
+        settings |= {f"algorithm.{key}": value for key, value in held.items()}
         return cls(repr(given), settings, None if known else given, None, () if known else (given,))
 
     @classmethod
@@ -189,23 +210,36 @@ class _Method:
         else:
             if given.clients:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
-            declared = {key: getattr(given, key) for key in settings_of(kind) if key not in kind.run_settings}
+            fixed = ("selector", "cohort_size", "round", "seed", *given.memory())
+            declared = {key: value for key, value in given.state_dict().items() if key not in fixed}
 
             def make(config: RunConfig) -> Selector:
+                if given.cohort_size != config.cohort_size:
+                    raise InputError(
+                        f"method: {kind.__name__} selects {given.cohort_size} clients, the run {config.cohort_size}; "
+                        f"accepted: cohort={given.cohort_size}, or the class"
+                    )
                 made: Selector = copy.deepcopy(given)
-                made.cohort_size, made.seed = config.cohort_size, config.seed
+                made.seed = config.seed  # every seed of a comparison draws its own
                 return check_selector(made, name)
 
         settings |= {f"selector.{key}": value for key, value in declared.items()}
-        return cls(kind.__name__, settings, None, make, (given,))
+        shown = ", ".join(f"{key}={value!r}" for key, value in declared.items() if value is not None)
+        return cls(f"{kind.__name__}({shown})" if shown else kind.__name__, settings, None, make, (given,))
 
 
 def _seeds(seeds: int | Sequence[int] | None, settings: Mapping[str, Any]) -> tuple[int, ...]:
     if seeds is None:
         return (settings["seed"],) if "seed" in settings else tuple(range(DEFAULT_SEEDS))
-    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
+    if "seed" in settings:
+        raise InputError("seeds: was given together with seed; accepted: one of the two")
+    try:
+        number = seeds if isinstance(seeds, Sequence) else operator.index(seeds)
+        listed = [operator.index(seed) for seed in (number if isinstance(number, Sequence) else range(number))]
+    except TypeError:
+        number, listed = 0, []
+    if isinstance(seeds, bool | str) or (isinstance(number, int) and number < 1):
         raise InputError(f"seeds: {seeds!r} is out of range; accepted: how many (3 is 0, 1, 2), or a list of seeds")
-    listed = range(seeds) if isinstance(seeds, int) else list(seeds)
     if not listed:
         raise InputError("seeds: the list is empty; accepted: at least one seed")
     return check_seeds(listed)
@@ -215,7 +249,7 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any], offered: Mappi
     """The settings of one method with `own` and, where it has them, `offered` ones worked in."""
     methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
     [made] = _with_own([_Method("+".join(methods.values()), {**methods, **settings})], own, offered)
-    return made.settings
+    return complete(made.settings)
 
 
 def _with_own(methods: list[_Method], own: Mapping[str, Any], offered: Mapping[str, Any]) -> list[_Method]:
@@ -223,17 +257,27 @@ def _with_own(methods: list[_Method], own: Mapping[str, Any], offered: Mapping[s
     used: set[str] = set()
     made = []
     for method in methods:
-        mine = {} if method.sources else {**offered, **own}  # an object has its settings
-        # What stands behind a method's name is meant for it alone, and stays.
-        settings, applied = apply_settings(method.settings, mine)
-        merged = {**settings, **{key: value for key, value in method.settings.items() if "." in key}}
-        made.append(_Method(method.label, merged, method.algorithm, method.selector, method.sources))
-        used |= applied
+        mine = {} if method.sources else {**_of_its_own(offered, method.settings), **own}  # an object has its settings
+        settings, applied = apply_settings(
+            method.settings, {key: value for key, value in mine.items() if key not in method.explicit}
+        )
+        made.append(replace(method, settings=settings))
+        used |= applied | (mine.keys() & method.explicit)
     for key in own:
         if key not in used:
             names = ", ".join(method.label for method in methods)
             raise InputError(f"{key}: no setting of {names}; `fedentopt methods` lists what each method has")
     return made
+
+
+def _of_its_own(offered: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among `offered` that belong to this very method: another's setting of that name is not meant."""
+    mine = {}
+    for name, value in offered.items():
+        found = option_of(name)
+        if found is not None and settings[found[0]] == found[1]:
+            mine[name] = value
+    return mine
 
 
 def _check_distinct(methods: Sequence[_Method]) -> None:
@@ -258,9 +302,7 @@ def _with_epsilon(methods: list[_Method], settings: Mapping[str, Any]) -> list[_
         raise InputError(f"epsilon: none cannot go with {', '.join(private)}; accepted: a number above 0")
     return [
         method
-        if method.settings["epsilon"] is None
-        else _Method(
-            method.label, {**method.settings, "epsilon": epsilon}, method.algorithm, method.selector, method.sources
-        )
+        if method.settings["epsilon"] is None or "epsilon" in method.explicit
+        else replace(method, settings={**method.settings, "epsilon": epsilon})
         for method in methods
     ]

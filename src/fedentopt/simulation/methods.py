@@ -69,18 +69,35 @@ def apply_settings(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[
     """
     methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
     result, used = dict(settings), set()
-    for key, value in given.items():
-        owners = [part for part in PARTS if _declared(part, methods[part], key) is not None]
+    for given_key, value in given.items():
+        named, dot, rest = given_key.partition(".")
+        only, key = ([named], rest) if dot and named in PARTS else (list(PARTS), given_key)
+        owners = [part for part in only if _declared(part, methods[part], key) is not None]
         if len(owners) > 1:
             both = " and ".join(methods[part] for part in owners)
             raise InputError(
-                f"set: {key} is a setting of {both}; accepted: it behind one of them, as in NAME:{key}=..."
+                f"set: {key} is a setting of {both}; accepted: it behind one of them, as in NAME:{key}=..., or "
+                f"algorithm.{key} and selector.{key}"
             )
         if not owners and key not in FIELDS:
             continue
         result |= _setting("set", key, value, methods, owners)
-        used.add(key)
+        used.add(given_key)
     return result, used
+
+
+def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a method with those that own classes declare checked and at their defaults where not given, so that
+    one run has one id however it was asked for. Own code that cannot be imported is refused later, when it is made."""
+    completed = dict(settings)
+    for part in PARTS:
+        name = settings.get(part, FIELDS[part].default)
+        found = None if name in PARTS[part] or not is_import_path(name) else _own_or_none(part, name)
+        if inspect.isclass(found) and issubclass(found, Algorithm | Selector):
+            for key, declared in settings_of(found).items():
+                given = completed.get(f"{part}.{key}", declared.default)
+                completed[f"{part}.{key}"] = declared.check(given)
+    return completed
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from typing import Any, cast
 import numpy as np
 
 from fedentopt.errors import InputError
+from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
-from fedentopt.selection import ClientId, Cohort, Observation, Selector
+from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 
@@ -140,9 +142,14 @@ class RunPlanner:
         """
         if "candidate_loss" not in self.needs:
             return []
-        wanted = self.selector.candidates()
+        wanted = self._call("candidates")
         if wanted is None:
             return []
+        if not isinstance(wanted, Candidates):
+            raise InputError(
+                f"selector: {self.config.selector!r}: candidates gave {type(wanted).__name__}; "
+                f"accepted: Candidates, or None"
+            )
         questions = []
         for client in self._known_clients(tuple(wanted.ids), wanted):
             samples = self.parts.indices[client]
@@ -157,8 +164,12 @@ class RunPlanner:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
         known = None if losses is None else cast("Mapping[ClientId, float]", losses)
-        cohort = self.selector.select() if known is None else self.selector.select(losses=known)
+        cohort = self._call("select") if known is None else self._call("select", losses=known)
         selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
+        if len(selected) > config.cohort_size:
+            raise InputError(
+                f"selector: {config.selector!r} selected {len(selected)} clients; accepted: at most {config.cohort_size}"
+            )
         limits = cohort.sample_limits
         luck = generator(config.seed, "dropout", round_).random(config.clients)
         work = []
@@ -181,7 +192,7 @@ class RunPlanner:
     def observe(self, observations: Mapping[int, Observation]) -> None:
         """Tell the selector what it needs to know of the clients that trained."""
         if self.needs - {"candidate_loss"} and observations:
-            self.selector.observe(cast("Mapping[ClientId, Observation]", observations))
+            self._call("observe", cast("Mapping[ClientId, Observation]", observations))
 
     def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:
         weights = getattr(cohort, "weights", None)
@@ -214,6 +225,10 @@ class RunPlanner:
         indices = self.parts.indices[client]
         if limit is None:
             return indices, self.counts[client]
+        if np.shape(limit) != self.counts[client].shape:
+            raise InputError(
+                f"selector: {self.config.selector!r} limits client {client} to {limit!r}; accepted: one number per class"
+            )
         limit = np.minimum(np.asarray(limit, dtype=np.int64), self.counts[client])
         known = self._limited.get((client, limit.tobytes()))
         if known is None:
@@ -237,9 +252,33 @@ class RunPlanner:
     def dropout_key(self, round_: int, client: int) -> int:
         return key(self.config.seed, "layer-dropout", round_, client)
 
+    def code_key(self, round_: int, client: int) -> int:
+        return key(self.config.seed, "local-loss", round_, client)
+
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable; the selector's `arrays` are kept apart."""
-        return {"selector": self.selector.state_dict()}
+        """JSON-serialisable; the selector's `arrays` are kept apart. A memory that JSON would change is refused."""
+        state = self._call("state_dict")
+        try:
+            same = json.loads(json.dumps(state)) == state
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise InputError(
+                f"selector: {self.config.selector!r} has a memory that JSON does not keep: {state!r}; "
+                f"accepted: numbers, text, lists, and mappings with text as keys"
+            )
+        return {"selector": state}
+
+    def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
+        """Call the selector; what one's own raises becomes one line that names it."""
+        try:
+            return getattr(self.selector, method)(*arguments, **more)
+        except InputError:
+            raise
+        except Exception as error:
+            if self.config.selector in SELECTORS:
+                raise
+            raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.selector.load_state_dict(state["selector"])

@@ -70,6 +70,7 @@ class RunState:
             torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
         )
         self.seen: set[int] = set()  # clients whose last model is kept
+        self.has_trained = False  # whether any round had a client that trained
         self._check_combination(algorithm)
 
     def _check_combination(self, algorithm: Algorithm) -> None:
@@ -105,6 +106,9 @@ class RunState:
     def next_plan(self, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """Plan the next round; `losses` are what the candidates for it answered."""
         self.round += 1
+        if self.diverged_round is not None and "candidate_loss" in self.planner.needs:
+            # Nobody can be asked any more: the last cohort stands for the record.
+            return RoundPlan(self.round, self.records[-1].clients if self.records else (), ())
         plan = self.planner.plan(self.round, losses)
         if self.diverged_round is not None:  # nothing is left to train; selection goes on for the record
             return replace(plan, work=())
@@ -160,6 +164,7 @@ class RunState:
             label_counts=label_counts,
             vectors={name: rows[client] for name, rows in self.client.items()},
             previous=kept,
+            key=self.planner.code_key(round_, client),
         )
 
     def round_info(self, plan: RoundPlan, which: np.ndarray) -> Round:
@@ -208,7 +213,7 @@ class RunState:
 
     def evaluated_models(self) -> torch.Tensor:
         """The models that are evaluated and saved, (rows, width)."""
-        if not self.hooks.evaluates:
+        if not self.hooks.evaluates or not self.has_trained:
             return self.models
         width = self.layout.parameter_width
         shown = self.models.clone()
@@ -261,6 +266,7 @@ class RunState:
         for name, array in getattr(self.planner.selector, "arrays", dict)().items():
             tensors[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float32))
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
+        meta["has_trained"] = self.has_trained
         if self.client_models is not None:
             meta["seen"] = sorted(self.seen)
         return Checkpoint(self.round, tensors, meta)
@@ -290,6 +296,7 @@ class RunState:
         if arrays:
             self.planner.selector.load_arrays(arrays)
         self.diverged_round = checkpoint.meta["diverged_round"]
+        self.has_trained = bool(checkpoint.meta["has_trained"])
 
     def outcome(self) -> Outcome:
         """The finished run."""

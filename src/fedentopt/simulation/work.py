@@ -59,6 +59,7 @@ class LocalCode:
     label_counts: np.ndarray
     vectors: Mapping[str, torch.Tensor]
     previous: torch.Tensor | None
+    key: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class CodeObjective:
         self._device = bound.row.device.type
         self._start = self._frozen()
         self._previous: BoundModel | None = None
+        self._generator = torch.Generator(device=bound.row.device)
         self._code: LocalCode | None = None
         self._context: LocalContext | None = None
 
@@ -51,7 +52,15 @@ class CodeObjective:
             previous = self._take(self._previous, code.previous)
         self._code = code
         self._context = LocalContext(
-            code.client, code.round, code.label_counts, lr, code.vectors, previous, self._outputs, self._flat
+            code.client,
+            code.round,
+            code.label_counts,
+            lr,
+            code.vectors,
+            previous,
+            self._outputs,
+            self._flat,
+            self._generator.manual_seed(code.key >> 1),
         )
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, *, wants_logits: bool) -> torch.Tensor | None:

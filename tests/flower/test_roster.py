@@ -1,0 +1,132 @@
+"""The roster: clients in the order of their ids however late they come, and a buffer that fits those known."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedentopt import EntropySelector, KLSelector, RandomSelector
+from fedentopt.errors import InputError
+from fedentopt.flower.report import Report
+from fedentopt.flower.roster import Roster
+
+
+def report(client: int | str, epsilon: float | None = None) -> Report:
+    """Four label counts, most of them of one class."""
+    counts = np.ones(4)
+    counts[(client if isinstance(client, int) else len(client)) % 4] = 9
+    return Report(client, counts, epsilon)
+
+
+def reports(*clients: int | str) -> list[Report]:
+    return [report(client) for client in clients]
+
+
+def known(number: int) -> list[int]:
+    return list(range(number))
+
+
+@pytest.mark.parametrize(
+    ("clients", "room"),
+    # Buffer 4, cohorts of 2: min(4, max(0, K - 2)).
+    [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3), (6, 4), (7, 4), (20, 4)],
+)
+def test_the_buffer_holds_no_more_than_those_known_beyond_a_cohort(clients, room, caplog):
+    roster = Roster(EntropySelector(2, buffer_size=4, seed=1))
+    roster.take(reports(*known(clients)))
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for _ in range(3):
+            cohort = roster.select(known(clients))
+            assert len(cohort.clients) == min(2, clients)
+    assert roster.selector.buffer_size == room
+    assert len(roster.selector.buffer) == room
+    said = [line for line in caplog.messages if line.startswith("buffer of")]
+    expected = f"buffer of {room} instead of 4: {clients} clients are known, 2 train each round"
+    assert said == ([] if room == 4 else [expected]), "said once, and only where it is so"
+
+
+def test_the_buffer_grows_with_the_federation_and_keeps_who_is_in_it(caplog):
+    roster = Roster(EntropySelector(2, buffer_size=4, seed=1))
+    rooms = []
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for number in (2, 3, 3, 5, 6, 8):
+            roster.take([r for r in reports(*known(number)) if r.client not in roster.selector.clients])
+            cohort = roster.select(known(number))
+            rooms.append(roster.selector.buffer_size)
+            newest = min(2, rooms[-1])
+            kept = roster.selector.buffer
+            assert kept[len(kept) - newest :] == cohort.clients[2 - newest :]
+    assert rooms == [0, 1, 1, 3, 4, 4]
+    assert [line.split(":")[0] for line in caplog.messages if line.startswith("buffer of")] == [
+        "buffer of 0 instead of 4", "buffer of 1 instead of 4", "buffer of 3 instead of 4", "buffer of 4 instead of 4"
+    ]  # fmt: skip
+    assert roster.buffer_size == 4
+
+
+def test_those_known_count_and_not_those_available():
+    roster = Roster(EntropySelector(2, buffer_size=4, seed=1))
+    roster.take(reports(*known(10)))
+    roster.select([1, 2, 3])
+    assert roster.selector.buffer_size == 4
+
+
+@pytest.mark.parametrize("make", [RandomSelector, KLSelector])
+def test_selectors_without_a_buffer_have_none(make):
+    roster = Roster(make(2, seed=1))
+    assert roster.buffer_size is None
+    roster.take(reports(3, 1, 2))
+    assert len(roster.select([1, 2, 3]).clients) == 2
+    assert roster.state_dict()["buffer_size_now"] is None
+
+
+def test_clients_stand_in_the_order_of_their_ids_however_late_they_came():
+    late, early = Roster(EntropySelector(2, buffer_size=2, seed=3)), Roster(EntropySelector(2, buffer_size=2, seed=3))
+    late.take(reports(4, "b"))
+    late.take(reports(2))
+    late.take(reports("a", 10))
+    early.take(reports(2, 4, 10, "a", "b"))
+    assert late.selector.clients == early.selector.clients == (2, 4, 10, "a", "b")
+    everybody = [2, 4, 10, "a", "b"]
+    assert [late.select(everybody).clients for _ in range(6)] == [early.select(everybody).clients for _ in range(6)]
+
+
+def test_somebody_who_comes_in_between_leaves_the_history_as_it_was():
+    roster = Roster(EntropySelector(2, buffer_size=3, seed=3))
+    roster.take(reports(1, 3, 5, 7, 9))
+    for _ in range(3):
+        roster.select([1, 3, 5, 7, 9])
+    buffer, rounds = roster.selector.buffer, roster.selector.round
+    roster.take(reports(4))
+    assert roster.selector.clients == (1, 3, 4, 5, 7, 9)
+    assert (roster.selector.buffer, roster.selector.round) == (buffer, rounds)
+
+
+def test_new_counts_of_a_known_client_take_the_place_of_the_old():
+    roster = Roster(EntropySelector(1, seed=0))
+    roster.take(reports(0, 1))
+    roster.take([Report(0, np.array([0.0, 0.0, 7.0, 0.0]), None), report(2, epsilon=0.5)])
+    assert roster.selector.clients == (0, 1, 2)
+    np.testing.assert_array_equal(roster.selector.counts[0], [0, 0, 7, 0])
+
+
+def test_a_roster_goes_on_where_another_stood():
+    whole = Roster(EntropySelector(2, buffer_size=6, seed=3))
+    whole.take(reports(*known(5)))  # the buffer is at 3 of 6
+    for _ in range(4):
+        whole.select(known(5))
+    other = Roster(EntropySelector(2, buffer_size=6, seed=3))
+    other.load_state_dict(whole.state_dict(), reports(*known(5)))
+    assert other.selector.buffer == whole.selector.buffer
+    assert len(other.selector.buffer) == 3
+    for number in (5, 8, 9):
+        for roster in (whole, other):
+            roster.take([r for r in reports(*known(number)) if r.client not in roster.selector.clients])
+        assert whole.select(known(number)).clients == other.select(known(number)).clients
+    with pytest.raises(InputError, match="buffer_size: 5, but the checkpoint was written with 6"):
+        Roster(EntropySelector(2, buffer_size=5, seed=3)).load_state_dict(whole.state_dict(), reports(*known(9)))
+    with pytest.raises(InputError, match="seed: 4, but the checkpoint was written with 3"):
+        Roster(EntropySelector(2, buffer_size=6, seed=4)).load_state_dict(whole.state_dict(), reports(*known(9)))
