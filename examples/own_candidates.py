@@ -28,6 +28,6 @@ class PowerOfChoice(Selector):
         return Candidates(tuple(self.clients[number] for number in asked))
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
-        """Highest loss first; those not asked have NaN, which sorts last. A run that diverged asks nobody: None."""
+        """Highest loss first; who was not asked has NaN, which sorts last. None: nobody could answer."""
         known = np.full(available.size, np.nan) if losses is None else losses[available]
         return available[np.argsort(-known, kind="stable")[: self.cohort_size]].tolist()

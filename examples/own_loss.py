@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedentopt.algorithms import Algorithm, setting
-from fedentopt.algorithms.local_code import Batch, LocalContext
+from fedentopt.algorithms import Algorithm, Batch, LocalContext, setting
 
 
 class Distilled(Algorithm):
