@@ -180,3 +180,21 @@ def test_the_page_of_methods_is_what_the_registries_say(monkeypatch: pytest.Monk
     from make_methods import page  # type: ignore[import-not-found,unused-ignore]
 
     assert (DOCS / "methods.md").read_text(encoding="utf-8") == page(), "run python docs/make_methods.py"
+
+
+def test_the_map_names_files_that_are_there() -> None:
+    """Paths on the page of the map lie below the package, those of tests below the repository, and a file that names
+    follow in brackets defines them."""
+    text = (DOCS / "map.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"[\w./-]+\.(?:py|toml)\b", text))
+    folders = set(re.findall(r"`([\w/]+/)`", text)) - {"src/fedentopt/"}
+    assert len(files) > 30
+    assert len(folders) > 10
+    package = ROOT / "src" / "fedentopt"
+    missing = [name for name in files if not (ROOT if name.startswith("tests/") else package).joinpath(name).is_file()]
+    missing += [name for name in folders if not package.joinpath(name).is_dir()]
+    assert sorted(missing) == []
+    for file, names in re.findall(r"`([\w/]+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)", text):
+        code = (package / file).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+(?=`)", names):
+            assert re.search(rf"\b(?:def|class) {name}\b", code), f"map.md: {name} is not defined in {file}"
