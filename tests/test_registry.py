@@ -76,6 +76,8 @@ def test_a_description_for_listings() -> None:
         {
             "name": "second",
             "label": "Second",
+            "needs": [],
+            "reads_label_counts": False,
             "about": "The second one, on two lines.",
             "settings": [
                 {
@@ -88,8 +90,17 @@ def test_a_description_for_listings() -> None:
                 {"name": "size", "default": 3, "help": "how many", "accepted": "above 2", "option": None},
             ],
         },
-        {"name": "first", "label": "First", "about": "The first one.", "settings": []},
+        {
+            "name": "first",
+            "label": "First",
+            "needs": [],
+            "reads_label_counts": False,
+            "about": "The first one.",
+            "settings": [],
+        },
     ]
+    by_name = {entry["name"]: entry for entry in SELECTORS.describe()}
+    assert [by_name[name]["reads_label_counts"] for name in ("random", "fedentopt")] == [False, True]
 
 
 def test_what_is_registered() -> None:

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import FedXgbCyclic
 from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError
+from fedentopt.selection.fedentropy import ValueSelector
 from flower_fake_grid import CLASSES, FakeGrid, Node, broken, dead, federation, model, says, silent, skewed
 
 
@@ -419,6 +420,7 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"selector": RandomSelector(2), "buffer": 0, "target": np.ones(CLASSES)}, "selector: give either"),
         ({"target": [1, 2, 3]}, f"target: 3 weights; accepted: {CLASSES}"),
         ({"selector": EntropySelector(2, target=[1, 2]), "buffer": 0}, "target: 2 weights"),
+        ({"selector": ValueSelector(2), "buffer": 0}, "selector: ValueSelector needs kept, which this strategy"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:

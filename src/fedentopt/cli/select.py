@@ -112,8 +112,8 @@ def select(
         seed = about["seed"] = _seed(seed, before, state)
         chosen = _selector(selector, size, about["buffer"], seed, prior)
         reported = _reported(table, epsilon, seed)
-        told = table.counts if reported is None else reported
-        chosen.register(told, noisy=noisy or reported is not None, ids=table.clients)
+        known = table.counts if reported is None else reported
+        chosen.register(known, noisy=noisy or reported is not None, ids=table.clients)
         if state is not None and before is not None:
             continue_from(state, before, chosen, about)
         with _progress(rounds) as advance:

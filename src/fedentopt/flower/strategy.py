@@ -98,6 +98,12 @@ class LabelAware(FedAvg):
             raise InputError("selector: give either a selector or buffer_size, seed and target, which would build one")
         if selector is not None and selector.cohort_size != cohort_size:
             raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
+        needs = ", ".join(sorted(getattr(selector, "needs", ())))
+        if needs:
+            raise InputError(
+                f"selector: {type(selector).__name__} needs {needs}, which this strategy does not ask of its clients; "
+                f"accepted: selectors that need label counts only"
+            )
         super().__init__(**strategy_options)
         self.selector = selector if selector is not None else EntropySelector(cohort_size, buffer_size, seed, target)
         aim = self.selector.target if isinstance(self.selector, EntropySelector) else None

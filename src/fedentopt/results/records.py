@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class RoundRecord:
     """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
     without test samples is NaN. `seconds` were spent on this machine; `simulated_seconds` are those of the cohort's
-    slowest client where the run simulates time, else 0."""
+    slowest client."""
 
     round: int
     clients: tuple[int, ...]

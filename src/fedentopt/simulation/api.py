@@ -44,7 +44,7 @@ def compare(
     which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
     applied where a method has them. Without `out` nothing is written; with it, runs are kept in that folder, finished
     ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default in terminals and
-    notebooks), or a function that is told every round. `options` says where and how to run.
+    notebooks), or a function that is called after every round. `options` says where and how to run.
     """
     data, name = _data(dataset, settings)
     chosen = {**DATASET_DEFAULTS.get(name, {}), **{k: v for k, v in settings.items() if k in FIELDS}, "dataset": name}
@@ -99,11 +99,11 @@ def run_jobs(
     configs = [job.config for job in jobs]
     shown = None if callable(progress) else progress
     with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else shown) as bar:
-        told = progress if callable(progress) else bar
+        listener = progress if callable(progress) else bar
         if out is None:
-            runs = run_in_memory(jobs, chosen, data=data, progress=told)
+            runs = run_in_memory(jobs, chosen, data=data, progress=listener)
         else:
-            runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=told)
+            runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=listener)
     return Result(runs, labels=[job.label for job in jobs])
 
 
