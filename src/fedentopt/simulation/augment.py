@@ -3,7 +3,7 @@
 Per sample and in this order: brightness, contrast, saturation (factors uniform in [max(0, 1-j), 1+j], as
 torchvision's ColorJitter without its random order), grey with probability `grayscale`, horizontal flip with
 probability `flip`, then (x - mean) / std per channel; a constant channel, whose std is 0, is divided by 1. A sample's
-draws hang on its key alone. This is the plain version; `triton.gather` and `numba.gather` do the same in one pass on CUDA.
+draws hang on its key alone. This is the plain version; `triton.gather` and `numba.gather` do the same in one pass.
 """
 
 from __future__ import annotations
