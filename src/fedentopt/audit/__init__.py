@@ -1,0 +1,16 @@
+"""What a client's last layer says about its labels, and whom to believe: NumPy only."""
+
+from fedentopt.audit.estimate import LabelEstimate, head_change, label_estimate, label_estimates, travel_of
+from fedentopt.audit.ledger import POLICIES, Audit, Change, Suspicion
+
+__all__ = [
+    "POLICIES",
+    "Audit",
+    "Change",
+    "LabelEstimate",
+    "Suspicion",
+    "head_change",
+    "label_estimate",
+    "label_estimates",
+    "travel_of",
+]
