@@ -1,7 +1,7 @@
 """What the change of a client's last layer says about its labels.
 
-For logits z = W h + b, cross-entropy and softmax s, a sample of class y has dL/db_i = s_i - 1[i = y]. Over local training
-that moves the bias by the sum of its step sizes T (`travel`), the change is
+For logits z = W h + b, cross-entropy and softmax s, a sample of class y has dL/db_i = s_i - 1[i = y]. Over local
+training that moves the bias by the sum of its step sizes T (`travel`), the change is
 
     db_i / T = S (D_i - E_i),
 
@@ -9,9 +9,9 @@ D the label distribution, E_i >= 0 (sum 1) how much probability samples of other
 much probability was wrong altogether (after HiCS-FL, Chen and Vikalo, NeurIPS 2024, equation 6). Without a bias the row
 means of dW take its place.
 
-A class that a client lacks sits at -S E_i. How the level is shared among the classes (E) is a property of the model they
-all start from, and is pooled over the clients of a round: medians, over the classes that went down, in turns with each
-client's own S. From a model that was never trained E is so even that the lowest classes themselves tell the level.
+A class that a client lacks sits at -S E_i. How the level is shared among the classes (E) is a property of the model
+they all start from, and is pooled over the clients of a round: medians, over the classes that went down, in turns with
+each client's own S. From a model that was never trained E is so even that the lowest classes themselves tell the level.
 
 Balanced clients have no class to tell it by: their changes are noise around 0, and taking their lowest class for absent
 would turn noise into a distribution. But S cannot be small there: only who holds few classes learns them so fast that
@@ -62,7 +62,8 @@ def head_change(before: Any, after: Any) -> np.ndarray:
     if (old_bias is None) != (bias is None):
         raise InputError("after: a last layer of another kind than before; accepted: both with a bias, or both without")
     old, new = (old_weight, weight) if bias is None else (old_bias, bias)
-    assert old is not None and new is not None
+    assert old is not None
+    assert new is not None
     if old.shape != new.shape:
         raise InputError(f"after: shape {new.shape}; accepted: {old.shape}, as before")
     change = new - old
@@ -139,7 +140,7 @@ def _raw(changes: np.ndarray, own: np.ndarray, pattern: np.ndarray, level: np.nd
 def _shares(raw: np.ndarray) -> np.ndarray:
     cut = np.maximum(raw, 0.0)
     total = cut.sum(axis=1, keepdims=True)
-    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / raw.shape[1])
+    return np.asarray(np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / raw.shape[1]))
 
 
 def _evenness(shares: np.ndarray) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 A client's distance is the total variation between its estimate and its report, less what the noise of epsilon explains.
 Its suspicion is how far that lies above the median of all observed clients, in units of their spread (1.4826 times the
-median absolute deviation, which a third of liars does not move far). A client is suspected when its suspicion is high and
-the gap is beyond what its own estimate may be off by.
+median absolute deviation, which a third of liars does not move far). A client is suspected when its suspicion is high
+and the gap is beyond what its own estimate may be off by.
 
 Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who sends
 a last layer made to fit its claim, or trains on made-up data, passes.
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedentopt.audit.estimate import LabelEstimate, label_estimates
 from fedentopt.errors import InputError
-from fedentopt.selection.cohort import ClientId
 
+ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
 """off: reports are believed and nothing is watched. warn: suspects are named. replace: once a client has trained, its
 estimate takes the place of its report. quarantine: suspects are not chosen."""
@@ -98,7 +98,9 @@ class Audit:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
         row = np.asarray(counts, dtype=np.float64)
         if row.shape != (self.num_classes,) or not np.isfinite(row).all():
-            raise InputError(f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite")
+            raise InputError(
+                f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
+            )
         self._reports[client] = row
 
     def forget(self, clients: Iterable[ClientId]) -> None:
@@ -148,7 +150,8 @@ class Audit:
             for client, entry in entries.items()
             if entry.score > SUSPICIOUS
             and entry.distance - entry.usual > LEAST_GAP
-            and entry.distance > (1 + FIRST_DOUBT / self._seen[client].times) * self._seen[client].spread / self._seen[client].weight
+            and entry.distance
+            > (1 + FIRST_DOUBT / self._seen[client].times) * self._seen[client].spread / self._seen[client].weight
         }
 
     def believed(self, client: ClientId) -> np.ndarray:
@@ -159,7 +162,7 @@ class Audit:
         if self.policy == "replace" and known is not None:
             return np.asarray(known.shares / known.weight * min(known.samples, limit))
         total = report.sum()
-        return report * (limit / total) if total > limit else report
+        return np.asarray(report * (limit / total) if total > limit else report)
 
     def _limit(self) -> float:
         if self.size_cap is None or not self._reports:
@@ -200,7 +203,9 @@ class Audit:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the audit that made `state` stood."""
         if not isinstance(state, Mapping) or set(state) != {"policy", "seen"} or state["policy"] != self.policy:
-            raise InputError(f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}")
+            raise InputError(
+                f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
+            )
         seen = {}
         for client, weight, shares, spread, level, samples, times in state["seen"]:
             if len(shares) != self.num_classes:

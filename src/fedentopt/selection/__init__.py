@@ -8,11 +8,13 @@ from fedentopt.selection.random import RandomSelector  # isort: split
 
 from fedentopt.selection.entropy import EntropySelector  # isort: split
 
+from fedentopt.selection.inferred import InferredSelector
 from fedentopt.selection.kl import KLSelector
 from fedentopt.selection.selector import (
     NEEDS,
     SELECTORS,
     Candidates,
+    Census,
     Head,
     Observation,
     Selector,
@@ -24,11 +26,13 @@ __all__ = [
     "NEEDS",
     "SELECTORS",
     "Candidates",
+    "Census",
     "ClientId",
     "Cohort",
     "CohortWarning",
     "EntropySelector",
     "Head",
+    "InferredSelector",
     "KLSelector",
     "Observation",
     "RandomSelector",
