@@ -82,9 +82,9 @@ class Observation:
 
     `loss` is plain cross-entropy (no shift, scale or proximal term) averaged over the samples of all local steps,
     `loss_rms` the root mean square of the samples' losses. `update` is float32, all parameters in the model's order.
-    With the `head` come `travel`, the sum of the step sizes it was moved by, `drift`, the part of its change that is due
-    to a term of the algorithm which the server knows (a control variate), and whether it started `untrained`, from a
-    model that nobody had trained before.
+    With the `head` come `travel`, the sum of the step sizes it was moved by, `drift`, the part of its change due to a
+    term of the algorithm which the server knows (a control variate), and whether it started `untrained`, from a model
+    that nobody had trained before.
     """
 
     samples: int
@@ -96,7 +96,7 @@ class Observation:
     kept: bool | None = None
     travel: float | None = None
     drift: Head | None = None
-    untrained: bool = False
+    untrained: bool | None = None
 
 
 class Selector(ABC):

@@ -57,7 +57,7 @@ class Feedback:
                 kept=(self.kept is None or task.client in self.kept) if "kept" in self.needs else None,
                 travel=self.travels[i] if "weight" in own else None,
                 drift=_head(own, DRIFT) if f"{DRIFT}weight" in own else None,
-                untrained=self.untrained and "weight" in own,
+                untrained=self.untrained if "weight" in own else None,
             )
         return observations
 

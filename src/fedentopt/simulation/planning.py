@@ -216,7 +216,7 @@ class RunPlanner:
         if self._told - {"candidate_loss"}:
             if "head" not in self._told:
                 observations = {
-                    client: replace(seen, head=None, travel=None, drift=None, untrained=False)
+                    client: replace(seen, head=None, travel=None, drift=None, untrained=None)
                     for client, seen in observations.items()
                 }
             self._call("observe", cast("Mapping[ClientId, Observation]", observations))
