@@ -361,7 +361,9 @@ def other_value(declared: Setting) -> Any:
         return "3"
     if declared.kind == "bool":
         return not declared.default
-    for value in (declared.default / 2, declared.default * 2) if declared.kind == "float" else (declared.default + 1,):
+    for value in (
+        (declared.default / 2, declared.default * 2) if declared.kind == "float" else ((declared.default or 0) + 1,)
+    ):
         try:
             return declared.check(value)
         except InputError:
