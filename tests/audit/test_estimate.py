@@ -21,7 +21,7 @@ def train(
 ) -> tuple[np.ndarray, float, np.ndarray]:  # fmt: skip
     """A two-layer net trained by torch's own SGD on one client's mixture: the change of its last layer, its travel, and
     the true shares. Classes are Gaussian blobs, the start model is the same for all. `push` is a constant that is added
-    to the gradient of the last layer's first class, `warm` the epochs that the start model was trained on all classes."""
+    to the gradient of the last layer's first class, `warm` the epochs of the start model on all classes."""
     centres = np.random.default_rng(99).normal(size=(CLASSES, 12))
     rng = np.random.default_rng(seed)
     counts = np.floor(shares * samples).astype(int)
@@ -67,7 +67,8 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).sum() / 2)
 
 
-MIXTURES = [mixture(3), mixture(1, 7), mixture(0, 2, 4, 6), mixture(*range(CLASSES)), mixture(2, 9)]
+MIXTURES = [mixture(3), mixture(1, 7), mixture(0, 2, 4, 6), mixture(*range(CLASSES)), mixture(2, 9), mixture(5, 8)]
+MIXTURES += [mixture(5), mixture(8), mixture(0, 4), mixture(6, 9), mixture(1, 3, 7)]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -31,7 +31,7 @@ from fedentopt.errors import InputError
 
 EVEN_LEVEL = {True: 1.0, False: 0.3}
 """S of a perfectly even client, at least: of a model that was never trained, and of one that was."""
-EVENNESS_POWER = 4
+EVENNESS_POWER = {True: 4, False: 6}
 PRIOR = {True: 10.0, False: 2.0}
 """How many clients that lack a class the guess of even levels is worth."""
 FEW = 0.3
@@ -91,10 +91,12 @@ def label_estimates(changes: np.ndarray, *, untrained: bool = False) -> list[Lab
     if changes.ndim != 2 or changes.shape[1] < 2 or not np.isfinite(changes).all():
         raise InputError(f"changes: shape {changes.shape}; accepted: finite numbers, clients by at least two classes")
     own, pattern = _levels(changes, untrained)
-    level = own.copy()
-    for _ in range(40):
+    # From above, a client stays even unless its changes speak against it; a model that was never trained tells levels
+    # so well that they are trusted first.
+    level = own.copy() if untrained else np.maximum(own, EVEN_LEVEL[untrained])
+    for _ in range(60):
         even = _evenness(_shares(_raw(changes, own, pattern, level)))
-        level = np.maximum(own, EVEN_LEVEL[untrained] * even**EVENNESS_POWER)
+        level = np.maximum(own, EVEN_LEVEL[untrained] * even ** EVENNESS_POWER[untrained])
     raw = _raw(changes, own, pattern, level)
     shares = _shares(raw)
     impossible = -np.minimum(raw, 0.0).sum(axis=1)  # shares below 0: the least that is wrong
@@ -132,9 +134,11 @@ def _levels(changes: np.ndarray, untrained: bool) -> tuple[np.ndarray, np.ndarra
 
 
 def _raw(changes: np.ndarray, own: np.ndarray, pattern: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Shares before those below 0 are cut; what the level exceeds the client's own by is even over the classes."""
-    lacking = own[:, None] * pattern + (level - own)[:, None] / changes.shape[1]
-    return np.asarray((changes + lacking) / level[:, None])
+    """Shares before those below 0 are cut. As far as the level exceeds a client's own it is even over the classes, and
+    what all clients have in common is the model's and not theirs."""
+    excess = (level - own)[:, None]
+    common = changes.mean(axis=0) * excess / level[:, None]
+    return np.asarray((changes - common + own[:, None] * pattern + excess / changes.shape[1]) / level[:, None])
 
 
 def _shares(raw: np.ndarray) -> np.ndarray:
