@@ -36,7 +36,7 @@ PRIOR = {True: 10.0, False: 2.0}
 """How many clients that lack a class the guess of even levels is worth."""
 FEW = 0.3
 """A class with less than this share of an even client's may be absent."""
-LEAST_SPREAD = {True: 0.05, False: 0.1}
+LEAST_SPREAD = {True: 0.08, False: 0.1}
 _TINY = 1e-9
 
 
