@@ -14,6 +14,7 @@ from fedentopt.results.records import Outcome
 from fedentopt.selection import InferredSelector
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
+from fedentopt.simulation.jobs import with_own
 from fedentopt.simulation.lies import claims, draw_liars
 
 CPU = RunOptions(device="cpu")
@@ -190,6 +191,12 @@ def test_without_a_census_everybody_trains_once_first() -> None:
     first = [client for record in outcome.records[:3] for client in record.clients]
     assert sorted(first) == list(range(12))
     assert outcome.records[0].bytes_down == outcome.records[1].bytes_down
+
+
+def test_the_buffer_option_is_meant_for_every_kind_of_fedentopt() -> None:
+    assert with_own({"selector": "inferred"}, {}, {"buffer": "7"})["selector.buffer"] == "7"
+    assert with_own({"selector": "fedentopt"}, {}, {"buffer": "7"})["selector.buffer"] == "7"
+    assert with_own({"algorithm": "moon"}, {}, {"mu": 7.0, "buffer": "7"}).keys() == {"algorithm", "selector"}
 
 
 def test_a_census_can_be_short() -> None:
