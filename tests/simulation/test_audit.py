@@ -205,6 +205,8 @@ def test_a_census_can_be_short() -> None:
     assert plan is not None
     assert {len(task.samples) for task in plan.work} == {4}
     assert inferred(stack).estimate(0) is not None
+    sizes = stack.runs[0].planner.counts.sum(axis=1)
+    np.testing.assert_allclose(inferred(stack).sizes, sizes)
 
 
 def same(settings: dict[str, Any], at: int) -> None:

@@ -62,7 +62,7 @@ class Candidates:
 @dataclass(frozen=True)
 class Census:
     """A round before the first one, in which every client trains from the start model and nothing is averaged: for so
-    many epochs, on all its samples or on `samples` of them."""
+    many epochs, on all its samples or on `samples` of them. `Observation.samples` is how many it has all the same."""
 
     epochs: int = 1
     samples: int | None = None

@@ -55,7 +55,9 @@ def take_censuses(
             origins = to_device(np.array([firsts[i] + run.start_row(c) for c in part.trained]), models.device)
             needs = run.planner.needs - {"candidate_loss", "loss", "kept"}
             feedback = reader.queue(part, needs, None, models[origins], trained.models[places], None, run.step_sizes(0))
-            found[i] |= feedback.read()
+            sizes = [len(indices) for indices in run.planner.parts.indices]
+            told = feedback.read().items()  # who trained on a part of its data still says how much it has
+            found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}
             done += len(part.work)
     for i, observations in found.items():
         runs[i].planner.observe(observations)
