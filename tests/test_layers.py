@@ -20,9 +20,11 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "registry": {"errors", "settings"},
     "own_code": {"errors"},
-    "privacy": {"errors", "labels"},
+    "privacy": {"errors", "labels", "randomness"},
     "partition": {"errors", "labels", "randomness"},
     "selection": ROOTS,
+    "tables": {"errors", "labels"},
+    "plan": ROOTS | {"selection", "tables", "report"},
     "algorithms": ROOTS | {"selection"},
     "models": ROOTS,
     "datasets": ROOTS,
@@ -33,7 +35,8 @@ MAY_IMPORT = {
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
     "flower": ROOTS | {"selection"},
     "cli": ROOTS
-    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"},
+    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"}
+    | {"tables", "plan"},
 }
 """Rooms by name. `simulation` may reach `report` for one thing: a comparison's own page and plot."""
 

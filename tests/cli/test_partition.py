@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from command_line import Said, commander
-from fedentopt.cli.counts_file import read_counts
+from fedentopt.tables import read_counts
 from fedentopt.partition import partition
 
 Command = Callable[..., Said]

@@ -12,7 +12,7 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt import EntropySelector
-from fedentopt.cli.counts_file import read_counts
+from fedentopt.tables import read_counts
 from fedentopt.cli.select_show import chart
 from fedentopt.selection.measures import entropy, selection_entropy
 

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 
 from fedentopt.cli.console import out, print_json
-from fedentopt.cli.counts_file import counts_lines
+from fedentopt.tables import counts_lines
 from fedentopt.errors import InputError
 from fedentopt.files import written_aside
 from fedentopt.labels import check_labels
