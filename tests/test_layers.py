@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "partition": {"errors", "labels", "randomness"},
     "selection": ROOTS,
     "tables": {"errors", "labels"},
-    "plan": ROOTS | {"selection", "tables", "report"},
+    "plan": ROOTS | {"selection", "results"},
     "algorithms": ROOTS | {"selection"},
     "models": ROOTS,
     "datasets": ROOTS,

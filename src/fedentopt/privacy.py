@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -49,14 +50,18 @@ def keyed_laplace(counts: ArrayLike, epsilon: float, clients: Sequence[object], 
     if values.ndim != 2 or len(clients) != len(values):
         raise InputError(f"counts: shape {values.shape} for {len(clients)} clients; accepted: one row per client")
     scale = 1.0 / check_epsilon(epsilon)
-    start = key(seed, "label noise")
-    names = (hashlib.blake2b(repr(client).encode(), digest_size=8).digest() for client in clients)
-    keys = mix64(np.frombuffer(b"".join(names), dtype="<u8").astype(np.uint64) ^ np.uint64(start))
+    keys = mix64(_name_keys(tuple(clients)) ^ np.uint64(key(seed, "label noise")))
     bits = mix64(keys[:, None] + np.arange(values.shape[1], dtype=np.uint64) * np.uint64(GOLDEN))
     # The middle of one of 2**52 steps: never 0 or 1, where the inverse of the distribution has no value.
     uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52 - 0.5
     noise = -scale * np.sign(uniform) * np.log1p(-2.0 * np.abs(uniform))
     return _countable(values, values + noise, epsilon)
+
+
+@lru_cache(maxsize=1)  # budgets and seeds are tried on one federation
+def _name_keys(clients: tuple[object, ...]) -> np.ndarray:
+    names = (hashlib.blake2b(repr(client).encode(), digest_size=8).digest() for client in clients)
+    return np.frombuffer(b"".join(names), dtype="<u8").astype(np.uint64)
 
 
 def secure_laplace(counts: ArrayLike, epsilon: float) -> np.ndarray:

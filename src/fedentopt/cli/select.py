@@ -154,7 +154,9 @@ def select(
             trial = try_rounds(
                 chosen, rounds, None if reported is None else table.counts, advance, lambda number: here
             )
-        baseline = None if chosen_class is RandomSelector else _baseline(table, size, seed, start, rounds, noisy, here)
+        baseline = None
+        if chosen_class is not RandomSelector:
+            baseline = _baseline(table, size, seed, start, rounds, noisy, here, prior)
         past = histories(state, before, start)
         held = classes_held(table.counts)
         past["chosen"].add(trial, held, table.clients)
@@ -231,13 +233,20 @@ def _sweep(
 
 
 def _baseline(
-    table: CountsFile, size: int, seed: int, start: int, rounds: int, noisy: bool, available: Sequence[str] | None
+    table: CountsFile,
+    size: int,
+    seed: int,
+    start: int,
+    rounds: int,
+    noisy: bool,
+    available: Sequence[str] | None,
+    target: np.ndarray | None,
 ) -> Trial:
     """Random selection in the same rounds, of the same size and seed."""
     random = RandomSelector(size, seed=seed)
     random.register(table.counts, noisy=noisy, ids=table.clients)
     random.load_state_dict(random.state_dict() | {"round": start})
-    return try_rounds(random, rounds, available=lambda number: available)
+    return try_rounds(random, rounds, available=lambda number: available, target=target)
 
 
 def _reported(

@@ -190,26 +190,25 @@ def _show_figures(counts: CountsFile, held: int, past: Mapping[str, History], wi
     # No cohort can cover a class that nobody holds, so it is left out where there is one.
     which = "" if held == len(counts.classes) else " that any client holds"
 
-    def beside(text: str) -> str:
-        return f" (random: {text})" if theirs else ""
+    def beside(*texts: str) -> str:
+        return f" ({', '.join(texts)})" if theirs else ""
 
     known = theirs or ours
-    span = f", rounds {ours['first_round']} to {ours['last_round']}" if ours["last_round"] != rounds or rounds > 1 else ""
+    span = f"rounds {ours['first_round']} to {ours['last_round']}" if rounds > 1 else f"round {ours['last_round']}"
     lines = [
-        f"\nentropy: mean {ours['mean_entropy']:.3f}, worst {ours['worst_entropy']:.3f} of {top:.3f} bits"
-        + beside(f"{known['mean_entropy']:.3f}, {known['worst_entropy']:.3f}")
+        f"\n{span}" + (", random selection in brackets" if theirs else ""),
+        f"entropy: mean {ours['mean_entropy']:.3f}, worst {ours['worst_entropy']:.3f} of {top:.3f} bits"
+        + beside(f"{known['mean_entropy']:.3f}", f"{known['worst_entropy']:.3f}"),
     ]
     if "mean_divergence" in ours:
-        lines.append(
-            f"KL divergence to the target: mean {ours['mean_divergence']:.3f}, worst {ours['worst_divergence']:.3f} bits"
-            + (beside(f"{known['mean_divergence']:.3f}, {known['worst_divergence']:.3f}") if "mean_divergence" in known else "")
-        )  # fmt: skip
+        apart = [f"{known[name]:.3f}" for name in ("mean_divergence", "worst_divergence") if name in known]
+        mean, worst = ours["mean_divergence"], ours["worst_divergence"]
+        lines.append(f"KL divergence to the target: mean {mean:.3f}, worst {worst:.3f} bits" + beside(*apart))
     lines += [
-        f"all classes{which} covered: {past['chosen'].covered} of {rounds} rounds"
-        + beside(f"{past['random'].covered if theirs else 0}"),
-        f"selection entropy H_norm: {ours['selection_entropy']:.3f} (1: all clients equally often)"
-        + beside(f"{known['selection_entropy']:.3f}"),
-        f"clients never selected: {ours['never_selected']} of {len(counts.clients)}{span}"
+        f"all classes{which} covered: {past['chosen'].covered} of {rounds} rounds" + beside(f"{past['random'].covered}"),
+        f"selection entropy H_norm: {ours['selection_entropy']:.3f}" + beside(f"{known['selection_entropy']:.3f}")
+        + "; 1: all clients equally often",
+        f"clients never selected: {ours['never_selected']} of {len(counts.clients)}"
         + beside(f"{known['never_selected']}"),
     ]
     console = out()

@@ -1,0 +1,420 @@
+"""A plan as one HTML file: no network, no second file, and nothing in it that needs a script to be read.
+
+It shares the style sheet and the sorting of tables with the page of results, so both look alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from fedentopt import __version__
+from fedentopt.errors import InputError
+from fedentopt.files import written_aside
+from fedentopt.plan.charts import Axis, Level, Series, bar_chart, legend, line_chart
+from fedentopt.plan.outcome import Outcome
+from fedentopt.plan.planning import Plan, round_number
+from fedentopt.plan.recommendation import describe, share
+from fedentopt.results.statistics import Spread
+from fedentopt.selection import EntropySelector, RandomSelector
+
+MOST_CLASSES = 30  # shown in the chart of missing classes
+MOST_SITES = 300  # listed one by one; of more, those asked most and least
+MOST_POINTS = 400  # of a curve
+_OURS = b'<meta name="generator" content="fedentopt '
+
+
+def write_page(plan: Plan, path: Path) -> Path:
+    """Write the page; a file that is there and was not made by fedentopt is refused, not overwritten."""
+    path = Path(path)
+    try:
+        if path.is_file() and path.stat().st_size and _OURS not in path.read_bytes()[:4096]:
+            raise InputError(f"{path}: is there and no page of fedentopt; accepted: --out with another name")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written") from error
+    with written_aside(path) as file:
+        file.write(render(plan).encode())
+    return path
+
+
+def render(plan: Plan) -> str:
+    """The page as text."""
+    body = "".join(
+        (
+            _recommendation(plan), _rounds(plan), _classes(plan), _cohorts(plan), _noise(plan), _sites(plan), _all(plan),
+            _settings(plan),
+        )
+    )  # fmt: skip
+    return Template(_asset("plan", "plan.html")).substitute(
+        version=escape(__version__),
+        title=escape(Path(plan.settings["file"]).name or "label counts"),
+        css=_asset("report", "page.css") + _asset("plan", "plan.css"),
+        body=body,
+        scripts=_asset("report", "tables.js") + _asset("plan", "plan.js"),
+    )
+
+
+def _recommendation(plan: Plan) -> str:
+    found = plan.recommendation
+    chosen, random, top = found.chosen, found.random, plan.federation.top
+    headline = f"{describe(chosen)}, {chosen.choice.cohort} of {len(plan.federation.clients)} clients per round"
+    if chosen.choice.epsilon is not None:
+        headline += f", ε = {chosen.choice.epsilon:g}"
+    texts = [found.reason, found.trade, plan.privacy, plan.availability, plan.settings["sampled"] or ""]
+    sentences = "".join(f"<p>{escape(text)}</p>" for text in texts if text)
+
+    def both(value: str, beside: str) -> str:
+        return value if found.is_random else f"{value} <span>random {beside}</span>"
+
+    tiles = [
+        (both(f"{chosen.entropy:.2f}", f"{random.entropy:.2f}"), f"bits of entropy on average, of {top:.2f}"),
+        (both(f"{chosen.entropies.min():.2f}", f"{random.entropies.min():.2f}"), "bits in the worst round"),
+        (
+            both(share(float(1 - chosen.covered.mean())), share(float(1 - random.covered.mean()))),
+            "of rounds miss a class",
+        ),
+        (both(f"{chosen.h_norm.mean():.2f}", f"{random.h_norm.mean():.2f}"), "H_norm: 1 asks everybody equally often"),
+        (both(f"{chosen.never.mean():.3g}", f"{random.never.mean():.3g}"), "clients never asked"),
+    ]
+    listed = "".join(f"<li><b>{number}</b><span>{escape(text)}</span></li>" for number, text in tiles)
+    ways = [
+        ("Command", plan.command(), "Prints the cohorts of the first repetition, and its figures"),
+        ("Python", plan.python(), "The same cohorts in Python"),
+        ("Flower", plan.flower(), "For a Flower app, see Flower in the documentation"),
+    ]
+    blocks = "".join(
+        f"<h3>{name}</h3>"
+        f'<div class="command"><pre tabindex="0" aria-label="{escape(about)}"><code>{escape(text)}</code></pre>'
+        f'<button type="button" data-copy>Copy</button></div>'
+        for name, text, about in ways
+    )
+    return (
+        f'<section id="recommendation"><h2>Recommendation</h2><div class="answer"><p class="headline">{escape(headline)}'
+        f'</p>{sentences}</div><ul class="numbers">{listed}</ul>{blocks}</section>'
+    )
+
+
+def _shown(plan: Plan) -> list[tuple[Outcome, int]]:
+    """Random selection and the recommended choice (FedEntOpt where random is recommended), with their styles."""
+    found = plan.recommendation
+    if not found.is_random:
+        return [(found.random, 0), (found.chosen, 1)]
+    size = found.chosen.choice.cohort
+    others = [o for o in plan.by_size if o.choice.selector is EntropySelector and o.choice.cohort == size]
+    return [(found.random, 0), (others[len(others) // 2], 1)]
+
+
+def _rounds(plan: Plan) -> str:
+    shown = _shown(plan)
+    rounds = shown[0][0].entropies.shape[1]
+    step = max(1, math.ceil(rounds / MOST_POINTS))
+    series = []
+    for outcome, style in shown:
+        first = outcome.entropies[0]
+        points = [(float(i + 1), float(first[i : i + step].mean())) for i in range(0, rounds, step)]
+        series.append(Series(describe(outcome), style, points))
+    held = int(plan.federation.held.sum())
+    levels = [Level(math.log2(count), f"log₂({count})") for count in (held, held - 1) if count > 1]
+    chart = line_chart(
+        series, label="Entropy of the cohort's labels in every round", x=Axis("round"), y=Axis("bits"), levels=levels,
+        marks=rounds <= 12,
+    )  # fmt: skip
+    thinned = f" Each point is the mean of {step} rounds." if step > 1 else ""
+    return _section(
+        "rounds", "Entropy per round",
+        "How even the labels of each cohort are, in the first repetition. The upper line means all classes in equal "
+        f"parts; below the lower one at least one class may be missing.{thinned}",
+        legend([(describe(o), s) for o, s in shown]) + chart,
+    )  # fmt: skip
+
+
+def _classes(plan: Plan) -> str:
+    shown = _shown(plan)
+    names = plan.federation.classes
+    missed = [outcome.missed.mean(axis=0) for outcome, _ in shown]
+    held = [c for c in range(len(names)) if plan.federation.held[c]]
+    order = sorted(held, key=lambda c: (-max(values[c] for values in missed), c))
+    nobody = [names[c] for c in range(len(names)) if not plan.federation.held[c]]
+    said = f" Held by nobody, and left out: {', '.join(nobody[:8])}." if nobody else ""
+    if len(order) > MOST_CLASSES:
+        said += f" Shown are the {MOST_CLASSES} that are missed most, of {len(order)}."
+    order = order[:MOST_CLASSES]
+    chart = bar_chart(
+        [names[c] for c in order],
+        [(describe(o), s, [float(v[c]) for c in order]) for (o, s), v in zip(shown, missed, strict=True)],
+        label="Share of rounds in which nobody of the cohort holds a class",
+        title="share of rounds without the class",
+    )
+    return _section(
+        "classes", "Classes that rounds miss",
+        f"In such a round the model trains without a single sample of the class.{said}",
+        legend([(describe(o), s) for o, s in shown]) + chart,
+    )  # fmt: skip
+
+
+def _by_selector(plan: Plan) -> list[tuple[str, int, list[Outcome]]]:
+    """Every selector's line over cohort sizes: name, style, outcomes; with a buffer, the one of the recommendation,
+    or the largest that fits in it."""
+    chosen = plan.recommendation.chosen.choice
+    wanted = chosen.buffer
+    lines = []
+    style = 2
+    for cls in dict.fromkeys(o.choice.selector for o in plan.by_size):
+        of_class = [o for o in plan.by_size if o.choice.selector is cls]
+        picked = []
+        for size in sorted({o.choice.cohort for o in of_class}):
+            of_size = [o for o in of_class if o.choice.cohort == size]
+            if wanted is None:
+                picked.append(of_size[len(of_size) // 2])
+            else:
+                picked.append(min(of_size, key=lambda o: abs((o.choice.buffer or 0) - wanted)))
+        shown_as = 0 if cls is RandomSelector else 1 if cls is _shown(plan)[1][0].choice.selector else style
+        style += shown_as == style
+        lines.append((cls.label or cls.name, shown_as, picked))
+    return sorted(lines, key=lambda line: line[1])
+
+
+def _cohorts(plan: Plan) -> str:
+    lines = _by_selector(plan)
+    series = [
+        Series(
+            name, style, [(float(o.choice.cohort), o.entropy) for o in outcomes],
+            [_std(o.entropies.mean(axis=1)) for o in outcomes],
+            [f"{name}, cohorts of {o.choice.cohort}: {o.entropy:.3f} bits" for o in outcomes],
+        )
+        for name, style, outcomes in lines
+    ]  # fmt: skip
+    sizes = sorted({o.choice.cohort for o in plan.by_size})
+    top = plan.federation.top
+    chart = line_chart(
+        series, label="Mean entropy of the cohorts by their size, one line per selector",
+        x=Axis("clients per round, M", [(float(size), str(size)) for size in sizes]), y=Axis("bits"),
+        levels=[Level(top, f"largest possible, {top:.2f}")] if top else (),
+    )  # fmt: skip
+    size = plan.recommendation.chosen.choice.cohort
+    buffers = [o for o in plan.by_size if o.choice.cohort == size and o.choice.buffer is not None]
+    tables = _outcome_table(
+        "buffers-table", f"Buffers, with cohorts of {size}", buffers, plan, columns=("buffer",), chosen=True
+    )
+    return _section(
+        "cohorts", "Cohort sizes and buffers",
+        "Mean entropy over all rounds; bars show the standard deviation over repetitions. All selectors at the same "
+        "place have cohorts of the same size. A round costs traffic and time in proportion to M.",
+        legend([(name, style) for name, style, _ in lines]) + chart
+        + (f'<p class="lead">A larger buffer asks more evenly and leaves fewer clients to choose from.</p>{tables}'
+           if buffers else ""),
+    )  # fmt: skip
+
+
+def _noise(plan: Plan) -> str:
+    if not plan.by_noise:
+        return _section("noise", "What noise costs", escape(plan.privacy) or "No noise was tried.", "")
+    tried = plan.by_noise[0].choice
+    samples = plan.samples
+    size = plan.recommendation.chosen.choice.cohort
+    alike = [
+        o
+        for o in (*plan.by_size, *plan.by_noise)
+        if o.choice.selector is tried.selector and o.choice.cohort == size and _same_buffer(plan, o)
+    ]
+    alike.sort(key=lambda o: math.inf if o.choice.epsilon is None else o.choice.epsilon)
+    ticks = [
+        (
+            float(i),
+            "none" if o.choice.epsilon is None else f"{o.choice.epsilon:g}\nε·n {round_number(o.choice.epsilon * samples)}",
+        )
+        for i, o in enumerate(alike)
+    ]  # fmt: skip
+    random = plan.recommendation.random
+    name = describe(alike[0])
+    series = [
+        Series("Random", 0, [(0.0, random.entropy), (float(len(alike) - 1), random.entropy)]),
+        Series(
+            name, 1, [(float(i), o.entropy) for i, o in enumerate(alike)],
+            [_std(o.entropies.mean(axis=1)) for o in alike],
+            [f"ε {o.choice.epsilon or 'none'}: {o.entropy:.3f} bits" for o in alike],
+        ),
+    ]  # fmt: skip
+    top = plan.federation.top
+    chart = line_chart(
+        series, label=f"Mean entropy of {name} by privacy budget, beside random selection",
+        x=Axis("ε, privacy budget", ticks), y=Axis("bits"), levels=[Level(top, f"largest possible, {top:.2f}")],
+    )  # fmt: skip
+    return _section(
+        "noise", "What noise costs",
+        escape(plan.privacy) + f" With ε every count gets Laplace noise of scale 1/ε; n is {samples:g}, the samples per "
+        "client at the median, and below ε·n of about 50 noise starts to tell.",
+        legend([("Random", 0), (name, 1)]) + chart,
+    )  # fmt: skip
+
+
+def _same_buffer(plan: Plan, outcome: Outcome) -> bool:
+    size = outcome.choice.cohort
+    return outcome.choice.buffer == next(o.choice.buffer for o in plan.by_noise if o.choice.cohort == size)
+
+
+def _sites(plan: Plan) -> str:
+    shown = _shown(plan)
+    clients = len(plan.federation.clients)
+    series = []
+    for outcome, style in shown:
+        times = np.sort(outcome.times)[::-1]
+        places = sorted({round(i * (clients - 1) / MOST_POINTS) for i in range(MOST_POINTS + 1)})
+        series.append(Series(describe(outcome), style, [(float(i + 1), float(times[i])) for i in places]))
+    chart = line_chart(
+        series, label="How often each client is asked, the most asked first", marks=False, steps=True,
+        x=Axis("clients, the most asked first"), y=Axis("times asked", low=0.0),
+    )  # fmt: skip
+    order = np.argsort(-shown[1][0].times, kind="stable")
+    if clients > MOST_SITES:
+        order = np.concatenate([order[: MOST_SITES // 2], order[-MOST_SITES // 2 :]])
+    heads = [("Site", "text"), ("Samples", "number"), ("Classes", "number")]
+    heads += [(f"Asked by {o.name}", "number") for o, _ in shown]
+    lines = []
+    for client in order.tolist():
+        row = np.maximum(plan.federation.counts[client], 0)
+        numbers = [float(row.sum()), float((row > 0).sum()), *(float(o.times[client]) for o, _ in shown)]
+        cells = "".join(_cell(value, f"{value:.4g}") for value in numbers)
+        name = escape(plan.federation.clients[client])
+        lines.append(f'<tr><th scope="row" data-value="{name}">{name}</th>{cells}</tr>')
+    rounds = shown[0][0].entropies.shape[1]
+    about = f"Times asked in {rounds} rounds, mean over repetitions"
+    if clients > MOST_SITES:
+        about += f"; the {MOST_SITES // 2} asked most and the {MOST_SITES // 2} asked least of {clients}"
+    return _section(
+        "sites", "How often each site is asked", "A flat line asks everybody equally often.",
+        legend([(describe(o), s) for o, s in shown]) + chart
+        + f'<details class="more"><summary>Site by site</summary>{_table("sites-table", about, heads, lines)}</details>',
+    )  # fmt: skip
+
+
+def _all(plan: Plan) -> str:
+    skipped = "".join(
+        f"<li><strong>{escape(one.label)}</strong>"
+        f"{f', cohorts of {one.cohort}' if one.cohort else ''}: {escape(one.reason)}</li>"
+        for one in plan.skipped
+    )
+    table = _outcome_table(
+        "all-table", "Everything that was tried; click a column to sort", (*plan.by_size, *plan.by_noise, *plan.by_absence),
+        plan, columns=("cohort", "buffer", "epsilon", "away"), chosen=True,
+    )  # fmt: skip
+    return _section(
+        "all", "All that was tried",
+        "Mean ± standard deviation over repetitions. Worst is the least entropy of any round. The recommended row is "
+        "marked.",
+        table + (f"<h3>Not tried</h3><ul>{skipped}</ul>" if skipped else ""),
+    )  # fmt: skip
+
+
+def _outcome_table(
+    identity: str,
+    caption: str,
+    outcomes: Sequence[Outcome],
+    plan: Plan,
+    *,
+    columns: Sequence[str],
+    chosen: bool = False,
+) -> str:
+    names = {"cohort": "M", "buffer": "Buffer Q", "epsilon": "ε", "away": "Away"}
+    heads = [("Selector", "text"), *((names[column], "number") for column in columns)]
+    heads += [
+        ("Mean entropy (bits)", "number"), ("Worst", "number"), ("Rounds missing a class %", "number"),
+        ("Most missed", "text"), ("H_norm", "number"), ("Never asked", "number"), ("Least asked", "number"),
+        ("Most asked", "number"),
+    ]  # fmt: skip
+    lines = []
+    for outcome in outcomes:
+        missed = outcome.missed.mean(axis=0)
+        worst = int(np.argmax(missed))
+        which = f"{plan.federation.classes[worst]} {share(float(missed[worst]))}" if missed[worst] else "–"
+        cells = [_choice_cell(outcome, column) for column in columns]
+        cells += [
+            _spread(outcome.entropies.mean(axis=1), 3),
+            _cell(float(outcome.entropies.min()), f"{outcome.entropies.min():.3f}"),
+            _spread(100 * (1 - outcome.covered), 1),
+            f'<td class="text">{escape(which)}</td>',
+            _spread(outcome.h_norm, 3),
+            _spread(outcome.never, 1),
+            _cell(float(outcome.times.min()), f"{outcome.times.min():.3g}"),
+            _cell(float(outcome.times.max()), f"{outcome.times.max():.3g}"),
+        ]
+        name = escape(outcome.name)
+        mark = ' class="is-chosen"' if chosen and outcome is plan.recommendation.chosen else ""
+        lines.append(f'<tr{mark}><th scope="row" data-value="{name}">{name}</th>{"".join(cells)}</tr>')
+    return _table(identity, caption, heads, lines)
+
+
+def _choice_cell(outcome: Outcome, column: str) -> str:
+    value = getattr(outcome.choice, column)
+    if column == "away":
+        return _cell(value, share(value) if value else "–")
+    return '<td class="number" data-value="">–</td>' if value is None else _cell(float(value), f"{value:g}")
+
+
+def _settings(plan: Plan) -> str:
+    asked = dict(plan.settings)
+    asked["label_counts"] = {
+        name: round(value, 3) for name, value in zip(asked.pop("classes"), asked["label_counts"], strict=True)
+    }
+    items = "".join(
+        f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd></div>"
+        for name, value in asked.items()
+        if value not in (None, [])
+    )
+    return f'<section id="settings"><h2>Settings</h2><dl>{items}</dl></section>'
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        shown = [f"{name}: {number:g}" for name, number in list(value.items())[:30]]
+        return ", ".join(shown) + (f" and {len(value) - 30} more" if len(value) > 30 else "")
+    if isinstance(value, list | tuple):
+        return ", ".join("none" if one is None else f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _section(identity: str, title: str, lead: str, content: str) -> str:
+    """`lead` is HTML already."""
+    return f'<section id="{identity}"><h2>{escape(title)}</h2><p class="lead">{lead}</p>{content}</section>'
+
+
+def _table(identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Iterable[str]) -> str:
+    cells = "".join(
+        f'<th scope="col" class="{kind}"><button type="button" data-sort="{kind}">{escape(name)}'
+        f'<span aria-hidden="true"></span></button></th>'
+        for name, kind in heads
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table id="{identity}">'
+        f"<caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _cell(value: float, text: str) -> str:
+    return f'<td class="number" data-value="{value:.10g}">{text}</td>'
+
+
+def _spread(values: np.ndarray, digits: int) -> str:
+    spread = Spread.of(values.tolist())
+    around = f" ± {spread.std:.{digits}f}" if math.isfinite(spread.std) else ""
+    return _cell(spread.mean, f"{spread.mean:.{digits}f}{around}")
+
+
+def _std(values: np.ndarray) -> float:
+    spread = Spread.of(values.tolist()).std
+    return spread if math.isfinite(spread) else 0.0
+
+
+@cache
+def _asset(room: str, name: str) -> str:
+    return resources.files(f"fedentopt.{room}").joinpath("assets", name).read_text(encoding="utf-8")
