@@ -12,9 +12,9 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt import EntropySelector
-from fedentopt.tables import read_counts
 from fedentopt.cli.select_show import chart
 from fedentopt.selection.measures import entropy, selection_entropy
+from fedentopt.tables import read_counts
 
 Command = Callable[..., Said]
 CLASSES = ("plane", "car", "bird", "cat")

@@ -31,8 +31,9 @@ def plan(
     cohort: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Sizes of cohorts to try, such as 5,10,20%. Default: from the least that could hold "
-            "every class up to five times that, and 10%."
+            metavar="LIST",
+            help="Sizes of cohorts to try, such as 5,10,20%. Default: from the least that could hold "
+            "every class up to five times that, and 10%.",
         ),
     ] = None,
     buffer: Annotated[
@@ -41,8 +42,9 @@ def plan(
     epsilon: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Privacy budgets to try. The recommendation is for true counts if `none` is among "
-            "them, else for the largest. Default: none,5,1,0.5,0.1."
+            metavar="LIST",
+            help="Privacy budgets to try. The recommendation is for true counts if `none` is among "
+            "them, else for the largest. Default: none,5,1,0.5,0.1.",
         ),
     ] = None,
     away: Annotated[str, typer.Option(help="Share of the clients that is away in a round, tried beside none.")] = "20%",
@@ -88,7 +90,7 @@ def _list(text: str | None) -> list[str] | None:
 
 
 def _show(found: Plan, page: Path) -> None:
-    from fedentopt.plan.planning import round_number
+    from fedentopt.plan.costs import round_number
     from fedentopt.plan.recommendation import describe
 
     screen = console()
@@ -120,7 +122,10 @@ def _show(found: Plan, page: Path) -> None:
     noised = [o for o in found.by_noise if o.choice.cohort == size and o.choice.epsilon is not None]
     if noised:
         screen.print("\n[bold]noise[/]")
-        words = [(f"ε = {o.choice.epsilon:g}, ε·n = {round_number((o.choice.epsilon or 0) * found.samples)}", o) for o in noised]
+        words = [
+            (f"ε = {o.choice.epsilon:g}, ε·n = {round_number((o.choice.epsilon or 0) * found.samples)}", o)
+            for o in noised
+        ]
         _table(screen, _named(noised[0]), words, best.chosen)
     if found.by_absence:
         screen.print(f"\n[bold]{100 * settings['away']:g} % of the clients away[/]")

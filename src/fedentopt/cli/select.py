@@ -151,9 +151,7 @@ def select(
             continue_from(state, before, chosen, about)
         start = chosen.round
         with _progress(rounds) as advance:
-            trial = try_rounds(
-                chosen, rounds, None if reported is None else table.counts, advance, lambda number: here
-            )
+            trial = try_rounds(chosen, rounds, None if reported is None else table.counts, advance, lambda number: here)
         baseline = None
         if chosen_class is not RandomSelector:
             baseline = _baseline(table, size, seed, start, rounds, noisy, here, prior)

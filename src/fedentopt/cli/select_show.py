@@ -205,8 +205,10 @@ def _show_figures(counts: CountsFile, held: int, past: Mapping[str, History], wi
         mean, worst = ours["mean_divergence"], ours["worst_divergence"]
         lines.append(f"KL divergence to the target: mean {mean:.3f}, worst {worst:.3f} bits" + beside(*apart))
     lines += [
-        f"all classes{which} covered: {past['chosen'].covered} of {rounds} rounds" + beside(f"{past['random'].covered}"),
-        f"selection entropy H_norm: {ours['selection_entropy']:.3f}" + beside(f"{known['selection_entropy']:.3f}")
+        f"all classes{which} covered: {past['chosen'].covered} of {rounds} rounds"
+        + beside(f"{past['random'].covered}"),
+        f"selection entropy H_norm: {ours['selection_entropy']:.3f}"
+        + beside(f"{known['selection_entropy']:.3f}")
         + "; 1: all clients equally often",
         f"clients never selected: {ours['never_selected']} of {len(counts.clients)}"
         + beside(f"{known['never_selected']}"),
@@ -243,8 +245,8 @@ def show_sweep(rows: Sequence[SweepRow], counts: CountsFile, rounds: int, *, ran
     console.print(table)
     aim = "Ranked by the mean KL divergence to the target, in bits, 0 is best. " if ranked else ""
     console.print(
-        f"\n{aim}Entropy of the cohort's labels in bits, at most {top:.3f}; all classes: rounds whose cohort held every "
-        "class that any client holds; H_norm: how evenly clients were selected, 1 is best; never: clients never "
+        f"\n{aim}Entropy of the cohort's labels in bits, at most {top:.3f}; all classes: rounds whose cohort held "
+        "every class that any client holds; H_norm: how evenly clients were selected, 1 is best; never: clients never "
         "selected; random: uniform selection of as many. A larger buffer spreads the selection over more clients; a "
         "larger cohort balances the labels better and costs more communication."
     )

@@ -4,6 +4,7 @@
 """
 
 from fedentopt.plan.page import write_page
-from fedentopt.plan.planning import Plan, Skipped, make_plan
+from fedentopt.plan.planning import Plan, make_plan
+from fedentopt.plan.trying import Skipped
 
 __all__ = ["Plan", "Skipped", "make_plan", "write_page"]

@@ -69,7 +69,9 @@ def flower(federation: Federation, chosen: Outcome, seed: int) -> str:
             f"strategy = FedEntOpt(cohort_size={choice.cohort}, num_classes={classes}, selector=selector)"
         )
     noise = "none" if choice.epsilon is None else f"{choice.epsilon:g}"
-    return f"{text}\n# node config of every client: label-epsilon={noise if choice.epsilon else chr(34) + noise + chr(34)}"
+    return (
+        f"{text}\n# node config of every client: label-epsilon={noise if choice.epsilon else chr(34) + noise + chr(34)}"
+    )
 
 
 def _constructor(chosen: Outcome, seed: int, clients: str = "len(table.clients)") -> tuple[str, str]:

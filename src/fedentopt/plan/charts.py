@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-WIDE, NARROW = 760, 350
+WIDE, NARROW = 1000, 350
 _MARKS = ("circle", "square", "diamond", "triangle")
 _DASHES = ("", "7 4", "2 4", "9 3 2 3")
 
@@ -43,7 +43,6 @@ class Axis:
     title: str
     ticks: Sequence[tuple[float, str]] = field(default=())
     low: float | None = None
-    high: float | None = None
 
 
 def line_chart(
@@ -107,14 +106,16 @@ def _lines(
     width: int,
     height: int,
 ) -> tuple[str, int]:
-    left, right, top, bottom = 46, 14, 16, 44
+    left, right, top, bottom = 46, 14, 16, 44 + 13 * max((text.count("\n") for _, text in x.ticks), default=0)
     xs = [px for one in series for px, _ in one.points] or [0.0, 1.0]
     ys = [py + sign * extra for one in series for (_, py), extra in zip(one.points, one.spread or [0.0] * len(one.points), strict=True) for sign in (-1, 1)]  # noqa: E501  # fmt: skip
     ys += [level.value for level in levels]
-    x_low, x_high = _range(min(xs) if x.low is None else x.low, max(xs) if x.high is None else x.high)
-    low, high = min(ys, default=0.0) if y.low is None else y.low, max(ys, default=1.0) if y.high is None else y.high
+    x_low, x_high = _range(min(xs), max(xs))
+    if marks:  # room for the marks at both ends
+        x_low, x_high = x_low - 0.02 * (x_high - x_low), x_high + 0.02 * (x_high - x_low)
+    low, high = min(ys, default=0.0) if y.low is None else y.low, max(ys, default=1.0)
     pad = 0.06 * max(high - low, 0.02)
-    y_low, y_high = (low - pad if y.low is None else low), (high + pad if y.high is None else high)
+    y_low, y_high = (low - pad if y.low is None else low), high + pad
 
     def at_x(value: float) -> float:
         return left + (value - x_low) / (x_high - x_low) * (width - left - right)
@@ -139,12 +140,13 @@ def _lines(
     parts.append(f'<text class="title" x="{width - right}" y="{height - 4}" text-anchor="end">{escape(x.title)}</text>')
     for level in levels:
         parts.append(f'<path class="level" d="M{left} {at_y(level.value):.1f}H{width - right}"/>')
-        parts.append(
-            f'<text class="tick" x="{width - right}" y="{at_y(level.value) - 4:.1f}" text-anchor="end">'
-            f"{escape(level.name)}</text>"
-        )
     for one in sorted(series, key=lambda one: one.style == 1):  # the recommended one on top
         parts.append(_one_line(one, at_x, at_y, marks, steps))
+    for level in levels:
+        parts.append(
+            f'<text class="tick over" x="{width - right}" y="{at_y(level.value) - 4:.1f}" text-anchor="end">'
+            f"{escape(level.name)}</text>"
+        )
     return "".join(parts), height
 
 
@@ -161,7 +163,9 @@ def _one_line(
     for i, (px, py) in enumerate(places):
         if one.spread and one.spread[i] > 0:
             reach = abs(at_y(one.points[i][1] + one.spread[i]) - py)
-            inside.append(f'<path class="line thin {_class(one.style)}" d="M{px:.1f} {py - reach:.1f}v{2 * reach:.1f}"/>')
+            inside.append(
+                f'<path class="line thin {_class(one.style)}" d="M{px:.1f} {py - reach:.1f}v{2 * reach:.1f}"/>'
+            )
         if marks or len(places) == 1:
             said = one.notes[i] if one.notes else f"{one.name}: {one.points[i][1]:.3g}"
             inside.append(f"<g>{_mark(one.style, px, py)}<title>{escape(said)}</title></g>")
@@ -189,10 +193,15 @@ def _bars(
             parts.append(
                 f'<g data-series="{escape(who)}" data-value="{value:.6g}"><rect class="bar {_class(style)}" x="{left}" '
                 f'y="{y}" width="{max(value * scale, 1):.1f}" height="{thick - 2}"/><title>{escape(said)}</title></g>'
-                f'<text class="tick small" x="{left + value * scale + 5:.1f}" y="{y + thick - 3}">{100 * value:.0f} %</text>'
+                f'<text class="tick small" x="{left + value * scale + 5:.1f}" y="{y + thick - 3}">'
+                f"{_per_cent(value)}</text>"
             )
     parts.append(f'<path class="axis" d="M{left} {top}V{height - 8}"/>')
     return "".join(parts), height
+
+
+def _per_cent(value: float) -> str:
+    return f"{100 * value:.1f} %" if 0 < value < 0.1 else f"{100 * value:.0f} %"
 
 
 def _spaced(ticks: Sequence[tuple[float, str]], at_x: Callable[[float], float]) -> list[tuple[float, str]]:

@@ -100,9 +100,14 @@ class Outcome:
             "rounds": int(self.entropies.shape[1]),
             "repetitions": int(self.entropies.shape[0]),
             "mean_entropy": Spread.of(self.entropies.mean(axis=1).tolist()).to_dict(),
-            "worst_entropy": {**Spread.of(self.entropies.min(axis=1).tolist()).to_dict(), "least": self.entropies.min()},
+            "worst_entropy": {
+                **Spread.of(self.entropies.min(axis=1).tolist()).to_dict(),
+                "least": self.entropies.min(),
+            },
             "rounds_missing_a_class": Spread.of((1 - self.covered).tolist()).to_dict(),
-            "missed": {federation.classes[c]: float(missed[c]) for c in np.argsort(-missed, kind="stable") if missed[c]},
+            "missed": {
+                federation.classes[c]: float(missed[c]) for c in np.argsort(-missed, kind="stable") if missed[c]
+            },
             "h_norm": Spread.of(self.h_norm.tolist()).to_dict(),
             "never_selected": Spread.of(self.never.tolist()).to_dict(),
             "asked": {

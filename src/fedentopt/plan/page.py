@@ -6,7 +6,6 @@ It shares the style sheet and the sorting of tables with the page of results, so
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
@@ -20,10 +19,11 @@ from fedentopt import __version__
 from fedentopt.errors import InputError
 from fedentopt.files import written_aside
 from fedentopt.plan.charts import Axis, Level, Series, bar_chart, legend, line_chart
+from fedentopt.plan.costs import round_number
 from fedentopt.plan.outcome import Outcome
-from fedentopt.plan.planning import Plan, round_number
+from fedentopt.plan.page_tables import cell, deviation, outcome_table, table
+from fedentopt.plan.planning import Plan
 from fedentopt.plan.recommendation import describe, share
-from fedentopt.results.statistics import Spread
 from fedentopt.selection import EntropySelector, RandomSelector
 
 MOST_CLASSES = 30  # shown in the chart of missing classes
@@ -49,12 +49,8 @@ def write_page(plan: Plan, path: Path) -> Path:
 
 def render(plan: Plan) -> str:
     """The page as text."""
-    body = "".join(
-        (
-            _recommendation(plan), _rounds(plan), _classes(plan), _cohorts(plan), _noise(plan), _sites(plan), _all(plan),
-            _settings(plan),
-        )
-    )  # fmt: skip
+    sections = (_recommendation, _rounds, _classes, _cohorts, _noise, _sites, _all, _settings)
+    body = "".join(section(plan) for section in sections)
     return Template(_asset("plan", "plan.html")).substitute(
         version=escape(__version__),
         title=escape(Path(plan.settings["file"]).name or "label counts"),
@@ -99,8 +95,8 @@ def _recommendation(plan: Plan) -> str:
         for name, text, about in ways
     )
     return (
-        f'<section id="recommendation"><h2>Recommendation</h2><div class="answer"><p class="headline">{escape(headline)}'
-        f'</p>{sentences}</div><ul class="numbers">{listed}</ul>{blocks}</section>'
+        f'<section id="recommendation"><h2>Recommendation</h2><div class="answer"><p class="headline">'
+        f'{escape(headline)}</p>{sentences}</div><ul class="numbers">{listed}</ul>{blocks}</section>'
     )
 
 
@@ -189,7 +185,7 @@ def _cohorts(plan: Plan) -> str:
     series = [
         Series(
             name, style, [(float(o.choice.cohort), o.entropy) for o in outcomes],
-            [_std(o.entropies.mean(axis=1)) for o in outcomes],
+            [deviation(o.entropies.mean(axis=1)) for o in outcomes],
             [f"{name}, cohorts of {o.choice.cohort}: {o.entropy:.3f} bits" for o in outcomes],
         )
         for name, style, outcomes in lines
@@ -202,17 +198,17 @@ def _cohorts(plan: Plan) -> str:
         levels=[Level(top, f"largest possible, {top:.2f}")] if top else (),
     )  # fmt: skip
     size = plan.recommendation.chosen.choice.cohort
-    buffers = [o for o in plan.by_size if o.choice.cohort == size and o.choice.buffer is not None]
-    tables = _outcome_table(
-        "buffers-table", f"Buffers, with cohorts of {size}", buffers, plan, columns=("buffer",), chosen=True
-    )
+    rows = outcome_table(
+        "size-table", f"Every selector and buffer with cohorts of {size}; click a column to sort",
+        [o for o in plan.by_size if o.choice.cohort == size], plan, columns=("buffer",),
+    )  # fmt: skip
     return _section(
         "cohorts", "Cohort sizes and buffers",
         "Mean entropy over all rounds; bars show the standard deviation over repetitions. All selectors at the same "
         "place have cohorts of the same size. A round costs traffic and time in proportion to M.",
-        legend([(name, style) for name, style, _ in lines]) + chart
-        + (f'<p class="lead">A larger buffer asks more evenly and leaves fewer clients to choose from.</p>{tables}'
-           if buffers else ""),
+        legend([(name, style) for name, style, _ in lines]) + chart + rows
+        + '<p class="note">Mean ± standard deviation over repetitions; worst is the least entropy of any round. A '
+        "larger buffer asks more evenly and leaves fewer clients to choose from. The recommended row is marked.</p>",
     )  # fmt: skip
 
 
@@ -231,7 +227,7 @@ def _noise(plan: Plan) -> str:
     ticks = [
         (
             float(i),
-            "none" if o.choice.epsilon is None else f"{o.choice.epsilon:g}\nε·n {round_number(o.choice.epsilon * samples)}",
+            _tick(o.choice.epsilon, samples),
         )
         for i, o in enumerate(alike)
     ]  # fmt: skip
@@ -241,7 +237,7 @@ def _noise(plan: Plan) -> str:
         Series("Random", 0, [(0.0, random.entropy), (float(len(alike) - 1), random.entropy)]),
         Series(
             name, 1, [(float(i), o.entropy) for i, o in enumerate(alike)],
-            [_std(o.entropies.mean(axis=1)) for o in alike],
+            [deviation(o.entropies.mean(axis=1)) for o in alike],
             [f"ε {o.choice.epsilon or 'none'}: {o.entropy:.3f} bits" for o in alike],
         ),
     ]  # fmt: skip
@@ -252,10 +248,14 @@ def _noise(plan: Plan) -> str:
     )  # fmt: skip
     return _section(
         "noise", "What noise costs",
-        escape(plan.privacy) + f" With ε every count gets Laplace noise of scale 1/ε; n is {samples:g}, the samples per "
-        "client at the median, and below ε·n of about 50 noise starts to tell.",
+        escape(plan.privacy) + f" With ε every count gets Laplace noise of scale 1/ε; n is {samples:g}, the samples "
+        "per client at the median, and below ε·n of about 50 noise starts to tell.",
         legend([("Random", 0), (name, 1)]) + chart,
     )  # fmt: skip
+
+
+def _tick(epsilon: float | None, samples: float) -> str:
+    return "none" if epsilon is None else f"{epsilon:g}\nε·n {round_number(epsilon * samples)}"
 
 
 def _same_buffer(plan: Plan, outcome: Outcome) -> bool:
@@ -284,7 +284,7 @@ def _sites(plan: Plan) -> str:
     for client in order.tolist():
         row = np.maximum(plan.federation.counts[client], 0)
         numbers = [float(row.sum()), float((row > 0).sum()), *(float(o.times[client]) for o, _ in shown)]
-        cells = "".join(_cell(value, f"{value:.4g}") for value in numbers)
+        cells = "".join(cell(value, f"{value:.4g}") for value in numbers)
         name = escape(plan.federation.clients[client])
         lines.append(f'<tr><th scope="row" data-value="{name}">{name}</th>{cells}</tr>')
     rounds = shown[0][0].entropies.shape[1]
@@ -294,7 +294,7 @@ def _sites(plan: Plan) -> str:
     return _section(
         "sites", "How often each site is asked", "A flat line asks everybody equally often.",
         legend([(describe(o), s) for o, s in shown]) + chart
-        + f'<details class="more"><summary>Site by site</summary>{_table("sites-table", about, heads, lines)}</details>',
+        + f'<details class="more"><summary>Site by site</summary>{table("sites-table", about, heads, lines)}</details>',
     )  # fmt: skip
 
 
@@ -304,61 +304,16 @@ def _all(plan: Plan) -> str:
         f"{f', cohorts of {one.cohort}' if one.cohort else ''}: {escape(one.reason)}</li>"
         for one in plan.skipped
     )
-    table = _outcome_table(
-        "all-table", "Everything that was tried; click a column to sort", (*plan.by_size, *plan.by_noise, *plan.by_absence),
-        plan, columns=("cohort", "buffer", "epsilon", "away"), chosen=True,
+    outcomes = (*plan.by_size, *plan.by_noise, *plan.by_absence)
+    rows = outcome_table(
+        "all-table", "Everything that was tried; click a column to sort", outcomes, plan,
+        columns=("cohort", "buffer", "epsilon", "away"),
     )  # fmt: skip
     return _section(
-        "all", "All that was tried",
-        "Mean ± standard deviation over repetitions. Worst is the least entropy of any round. The recommended row is "
-        "marked.",
-        table + (f"<h3>Not tried</h3><ul>{skipped}</ul>" if skipped else ""),
+        "all", "All that was tried", "Every choice of selector, sizes, noise and absence, with the figures of each.",
+        f'<details class="more"><summary>{len(outcomes)} rows</summary>{rows}</details>'
+        + (f"<h3>Not tried</h3><ul>{skipped}</ul>" if skipped else ""),
     )  # fmt: skip
-
-
-def _outcome_table(
-    identity: str,
-    caption: str,
-    outcomes: Sequence[Outcome],
-    plan: Plan,
-    *,
-    columns: Sequence[str],
-    chosen: bool = False,
-) -> str:
-    names = {"cohort": "M", "buffer": "Buffer Q", "epsilon": "ε", "away": "Away"}
-    heads = [("Selector", "text"), *((names[column], "number") for column in columns)]
-    heads += [
-        ("Mean entropy (bits)", "number"), ("Worst", "number"), ("Rounds missing a class %", "number"),
-        ("Most missed", "text"), ("H_norm", "number"), ("Never asked", "number"), ("Least asked", "number"),
-        ("Most asked", "number"),
-    ]  # fmt: skip
-    lines = []
-    for outcome in outcomes:
-        missed = outcome.missed.mean(axis=0)
-        worst = int(np.argmax(missed))
-        which = f"{plan.federation.classes[worst]} {share(float(missed[worst]))}" if missed[worst] else "–"
-        cells = [_choice_cell(outcome, column) for column in columns]
-        cells += [
-            _spread(outcome.entropies.mean(axis=1), 3),
-            _cell(float(outcome.entropies.min()), f"{outcome.entropies.min():.3f}"),
-            _spread(100 * (1 - outcome.covered), 1),
-            f'<td class="text">{escape(which)}</td>',
-            _spread(outcome.h_norm, 3),
-            _spread(outcome.never, 1),
-            _cell(float(outcome.times.min()), f"{outcome.times.min():.3g}"),
-            _cell(float(outcome.times.max()), f"{outcome.times.max():.3g}"),
-        ]
-        name = escape(outcome.name)
-        mark = ' class="is-chosen"' if chosen and outcome is plan.recommendation.chosen else ""
-        lines.append(f'<tr{mark}><th scope="row" data-value="{name}">{name}</th>{"".join(cells)}</tr>')
-    return _table(identity, caption, heads, lines)
-
-
-def _choice_cell(outcome: Outcome, column: str) -> str:
-    value = getattr(outcome.choice, column)
-    if column == "away":
-        return _cell(value, share(value) if value else "–")
-    return '<td class="number" data-value="">–</td>' if value is None else _cell(float(value), f"{value:g}")
 
 
 def _settings(plan: Plan) -> str:
@@ -366,6 +321,7 @@ def _settings(plan: Plan) -> str:
     asked["label_counts"] = {
         name: round(value, 3) for name, value in zip(asked.pop("classes"), asked["label_counts"], strict=True)
     }
+    asked["away"] = share(asked["away"])
     items = "".join(
         f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd></div>"
         for name, value in asked.items()
@@ -375,6 +331,8 @@ def _settings(plan: Plan) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
         shown = [f"{name}: {number:g}" for name, number in list(value.items())[:30]]
         return ", ".join(shown) + (f" and {len(value) - 30} more" if len(value) > 30 else "")
@@ -386,33 +344,6 @@ def _value(value: Any) -> str:
 def _section(identity: str, title: str, lead: str, content: str) -> str:
     """`lead` is HTML already."""
     return f'<section id="{identity}"><h2>{escape(title)}</h2><p class="lead">{lead}</p>{content}</section>'
-
-
-def _table(identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Iterable[str]) -> str:
-    cells = "".join(
-        f'<th scope="col" class="{kind}"><button type="button" data-sort="{kind}">{escape(name)}'
-        f'<span aria-hidden="true"></span></button></th>'
-        for name, kind in heads
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table id="{identity}">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def _cell(value: float, text: str) -> str:
-    return f'<td class="number" data-value="{value:.10g}">{text}</td>'
-
-
-def _spread(values: np.ndarray, digits: int) -> str:
-    spread = Spread.of(values.tolist())
-    around = f" ± {spread.std:.{digits}f}" if math.isfinite(spread.std) else ""
-    return _cell(spread.mean, f"{spread.mean:.{digits}f}{around}")
-
-
-def _std(values: np.ndarray) -> float:
-    spread = Spread.of(values.tolist()).std
-    return spread if math.isfinite(spread) else 0.0
 
 
 @cache

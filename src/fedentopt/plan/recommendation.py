@@ -129,7 +129,7 @@ def missing_words(federation: Federation, outcome: Outcome, most: int = 2) -> st
     missed = outcome.missed.mean(axis=0)
     worst = [c for c in np.argsort(-missed, kind="stable")[:most].tolist() if missed[c]]
     names = ", ".join(f"{federation.classes[c]} in {share(float(missed[c]))}" for c in worst)
-    return f"miss a class in {share(lacking)} of rounds ({names})"
+    return f"miss a class in {share(lacking)} of rounds" + (f" ({names})" if names else "")
 
 
 def _reason(federation: Federation, chosen: Outcome, random: dict[int, Outcome]) -> str:
@@ -140,9 +140,7 @@ def _reason(federation: Federation, chosen: Outcome, random: dict[int, Outcome])
         f"of the same size reach {beside.entropy:.2f} and {missing_words(federation, beside)}."
     )
     as_good = [
-        size
-        for size, outcome in random.items()
-        if size > choice.cohort and not _beats(federation, chosen, outcome)
+        size for size, outcome in random.items() if size > choice.cohort and not _beats(federation, chosen, outcome)
     ]
     needed = (
         f"random selection needs cohorts of {as_good[0]} for as much"
@@ -168,8 +166,8 @@ def _random_reason(federation: Federation, random: Outcome, contender: Outcome |
         return f"{first} Nothing that chooses by labels asks clients nearly as evenly, so take random selection."
     more = max(gain(federation, contender, random), 0.0) * federation.top
     return (
-        f"{first} {contender.name} would add {more:.3f} bits, too little to ask clients for their label counts: take random "
-        "selection."
+        f"{first} {contender.name} would add {more:.3f} bits, too little to ask clients for their label counts: take "
+        "random selection."
     )
 
 
@@ -180,9 +178,7 @@ def _never(outcome: Outcome) -> str:
     return "everybody is asked" if not never else f"{never:.2g} clients are never asked"
 
 
-def _trade(
-    federation: Federation, best: dict[int, Outcome], random: dict[int, Outcome], size: int, full: bool
-) -> str:
+def _trade(federation: Federation, best: dict[int, Outcome], random: dict[int, Outcome], size: int, full: bool) -> str:
     """What smaller and larger cohorts would give: traffic and time of a round grow with M."""
     here = best[size]
     smaller, larger = [s for s in best if s < size], [s for s in best if s > size]
@@ -190,14 +186,15 @@ def _trade(
     if smaller:
         other = best[smaller[-1]]
         parts.append(
-            f"cohorts of {smaller[-1]} cost {share(1 - smaller[-1] / size)} less per round and reach "
-            f"{other.entropy:.2f} bits ({missing_words(federation, other, 1)}; random {random[smaller[-1]].entropy:.2f})"
+            f"cohorts of {smaller[-1]} cost {share(1 - smaller[-1] / size)} less per round, reach "
+            f"{other.entropy:.2f} bits (random {random[smaller[-1]].entropy:.2f}) and "
+            f"{missing_words(federation, other, 0)}"
         )
     if larger:
         other = best[larger[0]]
         parts.append(
-            f"cohorts of {larger[0]} cost {share(larger[0] / size - 1)} more and reach {other.entropy:.2f} bits "
-            f"({missing_words(federation, other, 1)}; random {random[larger[0]].entropy:.2f})"
+            f"cohorts of {larger[0]} cost {share(larger[0] / size - 1)} more, reach {other.entropy:.2f} bits (random "
+            f"{random[larger[0]].entropy:.2f}) and {missing_words(federation, other, 0)}"
         )
     text = "; ".join(parts)
     lacking = "" if full or not federation.top else " No size tried covers every class in nearly all rounds."

@@ -97,7 +97,7 @@ def away_share(text: str) -> float:
 def round_cost(federation: Federation, cohort: int) -> float:
     """Milliseconds that FedEntOpt takes for a round, roughly: it looks at every client for every pick."""
     clients, classes = federation.counts.shape
-    return cohort * (0.02 + 0.004 * classes + 5e-7 * clients * classes)
+    return float(cohort * (0.02 + 0.004 * classes + 5e-7 * clients * classes))
 
 
 def amount_of_work(

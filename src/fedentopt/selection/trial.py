@@ -142,8 +142,10 @@ def _divergence(labels: np.ndarray, target: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """What one choice of cohort and buffer size gives; no buffer: random selection. `coverage` is the share of rounds whose cohort held every
-    class that any client holds; the divergences are from a target, where there is one.
+    """What one choice of cohort and buffer size gives; without a buffer it is random selection.
+
+    `coverage` is the share of rounds whose cohort held every class that any client holds; the divergences are from a
+    target, where there is one.
     """
 
     cohort: int

@@ -6,6 +6,7 @@ file, the line, the column and the value; `CountsFile.notes` say what was found 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,18 +85,19 @@ def read_counts(path: Path | str, noisy: bool = False, drop: Sequence[str] = ())
         notes.append(f"{path}: clients are those of the column {heading!r}")
     if long is not None:
         notes.append(f"{path}: long format, {len(table.clients)} clients with {width} classes")
-    empty = ~table.counts.any(axis=1)
+    empty = np.flatnonzero(~np.asarray(table.counts.any(axis=1))).tolist()
     left_out: tuple[str, ...] = ()
-    if empty.any() and not noisy:
-        left_out = tuple(client for client, none in zip(table.clients, empty, strict=True) if none)
+    if empty and not noisy:
+        left_out = tuple(table.clients[row] for row in empty)
         if len(left_out) == len(table.clients):
             raise InputError(
                 f"{path}: all label counts are 0; accepted: at least one sample (only counts marked noisy may be all 0)"
             )
         shown = ", ".join(map(repr, left_out[:5])) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         notes.append(f"{path}: left out, no samples: {shown}")
-        kept = [client for client, none in zip(table.clients, empty, strict=True) if not none]
-        table = replace(table, clients=kept, counts=table.counts[~empty])
+        gone = set(empty)
+        kept = [client for row, client in enumerate(table.clients) if row not in gone]
+        table = replace(table, clients=kept, counts=np.delete(table.counts, empty, axis=0))
     return CountsFile(tuple(table.clients), table.classes, table.counts, left_out, tuple(notes), heading)
 
 
@@ -174,7 +176,7 @@ def _refuse_missing_header(sheet: Sheet, header: Sequence[str]) -> None:
     if first.lower() in _CLIENT or not first or not all(is_number(name) for name in rest):
         return
     consecutive = all(name.isdigit() for name in rest) and all(
-        int(right) == int(left) + 1 for left, right in zip(rest, rest[1:], strict=False)
+        int(right) == int(left) + 1 for left, right in itertools.pairwise(rest)
     )
     alike = re.sub(r"\d+", "0", first)  # site-1 is like site-2
     numbered = alike != first or "0" in first
@@ -193,7 +195,9 @@ def _long_columns(sheet: Sheet) -> tuple[int, int, int] | None:
     names = [name.lower() for name in _names(sheet)]
     if len(names) != 3:
         return None
-    of = {kind: [i for i, n in enumerate(names) if n in words] for kind, words in (("class", _CLASS), ("count", _COUNT))}
+    of = {
+        kind: [i for i, n in enumerate(names) if n in words] for kind, words in (("class", _CLASS), ("count", _COUNT))
+    }
     if len(of["class"]) == 1 and len(of["count"]) == 1:
         (client,) = {0, 1, 2} - {of["class"][0], of["count"][0]}
         return client, of["class"][0], of["count"][0]

@@ -1,4 +1,4 @@
-"""Smaller files beside a table of counts: a label prior (`class,weight`), and who is available (one client per line)."""
+"""Smaller files beside a table of counts: a label prior (`class,weight`), and who is available, one client per line."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ def _text(path: Path) -> tuple[str, str]:
         raise InputError(f"{path}: {error.strerror or error}; {ACCEPTED} that can be read") from error
     for start, kind in ((b"PK\x03\x04", ".xlsx"), (b"PAR1", ".parquet")):
         if raw.startswith(start):
-            raise InputError(f"{path}: holds no text; accepted: a CSV file, or {kind} as the end of its name if it is one")
+            raise InputError(
+                f"{path}: holds no text; accepted: a CSV file, or {kind} as the end of its name if it is one"
+            )
     for mark, encoding in ((b"\xff\xfe\x00\x00", "UTF-32"), (b"\x00\x00\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"),
                            (b"\xfe\xff", "UTF-16")):  # fmt: skip
         if raw.startswith(mark):
