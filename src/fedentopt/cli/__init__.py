@@ -47,6 +47,7 @@ _BROUGHT_BY = {
     ),
     "flower": ("flwr", "opendp"),
     "ray": ("ray",),
+    "tables": ("openpyxl", "pyarrow"),
     "tensorboard": ("tensorboard",),
 }  # fmt: skip
 

@@ -43,8 +43,7 @@ from fedentopt.tables import CountsFile, read_available, read_counts, read_targe
 _NOISE_BY_ROW = 0x4E5A  # states written before noise was keyed by client go on with these draws
 
 COUNTS_HELP = (
-    "Table of label counts: client,CLASS,... with one row per client, or client,class,count. CSV (comma, semicolon, "
-    "tab), .xlsx or .parquet."
+    "CSV file of label counts (or .xlsx, .parquet): client,CLASS,... with one row per client, or client,class,count."
 )
 DROP_HELP = "Leave out this column, such as a total; may be repeated. `none`: a column that looks like a total is none."
 

@@ -57,7 +57,8 @@ def recommend(federation: Federation, outcomes: Sequence[Outcome]) -> Recommenda
         if chosen is random[size]
         else _reason(federation, chosen, random)
     )
-    return Recommendation(chosen, random[size], reason, _trade(federation, best, random, size, bool(full)))
+    trade = _trade(federation, best, random, size, bool(full)) + _as_good(federation, outcomes, chosen, random[size])
+    return Recommendation(chosen, random[size], reason, trade)
 
 
 def gain(federation: Federation, ours: Outcome, theirs: Outcome) -> float:
@@ -176,6 +177,15 @@ def _never(outcome: Outcome) -> str:
     if reachable < len(outcome.times):
         return f"the rounds tried reach at most {reachable} of {len(outcome.times)} clients"
     return "everybody is asked" if not never else f"{never:.2g} clients are never asked"
+
+
+def _as_good(federation: Federation, outcomes: Sequence[Outcome], chosen: Outcome, random: Outcome) -> str:
+    """Other even selectors of the same size that the chosen one does not beat."""
+    if chosen is random:
+        return ""
+    others = [o for o in _by_selector(federation, outcomes, random) if o.choice.selector is not chosen.choice.selector]
+    equal = [f"{describe(o)} ({o.entropy:.2f} bits)" for o in others if not _beats(federation, chosen, o)]
+    return f" As good at this size: {', '.join(equal)}." if equal else ""
 
 
 def _trade(federation: Federation, best: dict[int, Outcome], random: dict[int, Outcome], size: int, full: bool) -> str:

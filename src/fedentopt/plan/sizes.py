@@ -121,6 +121,6 @@ def amount_of_work(
     return (
         used_rounds,
         used_repetitions,
-        f"Sampled: {used_rounds} rounds and {used_repetitions} repetitions of each choice instead of {ROUNDS} and "
-        f"{REPETITIONS}, because the table has {clients} clients and {classes} classes; all clients were used.",
+        f"Sampled: {used_rounds} rounds and {used_repetitions} repetitions of each choice, to be quick with {clients} "
+        f"clients and {classes} classes (small tables have {ROUNDS} and {REPETITIONS}); all clients were used.",
     )

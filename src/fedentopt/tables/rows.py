@@ -168,7 +168,7 @@ def _typed(path: Path, suffix: str) -> Sheet:
         if suffix in _EXCEL:
             with pandas.ExcelFile(path, engine=engine) as book:
                 names = book.sheet_names
-                frame = book.parse(names[0], header=None, dtype=object)
+                frame = pandas.read_excel(book, sheet_name=names[0], header=None, dtype=object)
             if len(names) > 1:
                 notes = (f"{path}: read the first of {len(names)} sheets, {str(names[0])!r}",)
             table = frame.to_numpy(dtype=object).tolist()
