@@ -64,8 +64,9 @@ def test_json_is_what_the_library_gives(fedentopt: Command, counts: Path) -> Non
     assert document["coverage"] == np.mean([entry["classes_covered"] == 4 for entry in expected])
     assert (document["first_round"], document["last_round"]) == (1, 20)
     assert document["settings"] == {
-        "file": str(counts), "selector": "fedentopt", "cohort": 4, "buffer": 15, "seed": 3, "rounds": 20, "epsilon": None,
-        "noisy": False, "target": None, "classes": list(CLASSES), "clients": 30, "left_out": [], "available": None,
+        "file": str(counts), "selector": "fedentopt", "cohort": 4, "buffer": 15, "seed": 3, "rounds": 20,
+        "epsilon": None, "noisy": False, "target": None, "classes": list(CLASSES), "clients": 30, "left_out": [],
+        "available": None,
     }  # fmt: skip
 
 

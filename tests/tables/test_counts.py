@@ -16,9 +16,15 @@ GOOD = {
     "named by Excel": (b"sep=;\r\nclient;a;b\r\nx;1;2\r\ny;3;4\r\n", "separated by semicolon"),
     "UTF-16": ("client,a,b\nx,1,2\ny,3,4\n".encode("utf-16"), "read as UTF-16"),
     "UTF-16, the other end first": (b"\xfe\xff" + "client,a,b\nx,1,2\ny,3,4\n".encode("utf-16-be"), "read as UTF-16"),
-    "UTF-16 without a mark": ("client\ta\tb\nx\t1\t2\ny\t3\t4\n".encode("utf-16-le"), "read as UTF-16, separated by tab"),
+    "UTF-16 without a mark": (
+        "client\ta\tb\nx\t1\t2\ny\t3\t4\n".encode("utf-16-le"),
+        "read as UTF-16, separated by tab",
+    ),
     "UTF-32": ("client,a,b\nx,1,2\ny,3,4\n".encode("utf-32"), "read as UTF-32"),
-    "byte-order mark and semicolons": (b"\xef\xbb\xbfclient;a;b\nx;1;2\ny;3;4\n", "read as UTF-8, separated by semicolon"),
+    "byte-order mark and semicolons": (
+        b"\xef\xbb\xbfclient;a;b\nx;1;2\ny;3;4\n",
+        "read as UTF-8, separated by semicolon",
+    ),
     "another first column": (b"hospital,a,b\nx,1,2\ny,3,4\n", "clients are those of the column 'hospital'"),
     "no name for it": (b",a,b\nx,1,2\ny,3,4\n", "clients are those of the column ''"),
     "decimal comma": (b"client;a;b\nx;1,0;2\ny;3;4,00\n", "separated by semicolon"),
@@ -30,7 +36,7 @@ GOOD = {
     "a client without samples": (b"client,a,b\nx,1,2\nempty,0,0\ny,3,4\n", "left out, no samples: 'empty'"),
     "a client without samples, long": (b"client,class,count\nx,a,1\nx,b,2\nz,b,0\ny,b,4\ny,a,3\n", "no samples: 'z'"),
     "blank lines": (b"\r\n\r\nclient;a;b\r\n\r\nx;1;2\r\n;;\r\ny;3;4\r\n", "separated by semicolon"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", GOOD)
@@ -72,29 +78,65 @@ def test_class_numbers_are_a_header(tmp_path: Path) -> None:
 
 
 BAD = {
-    "which separators": (b"client|a|b\nx|1|2\n", "line 1: there is no class column in 'client|a|b' (tried as separators: comma, semicolon and tab)"),
-    "open quote": (b'client;a;b\n"x;1;2\n', "line 2: unexpected end of data (tried as separators: comma, semicolon and tab; read with semicolon)"),
+    "which separators": (
+        b"client|a|b\nx|1|2\n",
+        "line 1: there is no class column in 'client|a|b' (tried as separators: comma, semicolon and tab)",
+    ),
+    "open quote": (
+        b'client;a;b\n"x;1;2\n',
+        "line 2: unexpected end of data (tried as separators: comma, semicolon and tab; read with semicolon)",
+    ),
     "ragged with tabs": (b"client\ta\tb\nx\t1\n", "line 2, column 'b': the cell is missing"),
     "half of UTF-16": (b"\xff\xfec\x00l", "begins as UTF-16 text and is none"),
-    "UTF-8 with a wrong byte": ("client,a\nKöln,1\n".encode() + b"K\xf6ln,1\n", "line 3: the byte 0xf6 is not UTF-8 text, as other letters are"),
+    "UTF-8 with a wrong byte": (
+        "client,a\nKöln,1\n".encode() + b"K\xf6ln,1\n",
+        "line 3: the byte 0xf6 is not UTF-8 text, as other letters are",
+    ),
     "control character": (b"client,a\nx\x00,1\n", "line 2: the character '\\x00' is not text"),
     "Excel under another name": (b"PK\x03\x04rest", "holds no text; accepted: a CSV file, or .xlsx"),
     "no header": (b"site-1,5,0,3\nsite-2,1,2,9\n", "line 1: 'site-1,5,0,3' is a row of counts, not a header"),
     "no header, class numbers by chance": (b"site-1,1,2\nsite-2,4,9\n", "line 1: 'site-1,1,2' is a row of counts"),
     "no header, ids are numbers": (b"0,1,2\n1,4,9\n", "line 1: '0,1,2' is a row of counts"),
-    "total": (b"client,a,b,total\nx,1,2,3\ny,3,4,7\n", "column 'total': equals the sum of the other classes for every client; accepted: --drop total"),
-    "total without a telling name": (b"client,a,b,Alle zusammen\nx,1,2,3\ny,3,4,7\nz,0,5,5\n", "accepted: --drop 'Alle zusammen', or --drop none"),
-    "total of a long table": (b"client,class,count\nx,a,1\nx,b,2\nx,total,3\ny,a,5\ny,total,5\n", "column 'total': equals the sum"),
+    "total": (
+        b"client,a,b,total\nx,1,2,3\ny,3,4,7\n",
+        "column 'total': equals the sum of the other classes for every client; accepted: --drop total",
+    ),
+    "total without a telling name": (
+        b"client,a,b,Alle zusammen\nx,1,2,3\ny,3,4,7\nz,0,5,5\n",
+        "accepted: --drop 'Alle zusammen', or --drop none",
+    ),
+    "total of a long table": (
+        b"client,class,count\nx,a,1\nx,b,2\nx,total,3\ny,a,5\ny,total,5\n",
+        "column 'total': equals the sum",
+    ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
-    "thousands in quotes": (b'client,a,b\nx,"1,234",2\n', "line 2, column 'a': '1,234' is not a number: thousands are separated in it; accepted: 1234"),
+    "thousands in quotes": (
+        b'client,a,b\nx,"1,234",2\n',
+        "line 2, column 'a': '1,234' is not a number: thousands are separated in it; accepted: 1234",
+    ),
     "thousands or decimals": (b"client;a;b\nx;1,234;2\n", "line 2, column 'a': '1,234' may be 1234 or 1.234"),
     "thousands by points or decimals": (b"client;a;b\nx;1.234;2\n", "'1.234' may be 1234 or 1.234"),
-    "thousands by points": (b"client;a;b\nx;1.234.567;2\n", "'1.234.567' is not a number: thousands are separated in it; accepted: 1234567"),
+    "thousands by points": (
+        b"client;a;b\nx;1.234.567;2\n",
+        "'1.234.567' is not a number: thousands are separated in it; accepted: 1234567",
+    ),
     "thousands by spaces": (b"client,a,b\nx,1 234,2\n", "'1 234' is not a number: thousands are separated"),
-    "thousands with decimals": (b"client;a;b\nx;1.234,5;2\n", "'1.234,5' is not a number: thousands are separated in it; accepted: 1234"),
-    "two decimal marks": (b"client;a;b\nx;1,5;2\ny;2.5;1\n", "line 3, column 'a': '2.5', and '1,5' in line 2; accepted: one decimal mark"),
-    "decimal comma between commas": (b'client,a,b\nx,"1,5",2\n', "'1,5' is not a number; accepted: a count such as 12 (a decimal comma needs a file separated by semicolon or tab)"),
-    "long, twice": (b"client,class,count\nx,a,1\nx,b,2\nx,a,3\n", "line 4: client 'x' with class 'a' is there twice, first in line 2"),
+    "thousands with decimals": (
+        b"client;a;b\nx;1.234,5;2\n",
+        "'1.234,5' is not a number: thousands are separated in it; accepted: 1234",
+    ),
+    "two decimal marks": (
+        b"client;a;b\nx;1,5;2\ny;2.5;1\n",
+        "line 3, column 'a': '2.5', and '1,5' in line 2; accepted: one decimal mark",
+    ),
+    "decimal comma between commas": (
+        b'client,a,b\nx,"1,5",2\n',
+        "such as 12 (a decimal comma needs a file separated by semicolon or tab)",
+    ),
+    "long, twice": (
+        b"client,class,count\nx,a,1\nx,b,2\nx,a,3\n",
+        "line 4: client 'x' with class 'a' is there twice, first in line 2",
+    ),
     "long, no count": (b"client,class,count\nx,a,\n", "line 2, column 'count': the cell is empty"),
     "long, negative": (b"client,class,count\nx,a,1\nx,b,-2\n", "column 'b': the count is -2; accepted: 0 or more"),
     "long, no class": (b"client,class,count\nx, ,1\n", "line 2, column 'class': the class is empty"),
@@ -103,7 +145,7 @@ BAD = {
     "class twice": (b"client;a;a\nx;1;2\n", "line 1, column 3: class name 'a' is there twice"),
     "client twice": (b"site\ta\nx\t1\nx\t2\n", "line 3, column 'site': client 'x' is there twice"),
     "not a number": (b"client;a\nx;NaN\n", "column 'a': the count is nan; accepted: finite"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", BAD)
@@ -190,7 +232,7 @@ def test_what_reads_them_may_be_missing(
     path.write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        InputError, match=rf"needs .*pip install 'fedentopt\[tables\]' brings it, or save the table as CSV"
+        InputError, match=r"needs .*pip install 'fedentopt\[tables\]' brings it, or save the table as CSV"
     ):
         read_counts(path)
     with pytest.raises(InputError, match="No such file"):
@@ -206,7 +248,8 @@ def test_who_is_available(tmp_path: Path) -> None:
     for content in ("z\nBonn, Nord\n", 'site\nz\n\n"Bonn, Nord"\n', "z,5\nBonn, Nord\nz\nnobody\n"):
         here.write_text(content)
         assert read_available(here, table) == ("z", "Bonn, Nord"), content
-    for content, message in (("z\nw\n", "line 2: 'w' is not in the table"), ("\n", "names no client"), ("nobody\n", "no client")):  # fmt: skip
+    bad = {"z\nw\n": "line 2: 'w' is not in the table", "\n": "names no client", "nobody\n": "names no client"}
+    for content, message in bad.items():
         here.write_text(content)
         with pytest.raises(InputError, match=message):
             read_available(here, table)

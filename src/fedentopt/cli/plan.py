@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fedentopt.cli.console import err, note, print_json
 from fedentopt.cli.console import out as console
@@ -91,7 +92,7 @@ def _list(text: str | None) -> list[str] | None:
 
 def _show(found: Plan, page: Path) -> None:
     from fedentopt.plan.costs import round_number
-    from fedentopt.plan.recommendation import describe
+    from fedentopt.plan.recommendation import headline
 
     screen = console()
     federation, settings, best = found.federation, found.settings, found.recommendation
@@ -132,7 +133,7 @@ def _show(found: Plan, page: Path) -> None:
         _table(screen, "selector", [(_named(o), o) for o in found.by_absence], best.chosen)
     for one in found.skipped:
         screen.print(f"not tried: {one.label}: {one.reason}", markup=False)
-    screen.print(f"\n[bold]recommended: {describe(best.chosen)}, {size} clients per round[/]")
+    screen.print(f"\n[bold]recommended: {escape(headline(federation, best.chosen))}[/]")
     for text in (best.reason, best.trade, found.privacy, found.availability):
         if text:
             screen.print(text, markup=False)
@@ -149,7 +150,6 @@ def _named(outcome: Outcome) -> str:
 
 def _table(screen: Console, heading: str, rows: Sequence[tuple[str, Outcome]], chosen: Outcome) -> None:
     """One line per outcome, the recommended one marked."""
-    from rich.markup import escape
     from rich.table import Table
 
     from fedentopt.plan.recommendation import share

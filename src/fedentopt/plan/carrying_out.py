@@ -39,7 +39,9 @@ def python(source: str, chosen: Outcome, *, seed: int, noisy: bool, drop: Sequen
     reading += ["noisy=True"] if noisy else []
     reading += [f"drop={list(drop)!r}"] if drop else []
     made, imported = _constructor(chosen, seed)
-    lines = [f"from fedentopt.tables import read_counts\n{imported}"]
+    # One line for what the package itself exports.
+    start = "from fedentopt import "
+    lines = [f"{imported}, read_counts"] if imported.startswith(start) else [f"{start}read_counts", imported]
     if choice.epsilon is not None:
         lines.append("from fedentopt.privacy import keyed_laplace")
     lines += [f"table = read_counts({', '.join(reading)})", f"selector = {made}"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from fedentopt.plan.outcome import Federation, Outcome
+from fedentopt.plan.outcome import Choice, Federation, Outcome
 from fedentopt.plan.recommendation import KEPT_GAIN, NEAR, Recommendation, gain, share
 from fedentopt.selection import RandomSelector
 
@@ -25,10 +26,11 @@ def privacy_words(
     size, random = recommendation.chosen.choice.cohort, recommendation.random
     if not federation.top or not by_noise:
         return ""
-    tried = next(o.choice for o in by_noise if o.choice.cohort == size)
-    alike = [o for o in (*by_size, *by_noise) if replace(o.choice, epsilon=None) == replace(tried, epsilon=None)]
-    (clean,) = [o for o in alike if o.choice.epsilon is None]
-    noised = sorted((o for o in alike if o is not clean), key=lambda o: -(o.choice.epsilon or 0))
+    tried = next((o.choice for o in by_noise if o.choice.cohort == size), None)
+    alike = [] if tried is None else with_every_budget((*by_size, *by_noise), tried)
+    if tried is None or len(alike) < 2 or alike[-1].choice.epsilon is not None:
+        return ""
+    clean, noised = alike[-1], alike[-2::-1]
     samples = float(np.median(federation.counts.sum(axis=1)))
     buffer = "" if tried.buffer is None else f"a buffer of {tried.buffer}, "
     parts = [
@@ -48,6 +50,12 @@ def privacy_words(
     if fine:
         return f"{text} Down to ε = {min(fine):g} at least {share(KEPT_GAIN)} of the gain over random selection stays."
     return f"{text} None of these budgets keeps {share(KEPT_GAIN)} of the gain over random selection."
+
+
+def with_every_budget(outcomes: Sequence[Outcome], tried: Choice) -> list[Outcome]:
+    """Outcomes of this choice but for its privacy budget, the smallest budget first and true counts last."""
+    alike = [o for o in outcomes if replace(o.choice, epsilon=None) == replace(tried, epsilon=None)]
+    return sorted(alike, key=lambda o: math.inf if o.choice.epsilon is None else o.choice.epsilon)
 
 
 def round_number(value: float) -> str:

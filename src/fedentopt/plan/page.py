@@ -23,7 +23,7 @@ from fedentopt.plan.costs import round_number
 from fedentopt.plan.outcome import Outcome
 from fedentopt.plan.page_tables import cell, deviation, outcome_table, table
 from fedentopt.plan.planning import Plan
-from fedentopt.plan.recommendation import describe, share
+from fedentopt.plan.recommendation import describe, headline, share
 from fedentopt.selection import EntropySelector, RandomSelector
 
 MOST_CLASSES = 30  # shown in the chart of missing classes
@@ -63,9 +63,6 @@ def render(plan: Plan) -> str:
 def _recommendation(plan: Plan) -> str:
     found = plan.recommendation
     chosen, random, top = found.chosen, found.random, plan.federation.top
-    headline = f"{describe(chosen)}, {chosen.choice.cohort} of {len(plan.federation.clients)} clients per round"
-    if chosen.choice.epsilon is not None:
-        headline += f", ε = {chosen.choice.epsilon:g}"
     texts = [found.reason, found.trade, plan.privacy, plan.availability, plan.settings["sampled"] or ""]
     sentences = "".join(f"<p>{escape(text)}</p>" for text in texts if text)
 
@@ -96,7 +93,8 @@ def _recommendation(plan: Plan) -> str:
     )
     return (
         f'<section id="recommendation"><h2>Recommendation</h2><div class="answer"><p class="headline">'
-        f'{escape(headline)}</p>{sentences}</div><ul class="numbers">{listed}</ul>{blocks}</section>'
+        f"{escape(headline(plan.federation, chosen))}</p>{sentences}</div>"
+        f'<ul class="numbers">{listed}</ul>{blocks}</section>'
     )
 
 
@@ -213,17 +211,11 @@ def _cohorts(plan: Plan) -> str:
 
 
 def _noise(plan: Plan) -> str:
-    if not plan.by_noise:
-        return _section("noise", "What noise costs", escape(plan.privacy) or "No noise was tried.", "")
-    tried = plan.by_noise[0].choice
-    samples = plan.samples
     size = plan.recommendation.chosen.choice.cohort
-    alike = [
-        o
-        for o in (*plan.by_size, *plan.by_noise)
-        if o.choice.selector is tried.selector and o.choice.cohort == size and _same_buffer(plan, o)
-    ]
-    alike.sort(key=lambda o: math.inf if o.choice.epsilon is None else o.choice.epsilon)
+    alike = plan.noised(size)
+    if not alike:
+        return _section("noise", "What noise costs", escape(plan.privacy) or "No noise was tried.", "")
+    samples = plan.samples
     ticks = [
         (
             float(i),
@@ -256,11 +248,6 @@ def _noise(plan: Plan) -> str:
 
 def _tick(epsilon: float | None, samples: float) -> str:
     return "none" if epsilon is None else f"{epsilon:g}\nε·n {round_number(epsilon * samples)}"
-
-
-def _same_buffer(plan: Plan, outcome: Outcome) -> bool:
-    size = outcome.choice.cohort
-    return outcome.choice.buffer == next(o.choice.buffer for o in plan.by_noise if o.choice.cohort == size)
 
 
 def _sites(plan: Plan) -> str:

@@ -1,8 +1,8 @@
 """From label counts to a plan: every selector that needs nothing else, over cohort sizes, buffers, noise and absence.
 
 First every selector is tried with every size, on the counts as they are (or with the only noise asked for), and a
-recommendation made. Then the recommended selector and FedEntOpt are tried with every privacy budget and size, and all
-selectors at the recommended size with clients away.
+recommendation made. Then the recommended selector, or FedEntOpt where that one reads no label counts, is tried with
+every privacy budget and size, and all selectors at the recommended size with clients away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from fedentopt.errors import InputError
 from fedentopt.labels import validate_report
 from fedentopt.plan.carrying_out import command, flower, python
-from fedentopt.plan.costs import absence_words, privacy_words
+from fedentopt.plan.costs import absence_words, privacy_words, with_every_budget
 from fedentopt.plan.outcome import Choice, Federation, Outcome
 from fedentopt.plan.recommendation import Recommendation, recommend
 from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
@@ -39,6 +39,14 @@ class Plan:
     recommendation: Recommendation
     privacy: str
     availability: str
+
+    def noised(self, size: int) -> list[Outcome]:
+        """Outcomes that differ in their privacy budget alone, with cohorts of this size: the smallest first, true
+        counts last; none where no noise was tried."""
+        tried = next((o.choice for o in self.by_noise if o.choice.cohort == size), None)
+        if tried is None:
+            return []
+        return with_every_budget((*self.by_size, *self.by_noise), tried)
 
     @property
     def samples(self) -> float:
@@ -117,6 +125,8 @@ def make_plan(
     fewer for large tables; `settings["sampled"]` says so.
     """
     federation = _federation(counts, clients, classes, noisy)
+    if noisy and epsilon is not None:
+        raise InputError("--epsilon: adds noise to true counts, but --noisy says they are noisy; accepted: one")
     budgets: list[float | None] = [None] if noisy else epsilons(epsilon)
     absent = away_share(away)
     sizes = cohort_sizes(federation, cohorts)
@@ -192,9 +202,9 @@ def _with_noise(
     budgets: Sequence[float | None],
     buffers: Mapping[int, Sequence[int]],
 ) -> list[Choice]:
-    """The recommended selector, or FedEntOpt where random selection is recommended, with every budget and size."""
+    """The recommended selector, or FedEntOpt where it reads no label counts, with every budget and size."""
     chosen = recommendation.chosen.choice
-    cls = EntropySelector if recommendation.is_random else chosen.selector
+    cls = chosen.selector if chosen.selector.reads_label_counts else EntropySelector
     found = []
     for size in sorted({outcome.choice.cohort for outcome in by_size}):
         buffer = None

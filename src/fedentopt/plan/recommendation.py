@@ -21,7 +21,7 @@ import numpy as np
 from fedentopt.plan.outcome import Federation, Outcome
 from fedentopt.selection import EntropySelector, RandomSelector
 
-EVEN, FORGOTTEN = 0.95, 0.05
+EVEN, FORGOTTEN = 0.9, 0.05
 NEAR = 0.02
 FULL = 0.99
 ENOUGH = 0.95
@@ -113,6 +113,13 @@ def describe(outcome: Outcome) -> str:
     return outcome.name + (f" with a buffer of {buffer}" if buffer is not None else "")
 
 
+def headline(federation: Federation, outcome: Outcome) -> str:
+    """The whole choice in words."""
+    choice = outcome.choice
+    noise = "" if choice.epsilon is None else f", ε = {choice.epsilon:g}"
+    return f"{describe(outcome)}, {choice.cohort} of {len(federation.clients)} clients per round{noise}"
+
+
 def share(value: float) -> str:
     """A share in per cent that is 0 or 100 only where it is."""
     if 0 < value < 0.005:
@@ -180,9 +187,11 @@ def _never(outcome: Outcome) -> str:
 
 
 def _as_good(federation: Federation, outcomes: Sequence[Outcome], chosen: Outcome, random: Outcome) -> str:
-    """Other even selectors of the same size that the chosen one does not beat."""
+    """Other even selectors of the same size that the chosen one does not beat; what speaks for more than random's."""
     if chosen is random:
-        return ""
+        return (
+            " Labels alone ask for no more; a larger cohort also averages over more samples." if federation.top else ""
+        )
     others = [o for o in _by_selector(federation, outcomes, random) if o.choice.selector is not chosen.choice.selector]
     equal = [f"{describe(o)} ({o.entropy:.2f} bits)" for o in others if not _beats(federation, chosen, o)]
     return f" As good at this size: {', '.join(equal)}." if equal else ""

@@ -35,13 +35,13 @@ def cohort_sizes(federation: Federation, given: Sequence[str] | None) -> list[in
             raise InputError(f"--cohort: {','.join(given)} gives {sizes}; accepted: 1 to {clients} clients")
         return sizes
     most = max(clients - 1, 1)
-    if clients <= 5:
-        return list(range(1, most + 1))
+    if clients <= 5:  # one client alone is no cohort, unless there is no other
+        return list(range(min(2, most), most + 1))
     each = max(float(np.median((federation.counts > 0).sum(axis=1))), 1.0)
     least = max(math.ceil(federation.held.sum() / each), 2)
     wanted = {least, math.ceil(1.5 * least), 2 * least, 3 * least, 5 * least}
     if clients // 10 <= LARGEST_COHORT:
-        wanted.add(max(clients // 10, 1))
+        wanted.add(max(clients // 10, 2))
     return sorted({min(size, max(LARGEST_COHORT, least), most) for size in wanted})
 
 
@@ -115,7 +115,7 @@ def amount_of_work(
         if repetitions is None:
             used_repetitions = min(max(int(affordable / 40), FEWEST_REPETITIONS), REPETITIONS)
         used_rounds = min(max(int(affordable / used_repetitions) // 10 * 10, FEWEST_ROUNDS), ROUNDS)
-    if (used_rounds, used_repetitions) == (ROUNDS, REPETITIONS) or rounds is not None:
+    if used_rounds == (rounds or ROUNDS) and used_repetitions == (repetitions or REPETITIONS):
         return used_rounds, used_repetitions, None
     clients, classes = federation.counts.shape
     return (
