@@ -15,7 +15,7 @@ import pytest
 from command_line import Said, commander
 
 Command = Callable[..., Said]
-FEW = ("--rounds", 12, "--repetitions", 2)
+FEW = ("--cohort", "3,5", "--rounds", 10, "--repetitions", 2)
 ROWS = "".join(
     f"the hospital of town {k};{'7' if k % 3 else '0'};{'5' if k % 4 else '0'};{k % 5};{(k * 7) % 11 + 1};"
     f"{(7 if k % 3 else 0) + (5 if k % 4 else 0) + k % 5 + (k * 7) % 11 + 1}\n"
