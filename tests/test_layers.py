@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "registry": {"errors", "settings"},
     "own_code": {"errors"},
-    "privacy": {"errors", "labels", "randomness"},
+    "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
     "selection": ROOTS,
     "tables": {"errors", "labels"},

@@ -42,7 +42,8 @@ def test_import_is_light() -> None:
 
 def test_selection_library_is_light() -> None:
     parts = (
-        "labels", "privacy", "partition", "selection.measures", "selection.fedentropy", "selection.trial", "tables", "plan",
+        "labels", "privacy", "partition", "selection.measures", "selection.fedentropy", "selection.trial",
+        "tables", "plan",
     )  # fmt: skip
     held = modules_after("import " + ", ".join(f"fedentopt.{part}" for part in parts))
     assert held.isdisjoint({*HEAVY, "rich", "typer", "click"})

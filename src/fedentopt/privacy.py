@@ -14,17 +14,13 @@ post-processing and costs no privacy.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedentopt.errors import InputError
 from fedentopt.labels import LARGEST_COUNT
-from fedentopt.randomness import GOLDEN, key, mix64
 
 LEAST_EPSILON = 1e-12  # of the budgets that surely do: counts grow beyond 2**53 once in 10**3900 draws
 
@@ -38,30 +34,6 @@ def laplace_noise(counts: ArrayLike, epsilon: float, rng: np.random.Generator) -
     """
     values = _finite(counts)
     return _countable(values, values + rng.laplace(0.0, 1.0 / check_epsilon(epsilon), size=values.shape), epsilon)
-
-
-def keyed_laplace(counts: ArrayLike, epsilon: float, clients: Sequence[object], seed: int) -> np.ndarray:
-    """Counts (clients, classes) plus Laplace noise of scale 1/epsilon, float64: for simulation only.
-
-    A client's noise is a function of seed, its name and the class: whoever joins, leaves or moves in the table changes
-    nobody else's. Refused: as `laplace_noise`.
-    """
-    values = _finite(counts)
-    if values.ndim != 2 or len(clients) != len(values):
-        raise InputError(f"counts: shape {values.shape} for {len(clients)} clients; accepted: one row per client")
-    scale = 1.0 / check_epsilon(epsilon)
-    keys = mix64(_name_keys(tuple(clients)) ^ np.uint64(key(seed, "label noise")))
-    bits = mix64(keys[:, None] + np.arange(values.shape[1], dtype=np.uint64) * np.uint64(GOLDEN))
-    # The middle of one of 2**52 steps: never 0 or 1, where the inverse of the distribution has no value.
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52 - 0.5
-    noise = -scale * np.sign(uniform) * np.log1p(-2.0 * np.abs(uniform))
-    return _countable(values, values + noise, epsilon)
-
-
-@lru_cache(maxsize=1)  # budgets and seeds are tried on one federation
-def _name_keys(clients: tuple[object, ...]) -> np.ndarray:
-    names = (hashlib.blake2b(repr(client).encode(), digest_size=8).digest() for client in clients)
-    return np.frombuffer(b"".join(names), dtype="<u8").astype(np.uint64)
 
 
 def secure_laplace(counts: ArrayLike, epsilon: float) -> np.ndarray:

@@ -17,8 +17,8 @@ from fedentopt.plan.carrying_out import command, python
 from fedentopt.plan.outcome import Choice, Federation, try_choice
 from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
 from fedentopt.plan.trying import own_settings
-from fedentopt.privacy import keyed_laplace
 from fedentopt.selection import SELECTORS, EntropySelector, KLSelector, RandomSelector, Selector
+from fedentopt.selection.noise import keyed_laplace
 from fedentopt.selection.trial import counts_only, has_buffer
 from fedentopt.tables import counts_lines
 

@@ -64,8 +64,7 @@ def plan(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Find out what selection would do for your federation, and with which M, Q and ε: a recommendation, a table and a
-    page, from label counts alone."""
+    """Plan cohorts for your own label counts: which selector, M, Q and ε, and why; a table and a page."""
     from fedentopt.plan import make_plan, write_page
 
     table = read_counts(counts, noisy, drop or ())

@@ -24,8 +24,9 @@ from fedentopt.cli.select_state import (
 )
 from fedentopt.errors import InputError
 from fedentopt.files import locked_state
-from fedentopt.privacy import check_epsilon, keyed_laplace, laplace_noise
+from fedentopt.privacy import check_epsilon, laplace_noise
 from fedentopt.selection import EntropySelector, RandomSelector, Selector
+from fedentopt.selection.noise import keyed_laplace
 from fedentopt.selection.trial import (
     SweepRow,
     Trial,

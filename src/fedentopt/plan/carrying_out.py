@@ -43,7 +43,7 @@ def python(source: str, chosen: Outcome, *, seed: int, noisy: bool, drop: Sequen
     start = "from fedentopt import "
     lines = [f"{imported}, read_counts"] if imported.startswith(start) else [f"{start}read_counts", imported]
     if choice.epsilon is not None:
-        lines.append("from fedentopt.privacy import keyed_laplace")
+        lines.append("from fedentopt.selection.noise import keyed_laplace")
     lines += [f"table = read_counts({', '.join(reading)})", f"selector = {made}"]
     counts, marks = "table.counts", ["noisy=True"] if noisy or choice.epsilon is not None else []
     if choice.epsilon is not None:

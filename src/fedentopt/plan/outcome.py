@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from fedentopt.privacy import keyed_laplace
 from fedentopt.randomness import generator
 from fedentopt.results.statistics import Spread
 from fedentopt.selection import EntropySelector, RandomSelector, Selector
 from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.noise import keyed_laplace
 from fedentopt.selection.trial import Trial, classes_held, make_selector, try_rounds
 
 PATIENCE = 4.0  # seconds; a selector that takes longer for one repetition is not asked for more of them
