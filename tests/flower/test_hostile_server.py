@@ -181,7 +181,7 @@ def train(app: ClientApp, node: dict[str, Any], run: dict[str, Any]) -> Message:
     """A training message, with the model the app's server would send."""
     from fedentopt.models import build
 
-    model = build("lenet5", 4, seed=0, image_size=32)
+    model = build(run["model"], 4, seed=0, image_size=32)
     told = ConfigRecord({"server-round": 1, "mean": [0.5] * 3, "std": [0.25] * 3})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": told})
     message = Message(content, dst_node_id=7, message_type="train")
@@ -214,3 +214,18 @@ def test_a_server_with_other_classes_is_refused_training_in_the_same_words(
     for names in ("dog,cat,bee,ant", "ant,bee", ""):
         assert seen(train(app, node, RUN | {"class-names": names})) == REFUSED
     assert "accepted: the owner's" in caplog.text
+
+
+def test_batchnorm_does_not_count_the_batches_for_the_server(
+    app: ClientApp, node: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_batchnorm.py").write_text(
+        "from torch import nn\n\n\ndef make(num_classes):\n    return nn.Sequential(\n"
+        "        nn.Flatten(), nn.Linear(3072, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes)\n    )\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reply = train(app, node, RUN | {"model": "with_batchnorm:make"})
+    assert not reply.has_error(), reply.error
+    trained = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+    assert trained["2.num_batches_tracked"] == 0
+    assert np.abs(trained["2.running_mean"]).max() > 0
