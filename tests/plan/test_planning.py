@@ -193,7 +193,7 @@ def test_only_noise_is_recommended_with_noise() -> None:
     assert best.choice.epsilon == 1
     assert "--epsilon 1" in plan.command()
     assert "keyed_laplace(table.counts, 1, table.clients, seed=0)" in plan.python()
-    assert plan.flower().endswith("label-epsilon=1")
+    assert "label-epsilon=1 label-report-file=" in plan.flower()
     assert {o.choice.epsilon for o in plan.noised(5)} == {None, 1.0}  # true counts beside, to tell what it costs
 
 

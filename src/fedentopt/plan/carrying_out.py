@@ -70,10 +70,10 @@ def flower(federation: Federation, chosen: Outcome, seed: int) -> str:
             f"from fedentopt.flower import FedEntOpt\n{imported}\nselector = {made}\n"
             f"strategy = FedEntOpt(cohort_size={choice.cohort}, num_classes={classes}, selector=selector)"
         )
-    noise = "none" if choice.epsilon is None else f"{choice.epsilon:g}"
-    return (
-        f"{text}\n# node config of every client: label-epsilon={noise if choice.epsilon else chr(34) + noise + chr(34)}"
-    )
+    said = 'label-epsilon="none"'
+    if choice.epsilon is not None:  # noise is drawn once, and kept in the node's file
+        said = f'label-epsilon={choice.epsilon:g} label-report-file="/var/lib/fl/report.json"'
+    return f"{text}\n# node config of every client: {said}"
 
 
 def _constructor(chosen: Outcome, seed: int, clients: str = "len(table.clients)") -> tuple[str, str]:
