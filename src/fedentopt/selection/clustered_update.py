@@ -47,9 +47,8 @@ class ClusteredUpdateSelector(TreeSelector):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep the direction of every update; its length does not matter."""
-        self._updates.put(
-            {c: unit(seen.update) for c, seen in observations.items() if seen.update is not None and c in self._table}
-        )
+        told = {client: seen.update for client, seen in observations.items() if client in self._table}
+        self._updates.put({client: unit(update) for client, update in told.items() if update is not None})
 
     def forget(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)

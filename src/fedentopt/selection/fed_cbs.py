@@ -87,7 +87,7 @@ class FedCBSSelector(Selector):
         if not self.lam or not self.round:  # ln 1 = 0
             return np.asarray(alone)
         explore = self.lam * np.sqrt(1.5 * math.log(self.round + 1) / (1 + self.by_number(self._times)[available]))
-        return np.logaddexp(alone, np.log(explore))
+        return np.asarray(np.logaddexp(alone, np.log(explore)))
 
     def forget(self, gone: Collection[ClientId]) -> None:
         for client in gone:

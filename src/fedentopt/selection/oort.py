@@ -147,7 +147,7 @@ class OortSelector(Selector):
     def forget(self, gone: Collection[ClientId]) -> None:
         for figures in (self._utility, self._last_round, self._seconds):
             for client in gone:
-                figures.pop(client, None)  # type: ignore[attr-defined]
+                figures.pop(client, None)
         self._exploited = [client for client in self._exploited if client not in gone]
         self._heard = [client for client in self._heard if client not in gone]
 

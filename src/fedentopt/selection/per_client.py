@@ -147,7 +147,7 @@ def angles(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     cosines = np.clip((some @ others.T).astype(np.float64), -1.0, 1.0)
     cosines[~some.any(axis=1)] = 1.0
     cosines[:, ~others.any(axis=1)] = 1.0
-    return np.arccos(cosines)
+    return np.asarray(np.arccos(cosines))
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
