@@ -104,25 +104,28 @@ class Imbalance:
     """QCID of a set with one client more, for all clients of a table."""
 
     def __init__(self, rows: Rows, num_classes: int) -> None:
-        self._rows = rows
+        totals = rows.totals()
+        self._scale = max(float(totals.max(initial=0.0)), float(np.finfo(np.float64).tiny))
+        self._rows = Rows(
+            rows.indptr, rows.classes, rows.values / self._scale
+        )  # whose squares no float is too small for
         self._classes = num_classes
-        self._sizes = rows.totals()
-        self._own = np.maximum(rows.row_sums(rows.values**2) - self._sizes**2 / num_classes, 0.0)
+        self._sizes = totals / self._scale
+        self._own = np.maximum(self._rows.row_sums(self._rows.values**2) - self._sizes**2 / num_classes, 0.0)
         target = np.full(num_classes, 1 / num_classes)
         many = len(rows) >= MANY and Screen.serves(rows, target)
-        self._screen = Screen(rows, self._sizes, target) if many else None
+        self._screen = Screen(rows, totals, target) if many else None
         self.log_single = self._log(self._own, self._sizes)
 
     def _log(self, spread: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """ln QCID from b and N, both of the set."""
         empty = sizes <= 0
-        with np.errstate(over="ignore"):  # of sizes beyond 1e154, whose square no float holds
-            q = spread / np.where(empty, 1.0, sizes) ** 2
-        q = np.where(empty, 1 - 1 / self._classes, q)
+        q = np.where(empty, 1 - 1 / self._classes, spread / np.where(empty, 1.0, sizes) ** 2)
         return np.asarray(np.log(np.maximum(q, LEAST)))
 
     def logs(self, gathered: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
         """ln QCID(S + k) for the clients at these places, or for all."""
+        gathered = gathered / self._scale
         total = float(gathered.sum())
         apart = gathered - total / self._classes
         rows = self._rows if places is None else self._rows.take(places)
