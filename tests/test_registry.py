@@ -78,6 +78,9 @@ def test_a_description_for_listings() -> None:
             "label": "Second",
             "needs": [],
             "reads_label_counts": False,
+            "sizes_only": False,
+            "own_weights": False,
+            "largest": None,
             "about": "The second one, on two lines.",
             "settings": [
                 {
@@ -95,6 +98,9 @@ def test_a_description_for_listings() -> None:
             "label": "First",
             "needs": [],
             "reads_label_counts": False,
+            "sizes_only": False,
+            "own_weights": False,
+            "largest": None,
             "about": "The first one.",
             "settings": [],
         },

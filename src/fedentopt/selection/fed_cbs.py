@@ -106,9 +106,7 @@ class Imbalance:
     def __init__(self, rows: Rows, num_classes: int) -> None:
         totals = rows.totals()
         self._scale = max(float(totals.max(initial=0.0)), float(np.finfo(np.float64).tiny))
-        self._rows = Rows(
-            rows.indptr, rows.classes, rows.values / self._scale
-        )  # whose squares no float is too small for
+        self._rows = Rows(rows.indptr, rows.classes, rows.values / self._scale)
         self._classes = num_classes
         self._sizes = totals / self._scale
         self._own = np.maximum(self._rows.row_sums(self._rows.values**2) - self._sizes**2 / num_classes, 0.0)
@@ -120,7 +118,7 @@ class Imbalance:
     def _log(self, spread: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """ln QCID from b and N, both of the set."""
         empty = sizes <= 0
-        q = np.where(empty, 1 - 1 / self._classes, spread / np.where(empty, 1.0, sizes) ** 2)
+        q = np.where(empty, 1 - 1 / self._classes, spread / np.maximum(sizes**2, np.finfo(np.float64).tiny))
         return np.asarray(np.log(np.maximum(q, LEAST)))
 
     def logs(self, gathered: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
