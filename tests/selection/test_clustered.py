@@ -1,4 +1,4 @@
-"""Clustered sampling: bins filled exactly, unbiased by enumeration, the authors' procedure, doubles without a warning."""
+"""Clustered sampling: bins filled exactly, unbiased by enumeration, the authors' procedure, clients drawn twice."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_groups_of_labels_by_hand() -> None:
 
 def test_groups_of_updates_by_hand() -> None:
     selector = ClusteredUpdateSelector(2, seed=0)
-    selector.register(dict.fromkeys("abcd", [5, 5]))
+    selector.register({client: [5, 5] for client in "abcd"})
     directions = {"a": [1.0, 0.0], "c": [0.9, 0.1], "b": [-1.0, 0.0], "d": [-2.0, 0.3]}
     for client, update in directions.items():
         selector.observe({client: Observation(10, update=np.array(update, np.float32))})

@@ -202,6 +202,6 @@ def test_a_state_that_is_none_is_refused() -> None:
     selector.select()
     state = selector.state_dict()
     for times in (3, [["a"]], [[0, 0]], [[0, 1.5]], [[0, True]], [[0, 1], [0, 2]], [[None, 1]], [[0, "1"]]):
-        with pytest.raises(InputError, match="state: times is .*; accepted: "):
+        with pytest.raises(InputError, match=r"state: times is .*; accepted: "):
             selector.load_state_dict({**state, "times": times})
         assert selector.state_dict() == state

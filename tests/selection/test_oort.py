@@ -181,7 +181,7 @@ def test_who_leaves_is_forgotten_and_bad_states_are_refused() -> None:
     state = selector.state_dict()
     for change in ({"history": [None]}, {"preferred": "x"}, {"utility": [["b", -1.0]]}, {"last_round": [["b", 0]]},
                    {"heard": [["b"]]}, {"exploited": 3}, {"history": 2}):  # fmt: skip
-        with pytest.raises(InputError, match="state: .*accepted: "):
+        with pytest.raises(InputError, match=r"state: .*accepted: "):
             selector.load_state_dict({**state, **change})
         assert selector.state_dict() == state
 
