@@ -1,8 +1,8 @@
 """What selectors with feedback cost a stack: training samples a second of whole runs, beside random selection.
 
-The same runs with every selector that needs to be told something, and with random selection, in turn, several times; the
-best time of each counts. Clients have equally many samples, so that all train on as many, whoever is chosen. Samples
-that candidates look at before (power-of-choice) are told beside: they are forward passes that no training replaces.
+The same runs with every selector that needs to be told something, and with random selection, in turn, several times;
+the best time of each counts. Clients have equally many samples, so that all train on as many, whoever is chosen.
+Samples that candidates look at before (power-of-choice) are told beside: forward passes that no training replaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fedentopt.errors import InputError
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
 from fedentopt.selection import SELECTORS
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.engine import Task, run_stack
+from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.trainers import resolve_device
 
 BASELINE = "random"

@@ -28,7 +28,7 @@ from fedentopt.selection.ward import LARGEST, ward_tree
 
 @selector("clustered-update", label="Clustered (updates)")
 class ClusteredUpdateSelector(TreeSelector):
-    """Clustered sampling by updates: one client from each of M groups that train alike, weights 1/M, unbiased."""
+    """One client from each of M groups that move the model alike, weights 1/M, unbiased."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"update"})
     sizes_only = True

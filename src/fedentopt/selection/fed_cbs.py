@@ -48,7 +48,7 @@ _CHUNK = 1 << 15
 
 @selector("fed-cbs", label="Fed-CBS")
 class FedCBSSelector(Selector):
-    """Fed-CBS: drawn one by one, by how little class imbalance (QCID) the cohort then has."""
+    """Clients drawn one by one, by how little class imbalance (QCID) the cohort then has."""
 
     lam: float = setting(10.0, help="weight of the exploration in the first draw", low=0)
     beta: float = setting(1.0, help="exponent of QCID in the m-th draw, over m", above=0)

@@ -32,7 +32,7 @@ _CHUNK = 1 << 14
 
 @selector("flips", label="FLIPS")
 class FLIPSSelector(Selector):
-    """FLIPS: k-means clusters of label shares take turns, and so do the clients of a cluster."""
+    """k-means clusters of label shares take turns, and so do the clients of a cluster."""
 
     clusters: int | None = setting(None, help="number of clusters; none: M", low=1)
 

@@ -38,7 +38,7 @@ from fedentopt.settings import setting
 
 @selector("hics-fl", label="HiCS-FL")
 class HiCSFLSelector(EverybodyOnce):
-    """HiCS-FL: groups by the change of the last layer's bias, those with even labels first; equal weights."""
+    """Groups by the change of the last layer's bias, those with even labels first; equal weights."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     sizes_only = True

@@ -41,7 +41,7 @@ from fedentopt.settings import setting
 
 @selector("oort", label="Oort")
 class OortSelector(Selector):
-    """Oort: a bandit over training losses, with a penalty for slow clients and a share of the seats for new ones."""
+    """A bandit over training losses, with a penalty for slow clients and a share of the seats for new ones."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "seconds"})
     sizes_only = True

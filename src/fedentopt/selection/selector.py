@@ -50,6 +50,16 @@ seconds         how long training took
 kept            whether the server kept the client's model (an algorithm may judge models)
 """
 
+LEAVES = {
+    "candidate_loss": "the loss of the global model before training, from those asked",
+    "loss": "the loss of its training",
+    "head": "its change of the last layer",
+    "update": "its change of the model",
+    "seconds": "how long it trained",
+    "kept": "",
+}
+"""What a server has to see of a single client for each need, in words."""
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -134,6 +144,13 @@ class Selector(ABC):
         One with a parameter `rounds` is told how many rounds the run has.
         """
         return cls(cohort_size, seed=seed, **settings)
+
+    @classmethod
+    def leaves_client(cls) -> tuple[str, ...]:
+        """What a server has to know of a single client, in words; empty: nothing."""
+        report = ("number of samples",) if cls.sizes_only else ("label counts",)
+        told = (words for need, words in LEAVES.items() if need in cls.needs)
+        return (*(report if cls.reads_label_counts else ()), *(words for words in told if words))
 
     @classmethod
     def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
