@@ -50,7 +50,7 @@ class ClusteredUpdateSelector(TreeSelector):
         told = {client: seen.update for client, seen in observations.items() if client in self._table}
         self._updates.put({client: unit(update) for client, update in told.items() if update is not None})
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)
 
     def memory(self) -> dict[str, Any]:

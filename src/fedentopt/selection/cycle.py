@@ -68,7 +68,7 @@ class CycleSelector(Selector):
         super().update(counts, noisy=noisy, ids=ids)
         self._plan = []
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._served = {client: None for client in self._served if client not in gone}
         if any(client in gone for cohort in self._plan for client in cohort):
             self._plan = []

@@ -89,7 +89,7 @@ class FedCBSSelector(Selector):
         explore = self.lam * np.sqrt(1.5 * math.log(self.round + 1) / (1 + self.by_number(self._times)[available]))
         return np.asarray(np.logaddexp(alone, np.log(explore)))
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for client in gone:
             self._times.pop(client, None)
 

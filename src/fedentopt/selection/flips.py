@@ -95,7 +95,7 @@ class FLIPSSelector(Selector):
             found[start : start + _CHUNK] = near.argmin(axis=1)
         return found
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for client in gone:
             self._times.pop(client, None)
 

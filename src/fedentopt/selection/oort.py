@@ -144,7 +144,7 @@ class OortSelector(Selector):
             if client not in self._heard:
                 self._heard.append(client)
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for figures in (self._utility, self._last_round, self._seconds):
             for client in gone:
                 figures.pop(client, None)

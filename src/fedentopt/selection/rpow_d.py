@@ -42,7 +42,7 @@ class RPowDSelector(PowerOfChoice):
             if seen.loss is not None and client in self._table:
                 self._losses_told[client] = float(seen.loss)
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for client in gone:
             self._losses_told.pop(client, None)
 

@@ -245,7 +245,7 @@ class Selector(ABC):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:  # noqa: B027
         """Learn from the clients that trained. Clients whose figures were not finite are left out."""
 
-    def forget(self, gone: Collection[ClientId]) -> None:  # noqa: B027
+    def forget_clients(self, gone: Collection[ClientId]) -> None:  # noqa: B027
         """Drop what is known of clients that were removed; whoever comes back is new."""
 
     def memory(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class Selector(ABC):
 
     def remove(self, ids: Iterable[ClientId]) -> None:
         """Forget clients; unknown ones are refused, and then nobody is removed."""
-        self.forget(self._table.remove(ids))
+        self.forget_clients(self._table.remove(ids))
 
     def select(
         self, available: Iterable[ClientId] | None = None, *, losses: Mapping[ClientId, float] | None = None
