@@ -116,8 +116,8 @@ def softmax_entropies(logits: np.ndarray) -> np.ndarray:
 def bias_distances(rows: np.ndarray, entropies: np.ndarray, lam: float) -> np.ndarray:
     """Angle plus `lam` times the difference of entropies, between all clients."""
     wide = rows.astype(np.float64)
-    lengths = np.sqrt((wide**2).sum(axis=1, keepdims=True))
-    directions = wide / np.where(lengths > 0, lengths, 1.0)
-    apart = angles(directions, directions) + lam * np.abs(entropies[:, None] - entropies[None, :])
+    squares = (wide**2).sum(axis=1)
+    directions = wide / np.sqrt(np.where(squares > 0, squares, 1.0))[:, None]
+    apart = angles(directions, directions, squares, squares) + lam * np.abs(entropies[:, None] - entropies[None, :])
     np.fill_diagonal(apart, 0.0)
     return np.asarray((apart + apart.T) / 2)
