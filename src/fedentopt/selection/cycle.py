@@ -121,8 +121,10 @@ def _exchange(a: int, b: int, cohorts: list[np.ndarray], sums: list[np.ndarray],
         mine, theirs = counts[cohorts[a]], counts[cohorts[b]]
         moved = (theirs[None, :, :] - mine[:, None, :]).reshape(-1, counts.shape[1])
         # Sums of counts with noise may leave traces below 0 where a class is gone.
-        together = row_scores(np.maximum(sums[a] + moved, 0.0)) + row_scores(np.maximum(sums[b] - moved, 0.0))
-        now = float(row_scores(sums[a][None])[0] + row_scores(sums[b][None])[0])
+        both = np.concatenate([sums[a] + moved, sums[b] - moved, [sums[a], sums[b]]])
+        scores = row_scores(np.maximum(both, 0.0, out=both))
+        together = scores[: len(moved)] + scores[len(moved) : -2]
+        now = float(scores[-2] + scores[-1])
         best = int(np.argmax(together))
         if not together[best] > now + TIE_BITS:
             return helped
