@@ -29,7 +29,8 @@ class EntropySwapSelector(EntropySelector):
     """FedEntOpt's cohort, then exchanges of single clients until none raises the entropy; the same buffer."""
 
     run_settings: ClassVar[Mapping[str, Any]] = {
-        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True)
+        **EntropySelector.run_settings,
+        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True),
     }
 
     def exchange(
