@@ -75,6 +75,25 @@ def test_noise_beyond_all_counts_is_refused_by_the_budget(epsilon: float) -> Non
     EntropySelector(10).register(laplace_noise(np.zeros((50, 4)), 1e-12, np.random.default_rng(0)), noisy=True)
 
 
+class Drawn(np.random.Generator):
+    """Draws one number again and again."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.value = value
+
+    def laplace(self, loc=0.0, scale=1.0, size=None):
+        return np.full(size, self.value)
+
+
+def test_noise_may_make_the_largest_count_and_no_larger_one() -> None:
+    for edge in (2.0**53, -(2.0**53)):
+        assert laplace_noise([0.0], 1.0, Drawn(edge)).tolist() == [edge]
+        with pytest.raises(InputError, match="beyond what a count can be"):
+            laplace_noise([0.0], 1.0, Drawn(2 * edge))
+    assert laplace_noise([2.0**54], 1.0, Drawn(0.0)).tolist() == [2.0**54]  # it was too large before
+
+
 def test_counts_must_be_finite() -> None:
     for counts in (["a"], [[1], [2, 3]], None, {}, [10**400]):
         with pytest.raises(InputError, match="counts: noise can only be added to finite numbers"):
