@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,27 @@ def test_bad_epsilon_is_refused(epsilon) -> None:
 def test_budgets_whose_inverse_rounds_down_are_kept(epsilon: float) -> None:
     # OpenDP's own privacy map says 3.0000000000000004 for a scale of 1/3.0; the scale is widened until it fits.
     assert np.isfinite(secure_laplace([1.0, 2.0], epsilon)).all()
+
+
+def test_the_scale_is_widened_until_opendp_says_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    dp = pytest.importorskip("opendp.prelude")
+    make, scales = dp.m.make_laplace, []
+
+    def noting(domain, metric, scale):
+        scales.append(scale)
+        return make(domain, metric, scale=scale)
+
+    monkeypatch.setattr(dp.m, "make_laplace", noting)
+    secure_laplace([1.0, 2.0], 3.0)
+    assert scales[0] == 1 / 3.0
+    assert len(scales) > 1
+    assert scales == sorted(set(scales))
+
+
+def test_without_opendp_a_real_client_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(InputError, match=r"needs OpenDP; install fedentopt\[flower\]"):
+        secure_laplace([1.0], 1.0)
 
 
 @pytest.mark.parametrize("epsilon", [1e-300, 1e-18])

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from flwr.clientapp import ClientApp
 from fedentopt.errors import InputError
 from fedentopt.flower import label_report
 from fedentopt.flower.budget import settle_epsilon
-from fedentopt.flower.kept_report import open_report_file
+from fedentopt.flower.kept_report import KeptReport, open_report_file
 from fedentopt.flower.report import normal_id, read_report
 from flower_fake_grid import label_query
 
@@ -218,6 +219,35 @@ def test_two_processes_asked_at_once_give_one_answer(tmp_path: Path) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
+def test_threads_wait_for_each_other_too_and_the_lock_is_its_owners_alone(tmp_path: Path) -> None:
+    path, inside = tmp_path / "reports.json", threading.Event()
+
+    def other() -> None:
+        with open_report_file(path):
+            inside.set()
+
+    thread = threading.Thread(target=other)
+    with open_report_file(path):
+        thread.start()
+        assert not inside.wait(0.2)
+        if os.name == "posix":
+            assert stat.S_IMODE((tmp_path / "reports.json.lock").stat().st_mode) == 0o600
+    thread.join(30)
+    assert inside.is_set()
+
+
+def test_a_kept_report_says_what_it_is_and_is_salted_with_16_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "reports.json"
+    ask(node={"label-epsilon": 0.5, "label-report-file": str(path)})
+    content = json.loads(path.read_text())
+    assert (content["format"], content["version"]) == ("fedentopt label reports", 1)
+    (report,) = content["reports"].values()
+    assert len(bytes.fromhex(report["salt"])) == 16
+    for change in ({"counts": []}, {"counts": [1.0, float("nan"), 2.0]}, {"epsilon": 0.0}, {"epsilon": -1.0}):
+        with pytest.raises(InputError, match="counts must be finite numbers and epsilon above 0"):
+            KeptReport.from_dict(report | change)
+
+
 def test_a_larger_epsilon_gets_the_kept_report_and_a_smaller_one_a_refusal(tmp_path: Path) -> None:
     path = str(tmp_path / "report.json")
     first = ask(run={"label-epsilon": 0.5}, node={"label-report-file": path})
@@ -259,7 +289,14 @@ def test_a_report_of_another_number_of_classes_is_not_sent(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": "other"}', '{"format": "fedentopt label reports", "reports": {"4": {}}}']
+    "content",
+    [
+        "",
+        "[]",
+        '{"format": "other", "reports": {}}',
+        '{"format": "another", "reports": {}}',
+        '{"format": "fedentopt label reports", "reports": {"4": {}}}',
+    ],
 )
 def test_a_damaged_file_is_a_refusal_that_names_no_path(tmp_path: Path, content: str) -> None:
     path = tmp_path / f"{SECRET}.json"
@@ -317,3 +354,15 @@ def test_a_node_without_a_name_goes_by_flowers_id() -> None:
 def test_a_client_id_that_cannot_be_one_is_refused(bad: Any) -> None:
     with pytest.raises(InputError, match="client-id"):
         normal_id(bad)
+
+
+def test_only_whole_numbers_in_their_plain_spelling_are_numbers() -> None:
+    assert [normal_id(text) for text in ("7", " 7 ", "07", "007", "0", "-1", "7.0")] == [
+        7,
+        7,
+        "07",
+        "007",
+        0,
+        "-1",
+        "7.0",
+    ]
