@@ -235,6 +235,32 @@ def test_a_selector_for_a_run() -> None:
         Small.check_run(cohort_size=2, clients=10)
 
 
+def test_a_selector_says_for_how_many_clients_it_is() -> None:
+    class Small(RoundRobin):
+        name = "small"
+        largest = 1000
+
+    Small.check_run(cohort_size=2, clients=10**3)
+    Small.check_run(cohort_size=2, clients=5)
+    with pytest.raises(InputError, match="clients: 1001 are too many for small; accepted: at most 1000"):
+        Small.check_run(cohort_size=2, clients=1001)
+
+
+def test_without_clients_there_are_no_counts() -> None:
+    assert RoundRobin(2).counts.shape == (0, 1)
+    assert RoundRobin(2).sizes.shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["round", "pull"])
+def test_memory_may_not_hide_what_the_state_says_itself(name: str) -> None:
+    class Hiding(Learner):
+        def memory(self) -> dict[str, Any]:
+            return {"other": 1, name: 2}
+
+    with pytest.raises(InputError, match=f"'{name}' in its memory is taken; accepted: another name"):
+        Hiding(2).state_dict()
+
+
 # --- picking
 class Gives(Selector):
     """Picks what it is told to."""
@@ -578,3 +604,15 @@ def test_fewer_than_asked_for(cls: type[Selector]) -> None:
         assert [str(w.message) for w in caught if w.category is CohortWarning] == [
             "cohort of 2 instead of 3: no more clients are available"
         ]
+
+
+@every
+def test_counts_are_taken_by_name_and_for_exact_unless_said_otherwise(cls: type[Selector]) -> None:
+    selector = cls.for_run(cohort_size=1, clients=2, seed=0) if cls is not ValueSelector else cls(1)
+    for counts, words in ((np.array([[1, -2], [1, 1]]), "class 1 is -2"), (np.array([[1, 1], [0, 0]]), "are 0")):
+        with pytest.raises(InputError, match=words):
+            selector.register(counts)
+    with pytest.raises(TypeError, match="positional"):
+        selector.register([[1, 2]], True)  # type: ignore[misc]
+    selector.register(counts=np.array([[1, 2], [2, 1]]))
+    assert selector.clients == (0, 1)
