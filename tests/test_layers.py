@@ -23,7 +23,10 @@ MAY_IMPORT = {
     "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
     "audit": {"errors"},
+    "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
+    "tables": {"errors", "labels"},
+    "plan": ROOTS | {"selection", "results"},
     "algorithms": ROOTS | {"selection"},
     "models": ROOTS,
     "datasets": ROOTS,
@@ -32,9 +35,10 @@ MAY_IMPORT = {
     "simulation": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report"},
     "paper": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation"},
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
-    "flower": ROOTS | {"selection"},
+    "flower": ROOTS | {"selection", "release"},
     "cli": ROOTS
-    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"},
+    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"}
+    | {"tables", "plan"},
 }
 """Rooms by name. `simulation` may reach `report` for one thing: a comparison's own page and plot."""
 
@@ -96,6 +100,7 @@ def test_every_room_has_its_arrows() -> None:
     [
         ("fedentopt", ("torch", "typer", "rich", "scipy", "pandas")),
         ("fedentopt.algorithms", ("torch", "sklearn")),
+        ("fedentopt.release", ("torch", "flwr", "opendp")),
         ("fedentopt.results", ("torch", "pandas")),
         ("fedentopt.report", ("torch", "pandas", "fedentopt.simulation")),
         ("fedentopt.simulation", ("torch", "pandas")),

@@ -11,7 +11,7 @@ order; the rounds at the highest learning rate then go to uneven cohorts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +34,8 @@ class InferredSelector(EntropySelector):
     labels_from_heads = True
     stream = 0x494E
     run_settings: ClassVar[Mapping[str, Any]] = {
-        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True)
+        **EntropySelector.run_settings,
+        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True),
     }
     census_epochs: int = setting(1, help="epochs of the census before round 1; 0: no census", low=0)
     census_samples: int | None = setting(None, help="samples per client in the census (default: all)", low=1)
@@ -70,6 +71,13 @@ class InferredSelector(EntropySelector):
 
     def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
         """Reports are not looked at; what was estimated stays."""
+
+    def remove(self, ids: Iterable[ClientId]) -> None:
+        """Forget clients, and what was estimated of them."""
+        gone = list(ids)
+        super().remove(gone)
+        if self._audit is not None:
+            self._audit.forget(gone)
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Estimate the labels of those that trained."""
