@@ -158,7 +158,9 @@ class LabelAware(ModelController):
             if found is not None:
                 self._restore(found)
         except InputError as error:
-            self.system_panic(str(error), fl_ctx)
+            self._folder = None
+            self.error(str(error))  # NVFlare may keep the text of exceptions to itself
+            raise  # which ends the job
 
     def _restore(self, found: states.State) -> None:
         kind = found.meta["controller"]
@@ -195,8 +197,9 @@ class LabelAware(ModelController):
         try:
             model.params = _fill(model.params, self._restored.arrays[MODEL])
         except InputError as error:
-            self.panic(str(error))
-            return model
+            self._folder = None
+            self.error(str(error))
+            raise
         learnable = make_model_learnable(weights=model.params, meta_props=model.meta)
         self.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=True)
         return model
