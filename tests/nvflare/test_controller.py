@@ -1,4 +1,4 @@
-"""The controllers over sites that are functions: who is asked, who trains, what is refused, and going on after a stop."""
+"""The controllers over sites that are functions: who is asked, who trains, what is refused, going on after a stop."""
 
 from __future__ import annotations
 
@@ -56,14 +56,15 @@ def everybody(**own: Site) -> dict[str, Site]:
     return {name: own.get(name.replace("-", "_"), site(name)) for name in COUNTS}
 
 
+BASE = {"cohort_size": 2, "num_classes": CLASSES, "num_rounds": 6, "train_timeout": 9}
+
+
 def fedavg(**settings: Any) -> LabelAwareFedAvg:
-    return LabelAwareFedAvg(**{"cohort_size": 2, "num_classes": CLASSES, "num_rounds": 6, "train_timeout": 9} | settings)
+    return LabelAwareFedAvg(**BASE | settings)
 
 
 def scaffold(**settings: Any) -> LabelAwareScaffold:
-    return LabelAwareScaffold(
-        **{"cohort_size": 2, "num_classes": CLASSES, "num_rounds": 6, "train_timeout": 9} | settings
-    )
+    return LabelAwareScaffold(**BASE | settings)
 
 
 def cohorts(controller: LabelAware) -> list[tuple[str, ...]]:

@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
-from flower_processes import wait_for
-from nvflare_processes import SCRIPTS, SERVER, Deployment
 from fedentopt.nvflare import LabelAwareFedAvg
 from fedentopt.nvflare import state as states
+from flower_processes import wait_for
+from nvflare_processes import SERVER, Deployment
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,12 @@ def cohorts(log: str) -> dict[int, list[str]]:
 
 def test_a_site_dies_the_server_dies_and_the_study_goes_on(tmp_path: Path) -> None:
     job = tmp_path / "job"
-    code = f"import jobs; jobs.make('study', owner_counts=True, train_args='--seconds 0.3', **{SETTINGS!r}).export({str(job)!r})"
+    make = f"jobs.make('study', owner_counts=True, train_args='--seconds 0.3', **{SETTINGS!r})"
     with Deployment(tmp_path, sites=3) as fleet:
         done = subprocess.run(
-            [sys.executable, "-c", code], env=fleet.environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+            [sys.executable, "-c", f"import jobs; {make}.export({str(job)!r})"],
+            env=fleet.environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         for site in fleet.sites:
             owner = {"label-epsilon": 1.0, "label-report-file": str(tmp_path / f"{site}.json")}
@@ -71,7 +72,7 @@ def test_a_site_dies_the_server_dies_and_the_study_goes_on(tmp_path: Path) -> No
     if done_rounds in before:
         assert after[done_rounds] == before[done_rounds], "the cohort that was training when the server died"
     kept = states.load(saved)
-    again = LabelAwareFedAvg(num_classes=4, **{name: value for name, value in SETTINGS.items()})
+    again = LabelAwareFedAvg(num_classes=4, **SETTINGS)
     again.members.load_state_dict(kept.meta["members"], {})
     again.failing.load_state_dict(kept.meta["failing"])
     free = [site for site in fleet.sites if again.failing.over(site, done_rounds)]

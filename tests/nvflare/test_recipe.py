@@ -32,7 +32,14 @@ def exported(folder: Path, made: LabelAwareRecipe) -> tuple[dict[str, Any], dict
 
 
 def test_a_job_carries_its_settings_and_not_the_package(tmp_path: Path) -> None:
-    settings = {"buffer_size": 5, "seed": 9, "state": "study", "train_timeout": 60, "exclude": ["site-9"], "target": [1, 2, 3, 4]}
+    settings = {
+        "buffer_size": 5,
+        "seed": 9,
+        "state": "study",
+        "train_timeout": 60,
+        "exclude": ["site-9"],
+        "target": [1, 2, 3, 4],
+    }
     server, client, files = exported(tmp_path, recipe(labels="site_labels:labels", stop_cond="loss < 0.1", **settings))
     controller = server["workflows"][0]
     assert controller["path"] == "fedentopt.nvflare.controller.LabelAwareFedAvg"
@@ -47,7 +54,9 @@ def test_a_job_carries_its_settings_and_not_the_package(tmp_path: Path) -> None:
     filters = client["task_result_filters"]
     assert filters[0]["tasks"] == ["train"]
     assert filters[0]["filters"][0]["path"] == "fedentopt.nvflare.site.ExampleWeight"
-    assert [Path(file).name for file in files] == ["train.py"], "fedentopt is installed where the job runs, and not sent along"
+    assert [Path(file).name for file in files] == ["train.py"], (
+        "fedentopt is installed where the job runs, and not sent along"
+    )
     assert json.loads((tmp_path / "job" / "meta.json").read_text())["min_clients"] == 2, "not the size of a cohort"
 
 
@@ -58,7 +67,7 @@ def test_scaffold_in_the_place_of_fedavg(tmp_path: Path) -> None:
     again = LabelAwareScaffold(**controller["args"])
     assert again.members.selector.name == "random"
     assert again.num_rounds == 5
-    with pytest.raises(InputError, match="stop_cond: 'loss < 0.1' goes with FedAvg only"):
+    with pytest.raises(InputError, match=r"stop_cond: 'loss < 0\.1' goes with FedAvg only"):
         recipe(scaffold=True, stop_cond="loss < 0.1")
 
 
@@ -78,16 +87,17 @@ def test_a_recipe_of_pytorch(tmp_path: Path) -> None:
     class TorchRecipe(LabelAwareRecipe, FedAvgRecipe):
         pass
 
-    made = TorchRecipe(
-        name="job", model={"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 4}}, min_clients=2, train_script=str(SCRIPTS / "train.py"),
-        cohort_size=2, num_classes=4,
-    )  # fmt: skip
+    model = {"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 4}}
+    script = str(SCRIPTS / "train.py")
+    made = TorchRecipe(name="job", model=model, min_clients=2, train_script=script, cohort_size=2, num_classes=4)
     server, _, _ = exported(tmp_path, made)
     assert LabelAwareFedAvg(**server["workflows"][0]["args"]).cohort_size == 2
 
 
 @pytest.mark.slow
-def test_scaffold_in_the_simulator_with_a_site_that_answers_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaffold_in_the_simulator_with_a_site_that_answers_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDENTOPT_LABEL_EPSILON", "none")
     settings = {"cohort_size": 2, "buffer_size": 1, "num_rounds": 4, "seed": 5, "scaffold": True, "train_timeout": 60}
     log = simulate(tmp_path, "nonsense", sites=3, train_args="--liar site-2", query_timeout=60, **settings)

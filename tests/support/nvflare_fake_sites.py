@@ -94,7 +94,12 @@ class FakeServer:
 
     # --- and of its communicator
     def broadcast(
-        self, task: Task, fl_ctx: FLContext, targets: list[str], min_responses: int = 1, wait_time_after_min_received: int = 0
+        self,
+        task: Task,
+        fl_ctx: FLContext,
+        targets: list[str],
+        min_responses: int = 1,
+        wait_time_after_min_received: int = 0,
     ) -> None:
         self.asked.append((task.name, tuple(targets), task.timeout))
         for name in targets:

@@ -89,7 +89,13 @@ class Deployment:
         self.environment = environment(folder)
         self.sites = [f"site-{number}" for number in range(1, sites + 1)]
         people = [{"name": ADMIN, "org": "nvidia", "type": "admin", "role": "project_admin"}]
-        server = {"name": SERVER, "org": "nvidia", "type": "server", "fed_learn_port": self.port, "default_host": "localhost"}
+        server = {
+            "name": SERVER,
+            "org": "nvidia",
+            "type": "server",
+            "fed_learn_port": self.port,
+            "default_host": "localhost",
+        }
         clients = [{"name": site, "org": "nvidia", "type": "client"} for site in self.sites]
         implementation = "nvflare.lighter.impl"
         project = {
@@ -128,12 +134,13 @@ class Deployment:
         for name in names:
             kit = self.kits / name
             role = "server" if name == SERVER else "client"
+            program = f"nvflare.private.fed.app.{role}.{role}_train"
             who = [] if name == SERVER else [f"uid={name}"]
             self._starts += 1
             with (self.folder / f"{name}-{self._starts}.log").open("wb") as log:
                 self.running[name] = subprocess.Popen(
-                    [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train", "-m", str(kit),
-                     "-s", f"fed_{role}.json", "--set", "secure_train=true", *who, "org=nvidia", "config_folder=config"],
+                    [sys.executable, "-u", "-m", program, "-m", str(kit), "-s", f"fed_{role}.json",
+                     "--set", "secure_train=true", *who, "org=nvidia", "config_folder=config"],
                     stdout=log, stderr=subprocess.STDOUT, env=self.environment, cwd=self.folder,
                 )  # fmt: skip
             if name == SERVER:
@@ -147,11 +154,12 @@ class Deployment:
         """A session of the administrator's, waited for; close it."""
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        for attempt in range(20):
+        deadline = time.monotonic() + 30
+        while True:
             try:
                 return new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=5.0)
             except Exception:
-                if attempt == 19:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
 

@@ -177,9 +177,10 @@ class LabelAware(ModelController):
         self._restored = found
         self.start_round += found.rounds
         self.num_rounds -= found.rounds
-        if getattr(self, "model", None) is not None:  # FedAvg with a model of its own asks no persistor
-            given = self.model.params if isinstance(self.model, FLModel) else self.model
-            self.model = FLModel(params_type=ParamsType.FULL, params=_fill(given, found.arrays[MODEL]))
+        given: Any = getattr(self, "model", None)
+        if given is not None:  # FedAvg with a model of its own asks no persistor
+            params = given.params if isinstance(given, FLModel) else given
+            self.model = FLModel(params_type=ParamsType.FULL, params=_fill(params, found.arrays[MODEL]))
         self.info(f"continuing after {found.rounds} round(s) of state {self.state!r}")
 
     def initialize(self, fl_ctx: FLContext) -> None:

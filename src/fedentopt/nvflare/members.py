@@ -34,7 +34,7 @@ class Pauses:
     def failed(self, site: str, now: int) -> int:
         """Note a failure in round `now`; return the round from which the site is tried again."""
         times = self._failures.get(site, (0, 0))[0] + 1
-        until = now + 1 + min(2 ** min(times - 1, LONGEST_PAUSE), LONGEST_PAUSE)
+        until = now + 1 + min(1 << min(times - 1, LONGEST_PAUSE), LONGEST_PAUSE)
         self._failures[site] = (times, until)
         return until
 

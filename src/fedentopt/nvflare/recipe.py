@@ -98,8 +98,8 @@ class LabelAwareRecipe:
         # fedentopt is installed at the sites; without this line NVFlare would send parts of it along with the job.
         job.set_app_packages([*job.job.app_packages, "fedentopt"])
         for site in self.per_site_config or [None]:  # type: ignore[attr-defined]
-            named = {"labels": self._labels, "num_classes": None if self._labels is None else self._num_classes}
-            counts, weight = LabelCounts(**named), ExampleWeight(**named)
+            classes = None if self._labels is None else self._num_classes
+            counts, weight = LabelCounts(self._labels, classes), ExampleWeight(self._labels, classes)
             if site is None:
                 job.to_clients(counts, tasks=[TASK])
                 job.to_clients(weight, filter_type=FilterType.TASK_RESULT, tasks=["train"])

@@ -114,7 +114,9 @@ def observation(
     )
 
 
-def find_head(model: Mapping[str, Any], num_classes: int, named: tuple[str, str | None] | None) -> tuple[str, str | None]:
+def find_head(
+    model: Mapping[str, Any], num_classes: int, named: tuple[str, str | None] | None
+) -> tuple[str, str | None]:
     """Names of the last layer's weight (classes, features) and bias: those given, else the last that fit."""
     shapes = {name: as_array(value).shape for name, value in model.items()}
     if named is not None:

@@ -3,16 +3,16 @@
 Label counts are a task of their own, so a training script needs no change. What leaves is the answer of
 `fedentopt.release`: counts with noise, drawn once and kept, within the owner's budget.
 
-The owner's word is a file of the site's own, `local/fedentopt.json` in the folder of its startup kit. Nothing that a job
-or the server sends is read for it:
+The owner's word is a file of the site's own, `local/fedentopt.json` in the folder of its startup kit. Nothing that a
+job or the server sends is read for it:
 
     {"label-epsilon": 1.0, "label-report-file": "/var/lib/fl/labels.json",
      "labels": "hospital.data:labels", "num-classes": 10}
 
 It holds the settings of `fedentopt.release.owner`, and what is counted: `labels`, a function of the site's name
-(`package.module:function`, installed at the site) that returns one class number per sample, and `num-classes`. Where the
-file names them, the job's are not used. For privacy per person it names `persons`, a function that returns whose each
-sample is, in the same order, and `samples-per-person`. `client-id` tells sites apart that share a report file.
+(`package.module:function`, installed at the site) that returns one class number per sample, and `num-classes`. Where
+the file names them, the job's are not used. For privacy per person it names `persons`, a function that returns whose
+each sample is, in the same order, and `samples-per-person`. `client-id` tells sites apart that share a report file.
 
 A refusal reads the same whatever its cause. NVFlare streams a site's logs to the server, so the cause stands in
 `label-report.log` in the site's folder, and not in those. In NVFlare's simulator sites have no owner and no secrets:

@@ -41,20 +41,22 @@ class State:
 
 def check_name(name: str) -> str:
     """A name for a state: one folder's name, so that a job cannot reach elsewhere on the server."""
-    if not isinstance(name, str) or not name or name.startswith(".") or set(name) & set('/\\:\0') or len(name) > 100:
+    if not isinstance(name, str) or not name or name.startswith(".") or set(name) & set("/\\:\0") or len(name) > 100:
         raise InputError(f"state: {name!r} is not accepted; accepted: a name without / \\ : that does not begin with .")
     return name
 
 
 def make_folder(workspace: Path, name: str) -> Path:
-    """The state's folder, made where it is missing; one that cannot be written to is refused before a round is spent."""
+    """The state's folder, made where it is missing; one that cannot be written to is refused before round 1."""
     folder = workspace / FOLDER / check_name(name)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(prefix=FILE, dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"state: {folder}: {error.strerror or error}; accepted: a folder that can be written") from error
+        raise InputError(
+            f"state: {folder}: {error.strerror or error}; accepted: a folder that can be written"
+        ) from error
     return folder
 
 

@@ -18,6 +18,7 @@ from fedentopt.selection.selector import (
     Selector,
     selector,
 )
+from fedentopt.selection.stream import cohorts
 from fedentopt.settings import setting
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Observation",
     "RandomSelector",
     "Selector",
+    "cohorts",
     "selector",
     "setting",
 ]

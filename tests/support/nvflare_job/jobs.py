@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.recipe import SimEnv
+from site_labels import CLASSES
 
 from fedentopt.nvflare import NumpyFedEntOptRecipe
-from site_labels import CLASSES
 
 HERE = Path(__file__).parent
 
@@ -25,7 +25,9 @@ def make(name: str, *, train_args: str = "", owner_counts: bool = False, **setti
         labels=None if owner_counts else "site_labels:labels",
         **settings,
     )
-    recipe.add_server_config({"server": {"task_request_interval": 0.2}})  # else sites ask every two seconds whether there is work
+    recipe.add_server_config(
+        {"server": {"task_request_interval": 0.2}}
+    )  # else sites ask every two seconds whether there is work
     if not owner_counts:
         recipe.add_client_file(str(HERE / "site_labels.py"))
     return recipe

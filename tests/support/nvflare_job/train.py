@@ -24,7 +24,9 @@ while flare.is_running():
     meta = {"NUM_STEPS_CURRENT_ROUND": 25}
     controls = model.meta.get(AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL)
     if controls is not None:
-        meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {name: np.full_like(value, number) for name, value in controls.items()}
+        meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {
+            name: np.full_like(value, number) for name, value in controls.items()
+        }
     if site == options.liar:
         params = {name: value * np.nan for name, value in params.items()}
     flare.send(flare.FLModel(params=params, params_type="FULL", metrics={"loss": 1.0 / number}, meta=meta))
