@@ -17,6 +17,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AlgorithmConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_common.workflows.lr.fedavg import FedAvgLR
 
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
@@ -384,6 +386,50 @@ def test_selectors_are_told_what_they_need(tmp_path: Path, kind: ParamsType) -> 
 def test_wrong_settings_are_refused_when_the_job_is_made(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason.replace("(", r"\(")):
         fedavg(**settings)
+
+
+class Descendant(FedAvg):
+    """A FedAvg that might remember something."""
+
+
+class LabelAwareDescendant(LabelAware, Descendant):
+    pass
+
+
+class LabelAwareRegression(LabelAware, FedAvgLR):
+    """Its sites return gradients."""
+
+
+def test_controllers_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="FedAvgLR cannot be joined; accepted: FedAvg, Scaffold"):
+        LabelAwareRegression(**BASE)
+    with pytest.raises(InputError, match="state: Descendant may remember more than is kept"):
+        LabelAwareDescendant(**BASE, state="s")
+    done = FakeServer(tmp_path, everybody(), START).run(LabelAwareDescendant(**BASE))
+    assert len(done.history) == 6
+
+
+def test_a_model_of_torch_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    start = {"fc.weight": torch.zeros(CLASSES, 2), "fc.bias": torch.zeros(CLASSES, dtype=torch.bfloat16)}
+
+    def train(model: FLModel) -> FLModel:
+        return FLModel(params={name: value + 1 for name, value in model.params.items()}, params_type=ParamsType.FULL)
+
+    sites = {name: site(name, train=train) for name in COUNTS}
+    sites["site-2"] = site(
+        "site-2", train=lambda model: FLModel(params={**start, "fc.bias": start["fc.bias"] * np.nan})
+    )
+    for rounds in (2, 5):
+        server = FakeServer(tmp_path, sites, {})
+        server.persistor.model = {name: value.clone() for name, value in start.items()}
+        done = server.run(fedavg(cohort_size=8, num_rounds=rounds, state="torch"))
+        assert server.panics == []
+    assert [each.round for each in done.history] == [2, 3, 4]
+    assert set(done.history[0].failed) == {"site-2"}, "picked again after its pause"
+    model = server.persistor.model
+    assert model["fc.bias"].dtype == torch.bfloat16
+    assert torch.allclose(model["fc.weight"], torch.full((CLASSES, 2), 5.0))
 
 
 def test_noisy_counts_may_be_negative(tmp_path: Path) -> None:

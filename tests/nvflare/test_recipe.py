@@ -17,6 +17,8 @@ from fedentopt.nvflare import LabelAwareFedAvg, LabelAwareRecipe, LabelAwareScaf
 from nvflare_job import site_labels
 from nvflare_processes import SCRIPTS, simulate
 
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "nvflare"
+
 
 def recipe(**settings: Any) -> NumpyFedEntOptRecipe:
     base = {"name": "job", "model": [0.0], "min_clients": 2, "num_rounds": 5, "train_script": str(SCRIPTS / "train.py")}
@@ -100,7 +102,8 @@ def test_scaffold_in_the_simulator_with_a_site_that_answers_nonsense(
 ) -> None:
     monkeypatch.setenv("FEDENTOPT_LABEL_EPSILON", "none")
     settings = {"cohort_size": 2, "buffer_size": 1, "num_rounds": 4, "seed": 5, "scaffold": True, "train_timeout": 60}
-    log = simulate(tmp_path, "nonsense", sites=3, train_args="--liar site-2", query_timeout=60, **settings)
+    settings |= {"train_args": "--liar site-2", "query_timeout": 60}
+    log = simulate(tmp_path, SCRIPTS / "jobs.py", "nonsense", "3", json.dumps(settings))
     picked = [re.findall(r"'(.*?)'", names) for names in re.findall(r"round \d+: cohort \[(.*?)\]", log)]
     selector = EntropySelector(2, 1, seed=5)
     selector.register({f"site-{number}": site_labels.counts(f"site-{number}") for number in (1, 2, 3)})
@@ -114,3 +117,16 @@ def test_scaffold_in_the_simulator_with_a_site_that_answers_nonsense(
     assert len(picked) == 4
     assert paused, "the test is about a site that is picked"
     assert "Finished Scaffold" in log
+
+
+@pytest.mark.slow
+def test_the_example_learns_digits_in_the_simulator(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    log = simulate(tmp_path, EXAMPLE / "job.py", "--rounds", "3", "--sites", "4")
+    picked = [re.findall(r"'(.*?)'", names) for names in re.findall(r"round \d+: cohort \[(.*?)\]", log)]
+    assert len(picked) == 3
+    assert all(len(set(cohort)) == 2 for cohort in picked)
+    assert not set(picked[0]) & set(picked[1]), "two sites are kept out, so all four train in two rounds"
+    found = re.search(r"accuracy on all digits: ([\d.]+) %", log)
+    assert found is not None
+    assert float(found[1]) > 30

@@ -6,6 +6,7 @@ A site is `f(task_name, model) -> Shareable | None`; None stands for a site that
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class MemoryPersistor(ModelPersistor):
         self.saved = 0
 
     def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
-        return make_model_learnable({name: value.copy() for name, value in self.model.items()}, {})
+        return make_model_learnable(copy.deepcopy(self.model), {})
 
     def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
         self.model = dict(model[ModelLearnableKey.WEIGHTS])

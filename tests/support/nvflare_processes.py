@@ -6,7 +6,6 @@ Every process is ended by its id. NVFlare's folders, also the one it keeps in th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -51,15 +50,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def simulate(folder: Path, job: str, *, sites: int, seconds: float = 150, tries: int = 3, **settings: Any) -> str:
-    """Run a job of `nvflare_job/jobs.py` in the simulator; its log. Tried again where NVFlare lost a client."""
+def simulate(folder: Path, *words: str | Path, seconds: float = 150, tries: int = 4) -> str:
+    """Run a Python script that runs a job in NVFlare's simulator; its log. Again where NVFlare lost a client."""
     for number in range(tries):
         place = folder / f"try-{number}"
         place.mkdir(parents=True)
         log = place / "log.txt"
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, str(SCRIPTS / "jobs.py"), job, str(sites), json.dumps(settings)],
+                [sys.executable, *map(str, words)],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 cwd=place,

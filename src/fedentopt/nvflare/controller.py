@@ -1,6 +1,6 @@
 """Label-aware selection for NVFlare's model controllers.
 
-    class LabelAwareFedAvg(LabelAware, FedAvg): ...        # any ModelController whose run() asks sample_clients
+    class LabelAwareFedAvg(LabelAware, FedAvg): ...        # FedAvg, Scaffold, and what descends from them
 
 `LabelAware` overrides `sample_clients`: it asks sites it does not know for their label counts (task `label_counts`),
 lets a selector of `fedentopt.selection` pick among the known sites that are connected, and returns their names.
@@ -103,6 +103,7 @@ class LabelAware(ModelController):
         loss_metric: str = "loss",
         **kwargs: Any,
     ) -> None:
+        self._check_joined(state)
         for name, value, least in (
             ("num_classes", num_classes, 1),
             ("query_timeout", query_timeout, 1),
@@ -145,6 +146,20 @@ class LabelAware(ModelController):
         self._start_model: dict[str, np.ndarray] = {}
         self._observations: dict[str, Observation] = {}
         self._told_no_loss = False
+
+    @classmethod
+    def _check_joined(cls, state: str | None) -> None:
+        """Refuse controllers whose sites return something else than models, and states that would forget something."""
+        joined = next((each for each in cls.__mro__ if not issubclass(each, LabelAware)), object)
+        if not issubclass(joined, FedAvg | Scaffold):
+            raise InputError(
+                f"{cls.__name__}: {joined.__name__} cannot be joined; accepted: FedAvg, Scaffold and what descends "
+                "from them"
+            )
+        if state is not None and joined not in (FedAvg, Scaffold):
+            raise InputError(
+                f"state: {joined.__name__} may remember more than is kept; accepted with a state: FedAvg, Scaffold"
+            )
 
     # --- beginning, and going on
     def start_controller(self, fl_ctx: FLContext) -> None:
