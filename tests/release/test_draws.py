@@ -191,7 +191,7 @@ def test_a_draw_that_was_not_written_is_not_given_away(owner: OwnerSettings, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InputError, match="label-ledger: .*No space left"):
+    with pytest.raises(InputError, match=r"label-ledger: .*No space left"):
         release_counts(COUNTS, owner)
     monkeypatch.undo()
     assert owner.file is not None
@@ -253,7 +253,7 @@ def test_a_file_of_version_1_gives_its_answer_and_loses_its_hash(owner: OwnerSet
     assert "fingerprint" not in text
     assert "abab" not in text
     assert release_counts(never, owner, name="5").counts == draw.counts
-    with pytest.raises(InputError, match="from 1 to more than 1.2"):  # what its redraws cost is not forgotten
+    with pytest.raises(InputError, match=r"from 1 to more than 1\.2"):  # what its redraws cost is not forgotten
         release_counts(never, replace(owner, release=2, total=1.2), name="4")
     assert release_counts(never, owner, name="4") == draw
 
@@ -317,7 +317,7 @@ def test_what_is_no_regular_file_is_refused_and_left_alone(owner: OwnerSettings,
     else:
         path = tmp_path / "no" / "odd"
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(InputError, match="label-report-file: .*(not a regular file|no folder)"):
+    with pytest.raises(InputError, match=r"label-report-file: .*(not a regular file|no folder)"):
         release_counts(never, replace(owner, file=path))
     assert sorted(tmp_path.iterdir()) == before
 

@@ -106,15 +106,15 @@ def read_epsilon(value: Any, where: str = "node config") -> float | str | None:
 
 
 def example_weight(owner: OwnerSettings, samples: int, draw: Draw | None) -> int:
-    """What may stand for the number of samples in a reply, from 1.
+    """What may stand for the number of samples in a reply.
 
-    The noisy total is a function of a report that has left already, so it gives nothing further away.
+    The noisy total, at least 1, is a function of a report that has left already, so it gives nothing further away.
     """
     weight = owner.weight or ("exact" if owner.epsilon is None else "noisy")
     if weight == "uniform":
         return 1
     if weight == "exact":
-        return max(1, int(samples))
+        return int(samples)
     if draw is None:
         raise InputError(f'{EXAMPLES}: "noisy" needs the noisy counts of this client, and there are none')
     return max(1, round(math.fsum(draw.counts)))
