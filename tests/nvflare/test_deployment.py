@@ -21,7 +21,7 @@ from nvflare_processes import SERVER, Deployment
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 8
+ROUNDS = 500  # more than are waited for
 SETTINGS = {"cohort_size": 2, "buffer_size": 1, "num_rounds": ROUNDS, "train_timeout": 3, "state": "study", "seed": 3}
 COHORT = re.compile(r"round (\d+): cohort \[(.*?)\]")
 
@@ -52,8 +52,8 @@ def test_a_site_dies_the_server_dies_and_the_study_goes_on(tmp_path: Path) -> No
 
         first = fleet.submit(job / "study", sites=3)
         wait_for("a round", lambda: rounds() >= 1, 90)
-        fleet.kill("site-2")
-        wait_for("a round without site-2", lambda: "site site-2 did not train" in fleet.log(first), 60)
+        fleet.kill("site-1")
+        wait_for("a round without site-1", lambda: "site site-1 did not train" in fleet.log(first), 60)
         seen = rounds()
         wait_for("another round", lambda: rounds() > seen, 60)
         fleet.kill(SERVER)
@@ -61,18 +61,11 @@ def test_a_site_dies_the_server_dies_and_the_study_goes_on(tmp_path: Path) -> No
         saved = tmp_path / "saved"
         shutil.copytree(folder, saved)
         done_rounds = states.load(saved).rounds
-        assert done_rounds < ROUNDS
 
-        fleet.start(SERVER, "site-2")
+        fleet.start(SERVER, "site-1")
         second = fleet.submit(job / "study", sites=3)
-        logs = [""]
-
-        def finished() -> bool:
-            logs.append(fleet.log(second) or logs[-1])  # NVFlare puts the log of a job that has ended away
-            return rounds() == ROUNDS
-
-        wait_for("the last round", finished, 120)
-        after = cohorts(logs[-1])
+        wait_for("rounds after the restart", lambda: rounds() >= done_rounds + 3, 120)
+        after = cohorts(fleet.log(second))
 
     assert min(after) == done_rounds, "the round after the last that was kept"
     if done_rounds in before:
@@ -84,11 +77,12 @@ def test_a_site_dies_the_server_dies_and_the_study_goes_on(tmp_path: Path) -> No
     free = [site for site in fleet.sites if again.failing.over(site, done_rounds)]
     assert after[done_rounds] == list(again.members.select(free).clients)
 
-    reports = {entry["site"]: entry for entry in states.load(folder).meta["members"]["sites"]}
+    now = states.load(folder)
+    reports = {entry["site"]: entry for entry in now.meta["members"]["sites"]}
     assert reports == {entry["site"]: entry for entry in kept.meta["members"]["sites"]}, "nobody was asked twice"
     for site in fleet.sites:
         draws = json.loads((tmp_path / f"{site}.json").read_text())["clients"][""]
         assert [draw["counts"] for draw in draws] == [reports[site]["counts"]], "one draw, and it is what was sent"
-    model = states.load(folder).arrays["model"]["numpy_key"]
+    model = now.arrays["model"]["numpy_key"]
     assert np.isfinite(model).all()
-    assert model.min() >= ROUNDS - 1, "every round with a usable reply moved the model by 1 or more"
+    assert model.min() >= now.rounds, "every round had a usable reply, which moved the model by 1 or more"

@@ -142,8 +142,7 @@ class Deployment:
                      "--set", "secure_train=true", *who, "org=nvidia", "config_folder=config"],
                     stdout=log, stderr=subprocess.STDOUT, env=self.environment, cwd=self.folder,
                 )  # fmt: skip
-            if name == SERVER:
-                wait_for("server", lambda: listens(self.port), 60, self.running[name])
+        wait_for("server", lambda: listens(self.port), 60, self.running[SERVER])  # sites try until it is there
 
     def kill(self, name: str) -> None:
         """End a participant without a word, its jobs too."""
