@@ -117,6 +117,11 @@ def wrong_replies() -> dict[str, Callable[[FLModel], Any]]:
         "infinite": lambda model: moved(model, by=math.inf),
         "text": lambda model: put(model, "head.bias", np.array(["a"] * CLASSES)),
         "object": lambda model: put(model, "head.bias", None),
+        "ragged": lambda model: put(model, "head.bias", [[1], [1, 2]]),
+        "a list": lambda model: put(model, "head.bias", [1.0] * CLASSES),
+        "a difference": lambda model: FLModel(params=moved(model).params, params_type=ParamsType.DIFF),
+        "a long name": lambda model: put(model, "x" * 10**6, np.zeros(1)),
+        "weight complex": lambda model: weigh(model, np.complex128(1j)),
         "weight 0": lambda model: weigh(model, 0),
         "weight nan": lambda model: weigh(model, math.nan),
         "weight inf": lambda model: weigh(model, math.inf),
@@ -134,8 +139,79 @@ def test_a_wrong_reply_is_its_sites_failure_alone(tmp_path: Path, make: Callable
     failed = [each.round for each in done.history if "site-3" in each.failed]
     assert failed == [0, 2, 5], "left alone for one round, then two, then four"
     assert all(set(each.failed) <= {"site-3"} for each in done.history)
+    assert all(0 < len(reason) <= 300 for each in done.history for reason in each.failed.values())
     assert [len(each.cohort.clients) for each in done.history] == [8, 7, 8, 7, 7, 8, 7]
     assert np.allclose(server.persistor.model["head.bias"], 7)
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_metrics_that_cannot_be_averaged_are_dropped(tmp_path: Path, make: Callable[..., LabelAware]) -> None:
+    odd: dict[str, Any] = {"loss": np.zeros(7), "auc": math.nan, "each": np.zeros((2, 2)), "note": "hello", 3: 1j}
+
+    def usual(model: FLModel) -> FLModel:
+        return moved(model, metrics={"loss": 2.0, "auc": 0.5, "each": np.array([1.0, 2.0]), "table": {"a": 1}})
+
+    sites = {name: site(name, train=usual) for name in COUNTS}
+    sites["site-8"] = site("site-8", train=lambda model: moved(model, metrics=odd))
+    server = FakeServer(tmp_path, sites, START)
+    done = server.run(make(cohort_size=8, num_rounds=1, selector="random", seed=1))
+    assert server.panics == []
+    assert len(done.history[0].answered) == 8
+    assert np.allclose(server.persistor.model["head.bias"], 1)
+
+
+def garbage(rng: np.random.Generator) -> Any:
+    """Anything a site might put where a number, an array or a dictionary belongs."""
+    shape = tuple(int(n) for n in rng.integers(0, 4, rng.integers(0, 4)))
+    kinds: list[Any] = [
+        None, 0, -1, 10**400, math.nan, -math.inf, True, "", "x" * 50, b"\xff", [], [[1], [1, 2]], {}, {"a": None},
+        np.zeros(shape), np.full(shape, np.nan), np.zeros(shape, complex), np.array(["a"]), np.array([None]), 1j,
+        np.datetime64("2020"), np.float32(1), range(3), (1, 2), object(), lambda: None,
+    ]  # fmt: skip
+    return kinds[int(rng.integers(len(kinds)))]
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_sites_that_answer_anything_at_all_stop_no_job(tmp_path: Path, make: Callable[..., LabelAware]) -> None:
+    rng = np.random.default_rng(1)
+    sent = [0]
+
+    def odd_trainer(task: str, model: FLModel) -> Shareable | None:
+        return write_report([1, 2, 3, 4], None) if task == "label_counts" else odd(task, model)
+
+    def odd(task: str, model: FLModel) -> Shareable | None:
+        sent[0] += 1
+        choice = int(rng.integers(6))
+        if choice == 0:
+            return make_reply(str(garbage(rng)))
+        if choice == 1:
+            return Shareable({"DXO": garbage(rng), "data": garbage(rng)})
+        if task == "label_counts":
+            return write_report([garbage(rng) for _ in range(CLASSES)], garbage(rng)) if choice < 5 else None
+        reply = moved(model)
+        for where in (reply.params, reply.meta):
+            for name in list(where):
+                if rng.random() < 0.3:
+                    where[name] = garbage(rng)
+        if rng.random() < 0.3:
+            reply.metrics = {"loss": garbage(rng), str(garbage(rng)): garbage(rng)}
+        try:
+            return FLModelUtils.to_shareable(reply)
+        except Exception:
+            return None
+
+    sites = {name: site(name) for name in ("site-1", "site-2")}
+    sites |= {f"odd-{number}": odd if number % 2 else odd_trainer for number in range(20)}
+    server = FakeServer(tmp_path, sites, START)
+    done = make(cohort_size=22, num_rounds=250, selector="random")
+    done.failing.over = done.silent.over = lambda site, now: True  # no pauses: more replies
+    server.run(done)
+    assert server.panics == []
+    assert sent[0] >= 5000
+    assert sum(len(each.failed) for each in done.history) > 1000
+    assert sum(name.startswith("odd") for each in done.history for name in each.answered) > 30, "some are harmless"
+    assert all({"site-1", "site-2"} <= set(each.answered) for each in done.history)
+    assert np.isfinite(server.persistor.model["head.bias"]).all()
 
 
 def test_scaffold_refuses_wrong_control_terms(tmp_path: Path) -> None:

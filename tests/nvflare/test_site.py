@@ -83,7 +83,7 @@ def test_the_noisy_answer_is_drawn_once_whatever_is_asked(tmp_path: Path) -> Non
     fl_ctx = site(tmp_path / "site", owner)
     first = from_shareable(ask(fl_ctx)).data
     assert first["epsilon"] == 0.5
-    for number in range(20):  # a server that sends another job each time
+    for number in range(100):  # a server that sends another job each time
         later = from_shareable(ask(fl_ctx, f"{__name__}:labels_of_the_job", 4 + number)).data
         assert later == first
     (tmp_path / "kept.json").unlink()

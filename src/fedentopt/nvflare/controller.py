@@ -20,6 +20,7 @@ NVFlare builds controllers from JSON: every argument is a number, text, list or 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,13 +41,22 @@ from nvflare.app_common.workflows.scaffold import Scaffold
 from fedentopt.errors import InputError
 from fedentopt.nvflare import state as states
 from fedentopt.nvflare.members import Members, Pauses
-from fedentopt.nvflare.replies import SERVED, all_finite, as_array, check_reply, find_head, observation
+from fedentopt.nvflare.replies import (
+    SERVED,
+    all_finite,
+    as_array,
+    check_reply,
+    find_head,
+    observation,
+    usable_metrics,
+)
 from fedentopt.nvflare.report import TASK, Report, read_report
 from fedentopt.own_code import is_import_path, make_own
 from fedentopt.selection import SELECTORS, Cohort, EntropySelector, Observation, Selector
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
+LONGEST_REASON = 300  # characters of a site's failure that reach the log
 RETRY_SECONDS = 10  # longest wait for a site that gave no counts before: it must not hold up those that do
 
 
@@ -74,7 +84,7 @@ class LabelAware(ModelController):
     selector        another selector: its name, or package.module:Class, with `selector_args`
     exclude         names of sites that never train
     query_timeout   longest wait for label counts in seconds; a site that gave none before is waited for 10 s at most
-    train_timeout   longest wait for a round's training in seconds; 0: NVFlare's own wait
+    train_timeout   longest wait for a round's training in seconds; 0: NVFlare's own wait, for as long as a site lives
     node_timeout    longest wait for a connected site whose counts are known, in seconds; then the job ends
     state           name under which the server keeps its state across jobs
     head            names of the last layer's weight and bias, for selectors that need it; else the last that fit
@@ -96,7 +106,7 @@ class LabelAware(ModelController):
         selector_args: Mapping[str, Any] | None = None,
         exclude: Sequence[str] | None = None,
         query_timeout: int = 300,
-        train_timeout: int = 0,
+        train_timeout: int = 3600,
         node_timeout: int = 600,
         state: str | None = None,
         head: Sequence[str] | None = None,
@@ -146,6 +156,8 @@ class LabelAware(ModelController):
         self._start_model: dict[str, np.ndarray] = {}
         self._observations: dict[str, Observation] = {}
         self._told_no_loss = False
+        self._types: Counter[Any] = Counter()  # of replies so far
+        self._metric_shapes: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def _check_joined(cls, state: str | None) -> None:
@@ -231,6 +243,7 @@ class LabelAware(ModelController):
         self._open = RoundSelection(self._rounds_done, cohort)
         self.history.append(self._open)
         self._observations = {}
+        self._metric_shapes = {}
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
         )
@@ -285,7 +298,7 @@ class LabelAware(ModelController):
             try:
                 answers[site] = read_report(site, client_task.result, self.num_classes)
             except Exception as error:  # an exception here would end the task for all
-                answers[site] = str(error)
+                answers[site] = str(error)[:LONGEST_REASON]
             client_task.result = None
 
         # A task of our own: what model controllers do with results (events, errors that end the job) is for models.
@@ -368,19 +381,29 @@ class LabelAware(ModelController):
         """Check a reply, note it, and hand it on if it is usable; the result says whether it was used."""
         site, now = _site_of(reply), self._open
         try:
+            self._check_type(reply)
             check_reply(sent, reply)
             seen = self._observe(site, reply, time.monotonic() - begin)
-        except InputError as error:
+            reply.metrics = usable_metrics(reply.metrics, self._metric_shapes)
+            if use(reply) is False:
+                raise InputError("the reply was not used")
+        except Exception as error:  # whatever a reply is made of, it is its site's failure
             if now is not None:
-                now.failed[site] = str(error)
-            return False
-        if use(reply) is False:
+                kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+                now.failed[site] = f"{kind}{error}"[:LONGEST_REASON]
             return False
         if now is not None:
             now.answered.append(site)
         if seen is not None:
             self._observations[site] = seen
         return True
+
+    def _check_type(self, reply: FLModel) -> None:
+        """Refuse whole models among differences and the reverse: NVFlare averages them as what the first one was."""
+        self._types[reply.params_type] += 1
+        usual = self._types.most_common(1)[0][0]
+        if reply.params_type != usual:
+            raise InputError(f"the reply is of type {reply.params_type}, others' are {usual}")
 
     def _observe(self, site: str, reply: FLModel, seconds: float) -> Observation | None:
         needs = self.members.selector.needs

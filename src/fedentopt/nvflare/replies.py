@@ -1,8 +1,9 @@
 """Training replies: checked before they reach an aggregation, and read for selectors that need more than labels.
 
-A reply that is wrong (no parameters, others than the model's, other shapes, numbers that are not finite, a weight that
-cannot be a number of steps; for SCAFFOLD the same of the control terms) is its site's failure and nobody else's.
-Parameters may be NumPy arrays, torch tensors or numbers.
+A reply that is wrong (no parameters, others than the model's, other shapes or kinds, numbers that are not finite, a
+weight that cannot be a number of steps; for SCAFFOLD the same of the control terms) is its site's failure and nobody
+else's. Parameters are NumPy arrays and numbers, or torch tensors where the model's are. Metrics that could not be
+averaged with the others' are dropped, and the reply is used.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def check_reply(sent: FLModel, reply: FLModel) -> None:
             _check_finite("parameter", name, as_array(value))
     meta = reply.meta or {}
     steps = meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1)
-    if isinstance(steps, bool) or not isinstance(steps, int | float | np.number) or not 0 < steps <= LARGEST_COUNT:
+    if (
+        isinstance(steps, bool)
+        or not isinstance(steps, int | float | np.integer | np.floating)
+        or not 0 < steps <= LARGEST_COUNT
+    ):
         raise InputError(f"{FLMetaKey.NUM_STEPS_CURRENT_ROUND}: {steps!r}; accepted: a number above 0, at most 2**53")
     controls = (sent.meta or {}).get(AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL)
     if controls is not None:
@@ -59,6 +64,29 @@ def check_reply(sent: FLModel, reply: FLModel) -> None:
         if not isinstance(change, dict):
             raise InputError(f"the reply holds no control terms ({AlgorithmConstants.SCAFFOLD_CTRL_DIFF})")
         _check_group("control term", controls, change)
+
+
+def usable_metrics(metrics: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any] | None:
+    """The metrics without those that NVFlare would trip over; `shapes` are those of this round, by whoever came first.
+
+    Finite numbers and arrays stay, as Python numbers and NumPy arrays, and so does what NVFlare does not average (text,
+    lists, dictionaries).
+    """
+    if not isinstance(metrics, dict):
+        return None
+    kept: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if value is None or isinstance(value, str | list | tuple | set | dict):
+            kept[name] = value
+            continue
+        try:
+            array = as_array(value)
+            _check_finite("metric", name, array)
+        except Exception:
+            continue
+        if shapes.setdefault(str(name), array.shape) == array.shape:
+            kept[name] = float(array) if array.ndim == 0 else array
+    return kept
 
 
 def all_finite(params: Mapping[str, Any]) -> bool:
@@ -137,10 +165,19 @@ def _check_group(what: str, own: Mapping[str, Any], given: Mapping[str, Any]) ->
     for name, value in given.items():
         if name not in own:
             raise InputError(f"{what} {name!r} is not in the model")
+        if _kind(value) != _kind(own[name]):
+            raise InputError(f"{what} {name!r} is a {type(value).__name__}, not a {type(own[name]).__name__}")
         array, shape = as_array(value), as_array(own[name]).shape
         if array.shape != shape:
             raise InputError(f"{what} {name!r} has shape {array.shape}, not {shape}")
         _check_finite(what, name, array)
+
+
+def _kind(value: Any) -> str:
+    """Whether sums can be formed with it: arrays and numbers with each other, tensors with tensors."""
+    if hasattr(value, "detach") or hasattr(value, "materialize"):
+        return "tensor"
+    return "array" if isinstance(value, np.ndarray | np.integer | np.floating | int | float) else type(value).__name__
 
 
 def _check_finite(what: str, name: object, array: np.ndarray) -> None:
