@@ -49,7 +49,7 @@ def moved(model: FLModel, by: float = 1.0, **more: Any) -> FLModel:
     meta = {"NUM_STEPS_CURRENT_ROUND": 1}
     controls = model.meta.get(AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL)
     if controls is not None:
-        meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {name: value + by for name, value in controls.items()}
+        meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {name: 0 * value + by for name, value in controls.items()}
     params = {name: value + np.float32(by) for name, value in model.params.items()}
     return FLModel(params=params, params_type=ParamsType.FULL, meta=meta, **more)
 
@@ -146,7 +146,7 @@ def test_a_wrong_reply_is_its_sites_failure_alone(tmp_path: Path, make: Callable
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])
 def test_metrics_that_cannot_be_averaged_are_dropped(tmp_path: Path, make: Callable[..., LabelAware]) -> None:
-    odd: dict[str, Any] = {"loss": np.zeros(7), "auc": math.nan, "each": np.zeros((2, 2)), "note": "hello", 3: 1j}
+    odd: dict[str, Any] = {"loss": np.zeros(7), "auc": math.nan, "each": np.zeros(3), "note": "hello", 3: 1j}
 
     def usual(model: FLModel) -> FLModel:
         return moved(model, metrics={"loss": 2.0, "auc": 0.5, "each": np.array([1.0, 2.0]), "table": {"a": 1}})
@@ -243,13 +243,22 @@ def test_a_round_without_a_usable_reply_leaves_the_model(tmp_path: Path, make: C
 
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])
-def test_an_average_that_overflows_leaves_the_model(tmp_path: Path, make: Callable[..., LabelAware]) -> None:
-    huge = {name: site(name, train=lambda model: moved(model, by=3e38)) for name in COUNTS}
-    server = FakeServer(tmp_path, huge, START)
+@pytest.mark.parametrize("kind", [ParamsType.FULL, ParamsType.DIFF])
+def test_an_average_that_overflows_leaves_the_model(
+    tmp_path: Path, make: Callable[..., LabelAware], kind: ParamsType
+) -> None:
+    def train(model: FLModel) -> FLModel:
+        reply = moved(model, by=3e38 if model.current_round < 2 else 1.0)
+        reply.params_type = kind
+        return reply
+
+    server = FakeServer(tmp_path, {name: site(name, train=train) for name in COUNTS}, START)
     with np.errstate(over="ignore", invalid="ignore"):
-        server.run(make(num_rounds=2))
+        done = server.run(make(num_rounds=4))
     assert server.panics == []
     assert np.isfinite(server.persistor.model["head.bias"]).all()
+    assert np.isfinite(getattr(done, "_global_ctrl_weights", {"none": 0.0}).popitem()[1]).all()
+    assert all(each.answered for each in done.history), "and the rounds after it are as good as any"
 
 
 @pytest.mark.parametrize(

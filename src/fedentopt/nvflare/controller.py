@@ -43,11 +43,11 @@ from fedentopt.nvflare import state as states
 from fedentopt.nvflare.members import Members, Pauses
 from fedentopt.nvflare.replies import (
     SERVED,
-    all_finite,
     as_array,
     check_reply,
     find_head,
     observation,
+    stays_finite,
     usable_metrics,
 )
 from fedentopt.nvflare.report import TASK, Report, read_report
@@ -445,10 +445,18 @@ class LabelAware(ModelController):
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
         """The joined controller's, unless there is nothing to take over; and the end of the round for the selector."""
-        if aggr_result.params and all_finite(aggr_result.params):
-            model = super().update_model(model, aggr_result)
+        change = (aggr_result.meta or {}).get(AlgorithmConstants.SCAFFOLD_CTRL_DIFF) or {}
+        before = model.params if aggr_result.params_type == ParamsType.DIFF else {}
+        if not aggr_result.params:
+            why = "no usable reply"
+        elif not stays_finite(before, aggr_result.params):
+            why = "the average is not finite"
+        elif not stays_finite(getattr(self, "_global_ctrl_weights", {}), change):
+            why = "the control terms would not be finite"
         else:
-            why = "the average is not finite" if aggr_result.params else "no usable reply"
+            why = ""
+            model = super().update_model(model, aggr_result)
+        if why:
             self.warning(f"round {self._rounds_done}: {why}, the model stays as it was")
             aggr_result.meta = {**(aggr_result.meta or {}), AlgorithmConstants.SCAFFOLD_CTRL_DIFF: {}}
         self._close_round()

@@ -89,9 +89,15 @@ def usable_metrics(metrics: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str
     return kept
 
 
-def all_finite(params: Mapping[str, Any]) -> bool:
-    """Whether a model may replace the one before it."""
-    return all(bool(np.isfinite(as_array(value)).all()) for value in params.values())
+def stays_finite(before: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+    """Whether what was averaged is finite, also when it is added to what was before."""
+    for name, value in change.items():
+        array = as_array(value)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = array + as_array(before[name]) if name in before else array
+        if not (np.isfinite(array).all() and np.isfinite(total).all()):
+            return False
+    return True
 
 
 def observation(

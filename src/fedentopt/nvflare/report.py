@@ -63,8 +63,4 @@ def read_report(site: str, reply: Shareable, num_classes: int) -> Report:
         epsilon = float(epsilon)
     if not isinstance(counts, list):
         raise InputError(f"site {site}: label counts must be a list, not {type(counts).__name__}")
-    try:
-        numbers = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"site {site}: label counts are not numbers") from error
-    return Report(site, validate_report(site, numbers, num_classes, noisy=epsilon is not None), epsilon)
+    return Report(site, validate_report(site, counts, num_classes, noisy=epsilon is not None), epsilon)
