@@ -204,7 +204,7 @@ def test_sites_that_answer_anything_at_all_stop_no_job(tmp_path: Path, make: Cal
     sites |= {f"odd-{number}": odd if number % 2 else odd_trainer for number in range(20)}
     server = FakeServer(tmp_path, sites, START)
     done = make(cohort_size=22, num_rounds=250, selector="random")
-    done.failing.over = done.silent.over = lambda site, now: True  # no pauses: more replies
+    done.failing.over = done.census.pauses.over = lambda site, now: True  # no pauses: more replies
     server.run(done)
     assert server.panics == []
     assert sent[0] >= 5000

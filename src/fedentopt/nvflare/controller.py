@@ -22,14 +22,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvflare.apis.controller_spec import ClientTask, Task
-from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import make_model_learnable
@@ -40,38 +37,17 @@ from nvflare.app_common.workflows.scaffold import Scaffold
 
 from fedentopt.errors import InputError
 from fedentopt.nvflare import state as states
-from fedentopt.nvflare.members import Members, Pauses
-from fedentopt.nvflare.replies import (
-    SERVED,
-    as_array,
-    check_reply,
-    find_head,
-    observation,
-    stays_finite,
-    usable_metrics,
-)
-from fedentopt.nvflare.report import TASK, Report, read_report
-from fedentopt.own_code import is_import_path, make_own
-from fedentopt.selection import SELECTORS, Cohort, EntropySelector, Observation, Selector
+from fedentopt.nvflare.census import Census
+from fedentopt.nvflare.members import Members, Pauses, make_selector
+from fedentopt.nvflare.replies import SERVED, as_array, stays_finite
+from fedentopt.nvflare.training import RoundSelection, Training, site_of
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
-LONGEST_REASON = 300  # characters of a site's failure that reach the log
-RETRY_SECONDS = 10  # longest wait for a site that gave no counts before: it must not hold up those that do
 
 
 class NoClientsError(RuntimeError):
     """Nobody to train with: the sites are gone, or none of them has told its label counts."""
-
-
-@dataclass
-class RoundSelection:
-    """A round's cohort and what became of it: sites whose reply was used, and why the others' was not."""
-
-    round: int
-    cohort: Cohort
-    answered: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 class LabelAware(ModelController):
@@ -127,7 +103,7 @@ class LabelAware(ModelController):
             )
         if kwargs.get("ignore_result_error") is None:
             kwargs["ignore_result_error"] = True  # a site's error is that site's failure
-        made = _make_selector(cohort_size, num_classes, buffer_size, seed, target, selector, selector_args)
+        made = make_selector(cohort_size, num_classes, buffer_size, seed, target, selector, selector_args)
         beyond = ", ".join(sorted(made.needs - SERVED))
         if beyond:
             raise InputError(
@@ -146,18 +122,16 @@ class LabelAware(ModelController):
         self.head, self.loss_metric = None if head is None else list(head), loss_metric
 
         self.members = Members(made, num_classes)
-        self.silent, self.failing = Pauses(), Pauses()
+        self.census = Census(num_classes, query_timeout)
+        self.failing = Pauses()
         self.history: list[RoundSelection] = []
         self._rounds_done = 0
         self._folder: Path | None = None
         self._restored: states.State | None = None
-        self._open: RoundSelection | None = None  # the round whose cohort is training
+        self._open: Training | None = None  # the round whose cohort is training
         self._unsaved: FLModel | None = None
-        self._start_model: dict[str, np.ndarray] = {}
-        self._observations: dict[str, Observation] = {}
-        self._told_no_loss = False
         self._types: Counter[Any] = Counter()  # of replies so far
-        self._metric_shapes: dict[str, tuple[int, ...]] = {}
+        self._told_no_loss = False
 
     @classmethod
     def _check_joined(cls, state: str | None) -> None:
@@ -196,7 +170,7 @@ class LabelAware(ModelController):
         if found.rounds > self.num_rounds:
             raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
-        self.silent.load_state_dict(found.meta["silent"])
+        self.census.pauses.load_state_dict(found.meta["silent"])
         self.failing.load_state_dict(found.meta["failing"])
         for name, value in found.meta["early_stop"].items():
             setattr(self, name, value)
@@ -239,11 +213,11 @@ class LabelAware(ModelController):
             self._save(self._unsaved)
         available = self._gather()
         cohort = self.members.select(available)
-        names = [str(client) for client in cohort.clients]
-        self._open = RoundSelection(self._rounds_done, cohort)
-        self.history.append(self._open)
-        self._observations = {}
-        self._metric_shapes = {}
+        selection = RoundSelection(self._rounds_done, cohort)
+        self.history.append(selection)
+        head = None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
+        self._open = Training(selection, self.members, self._types, head, self.loss_metric)
+        names = selection.sites
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
         )
@@ -259,7 +233,8 @@ class LabelAware(ModelController):
         deadline = time.monotonic() + self.node_timeout
         while True:
             connected = self._connected()
-            self.members.take(self._ask([site for site in connected if site not in self.members.reports]))
+            unknown = [site for site in connected if site not in self.members.reports]
+            self.members.take(self.census.ask(self, unknown, self._rounds_done, urgent=not self.members.reports))
             known = [site for site in connected if site in self.members.reports]
             available = [site for site in known if self.failing.over(site, self._rounds_done)]
             if available or known:
@@ -277,51 +252,6 @@ class LabelAware(ModelController):
         left_out = set(self.exclude or ())
         return [name for name in names if name not in left_out and not self.get_client_disconnect_time(name)]
 
-    def _ask(self, sites: Sequence[str]) -> list[Report]:
-        """Ask these sites for their counts, the ones that failed before after a pause; return what is usable."""
-        nobody_known = not self.members.reports
-        due = [site for site in sites if nobody_known or self.silent.over(site, self._rounds_done)]
-        first = [site for site in due if not self.silent.has_failed(site)]
-        again = [site for site in due if self.silent.has_failed(site)]
-        found = []
-        for group, seconds in ((first, self.query_timeout), (again, min(self.query_timeout, RETRY_SECONDS))):
-            if group and not self.abort_signal.triggered:
-                found += self._query(group, seconds)
-        return sorted(found, key=lambda report: report.site)
-
-    def _query(self, sites: Sequence[str], seconds: int) -> list[Report]:
-        self.info(f"asking {len(sites)} site(s) for their label counts")
-        answers: dict[str, Report | str] = {}
-
-        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            site = client_task.client.name
-            try:
-                answers[site] = read_report(site, client_task.result, self.num_classes)
-            except Exception as error:  # an exception here would end the task for all
-                answers[site] = str(error)[:LONGEST_REASON]
-            client_task.result = None
-
-        # A task of our own: what model controllers do with results (events, errors that end the job) is for models.
-        task = Task(
-            name=TASK,
-            data=DXO(DataKind.APP_DEFINED, data={TASK: True}).to_shareable(),
-            timeout=seconds,
-            result_received_cb=received,
-        )
-        self.broadcast_and_wait(
-            task=task, targets=list(sites), min_responses=0, fl_ctx=self.fl_ctx, abort_signal=self.abort_signal
-        )
-        found = []
-        for site in sites:
-            answer = answers.get(site, f"no answer within {seconds} s")
-            if isinstance(answer, Report):
-                self.silent.worked(site)
-                found.append(answer)
-            else:
-                until = self.silent.failed(site, self._rounds_done)
-                self.warning(f"site {site} is left out: {answer} (asked again from round {until} on)")
-        return found
-
     # --- training, as FedAvg (with a callback) and SCAFFOLD (waiting) send it
     def send_model(
         self,
@@ -333,10 +263,11 @@ class LabelAware(ModelController):
         callback: Callable[[FLModel], Any] | None = None,
     ) -> None:
         """NVFlare's, for a cohort with a time limit and with replies that were checked."""
-        if self._is_training(targets) and callback is not None:
+        training = self._training(targets)
+        if training is not None and callback is not None:
             timeout = timeout or self.train_timeout
-            self._remember_start(data)
-            callback = partial(self._received, data, time.monotonic(), callback)
+            training.begin(data)
+            callback = partial(training.receive, callback)
         super().send_model(
             task_name=task_name,
             data=data,
@@ -355,80 +286,23 @@ class LabelAware(ModelController):
         timeout: int = 0,
     ) -> list[FLModel]:
         """NVFlare's, for a cohort with a time limit and with the replies that are usable."""
-        training = self._is_training(targets)
-        if training:
+        training = self._training(targets)
+        if training is not None:
             timeout = timeout or self.train_timeout
-            self._remember_start(data)
-        begin = time.monotonic()
+            training.begin(data)
         results = super().send_model_and_wait(
             task_name=task_name, data=data, targets=targets, min_responses=min_responses, timeout=timeout
         )
-        if not training:
+        if training is None:
             return list(results)
-        usable = [result for result in results if self._received(data, begin, _accept, result)]
+        usable = [result for result in results if training.receive(_accept, result)]
         # In the order of the cohort, so that the sum does not depend on who was fastest.
         order = {name: place for place, name in enumerate(targets or ())}
-        return sorted(usable, key=lambda result: order.get(_site_of(result), len(order)))
+        return sorted(usable, key=lambda result: order.get(site_of(result), len(order)))
 
-    def _is_training(self, targets: Sequence[str] | None) -> bool:
-        return self._open is not None and list(targets or ()) == [str(site) for site in self._open.cohort.clients]
-
-    def _remember_start(self, data: FLModel) -> None:
-        if self.members.selector.needs & {"head", "update"}:
-            self._start_model = {name: as_array(value).copy() for name, value in data.params.items()}
-
-    def _received(self, sent: FLModel, begin: float, use: Callable[[FLModel], Any], reply: FLModel) -> bool:
-        """Check a reply, note it, and hand it on if it is usable; the result says whether it was used."""
-        site, now = _site_of(reply), self._open
-        try:
-            self._check_type(reply)
-            check_reply(sent, reply)
-            seen = self._observe(site, reply, time.monotonic() - begin)
-            reply.metrics = usable_metrics(reply.metrics, self._metric_shapes)
-            if use(reply) is False:
-                raise InputError("the reply was not used")
-        except Exception as error:  # whatever a reply is made of, it is its site's failure
-            if now is not None:
-                kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-                now.failed[site] = f"{kind}{error}"[:LONGEST_REASON]
-            return False
-        if now is not None:
-            now.answered.append(site)
-        if seen is not None:
-            self._observations[site] = seen
-        return True
-
-    def _check_type(self, reply: FLModel) -> None:
-        """Refuse whole models among differences and the reverse: NVFlare averages them as what the first one was."""
-        self._types[reply.params_type] += 1
-        usual = self._types.most_common(1)[0][0]
-        if reply.params_type != usual:
-            raise InputError(f"the reply is of type {reply.params_type}, others' are {usual}")
-
-    def _observe(self, site: str, reply: FLModel, seconds: float) -> Observation | None:
-        needs = self.members.selector.needs
-        if not needs or site not in self.members.reports:
-            return None
-        head: tuple[str, str | None] | None = None
-        if "head" in needs:
-            named = None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
-            head = find_head(self._start_model, self.num_classes, named)
-        seen = observation(
-            needs,
-            self._start_model,
-            reply,
-            samples=self.members.size(site),
-            seconds=seconds,
-            head=head,
-            loss_metric=self.loss_metric,
-        )
-        if seen is None and not self._told_no_loss:
-            self._told_no_loss = True
-            self.warning(
-                f"site {site} sends no metric {self.loss_metric!r}, which selector {self.members.selector.name} needs; "
-                "it learns nothing of such sites"
-            )
-        return seen
+    def _training(self, targets: Sequence[str] | None) -> Training | None:
+        """The round's training where this is what is sent."""
+        return self._open if self._open is not None and list(targets or ()) == self._open.selection.sites else None
 
     # --- after training
     def aggregate(self, results: list[FLModel], aggregate_fn: Callable[..., FLModel] | None = None) -> FLModel:
@@ -439,7 +313,7 @@ class LabelAware(ModelController):
 
     def _get_aggregated_result(self) -> FLModel:
         """FedAvg's; as `aggregate`."""
-        if self._open is None or self._open.answered:
+        if self._open is None or self._open.selection.answered:
             return super()._get_aggregated_result()
         return FLModel(params={}, meta={"nr_aggregated": 0}, current_round=self.current_round)
 
@@ -464,9 +338,10 @@ class LabelAware(ModelController):
         return model
 
     def _close_round(self) -> None:
-        last, self._open = self._open, None
-        if last is not None:
-            for site in map(str, last.cohort.clients):
+        training, self._open = self._open, None
+        if training is not None:
+            last = training.selection
+            for site in last.sites:
                 if site in last.answered:
                     self.failing.worked(site)
                     continue
@@ -475,9 +350,16 @@ class LabelAware(ModelController):
                 self.warning(
                     f"round {last.round}: site {site} did not train: {reason} (picked again from round {until} on)"
                 )
-            if self.members.selector.needs:
-                order = [str(site) for site in last.cohort.clients if str(site) in self._observations]
-                self.members.selector.observe({site: self._observations[site] for site in order})
+            selector = self.members.selector
+            if selector.needs:
+                seen = training.observations
+                selector.observe({site: seen[site] for site in last.sites if site in seen})
+            if training.told_no_loss and not self._told_no_loss:
+                self._told_no_loss = True
+                self.warning(
+                    f"site {training.told_no_loss[0]} sends no metric {self.loss_metric!r}, which selector "
+                    f"{selector.name} needs; it learns nothing of such sites"
+                )
         self._rounds_done += 1
 
     def save_model(self, model: FLModel) -> None:
@@ -503,7 +385,7 @@ class LabelAware(ModelController):
                 meta={
                     "controller": type(self).__name__,
                     "members": self.members.state_dict(),
-                    "silent": self.silent.state_dict(),
+                    "silent": self.census.pauses.state_dict(),
                     "failing": self.failing.state_dict(),
                     "early_stop": {name: _plain(getattr(self, name)) for name in EARLY_STOP if hasattr(self, name)},
                 },
@@ -517,38 +399,6 @@ class LabelAwareFedAvg(LabelAware, FedAvg):
 
 class LabelAwareScaffold(LabelAware, Scaffold):
     """NVFlare's SCAFFOLD with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `Scaffold`."""
-
-
-def _make_selector(
-    cohort_size: int,
-    num_classes: int,
-    buffer_size: int,
-    seed: int,
-    target: Sequence[float] | None,
-    selector: str | None,
-    settings: Mapping[str, Any] | None,
-) -> Selector:
-    if selector is None:
-        if settings:
-            raise InputError("selector_args: given without a selector; accepted: buffer_size, seed and target")
-        made = EntropySelector(cohort_size, buffer_size, seed, target)
-        if made.target is not None and made.target.size != num_classes:
-            raise InputError(f"target: {made.target.size} weights; accepted: {num_classes}, one for each class")
-        return made
-    if buffer_size != 0 or target is not None:
-        raise InputError("selector: give either a selector or buffer_size and target, which would build one")
-    if not isinstance(selector, str):
-        raise InputError(f"selector: {selector!r}; accepted: a name ({', '.join(SELECTORS.names)}) or module:Class")
-    if is_import_path(selector):
-        own = make_own("selector", selector, cohort_size, seed=seed, **(settings or {}))
-    else:
-        try:
-            own = SELECTORS.get(selector)(cohort_size, seed=seed, **(settings or {}))
-        except TypeError as error:
-            raise InputError(f"selector_args: {error}") from error
-    if not isinstance(own, Selector):
-        raise InputError(f"selector: {selector} gives a {type(own).__name__}; accepted: a Selector")
-    return own
 
 
 def _fill(own: Mapping[str, Any], saved: Mapping[str, np.ndarray], what: str = "model") -> dict[str, Any]:
@@ -567,10 +417,6 @@ def _fill(own: Mapping[str, Any], saved: Mapping[str, np.ndarray], what: str = "
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def _site_of(result: FLModel) -> str:
-    return str((result.meta or {}).get("client_name", ""))
 
 
 def _accept(reply: FLModel) -> bool:
