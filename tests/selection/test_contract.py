@@ -616,3 +616,23 @@ def test_counts_are_taken_by_name_and_for_exact_unless_said_otherwise(cls: type[
         selector.register([[1, 2]], True)  # type: ignore[misc]
     selector.register(counts=np.array([[1, 2], [2, 1]]))
     assert selector.clients == (0, 1)
+
+
+@every
+@pytest.mark.parametrize(
+    "counts",
+    [np.zeros((5, 3)), np.full((5, 3), 7.0), np.arange(1.0, 6.0)[:, None], np.ones((1, 3)), np.eye(5)[:, :2] * 1e-9],
+    ids=["nothing", "equal", "one class", "one client", "traces"],
+)
+def test_degenerate_counts(cls: type[Selector], counts: np.ndarray) -> None:
+    clients = len(counts)
+    selector = cls.for_run(cohort_size=min(2, clients), clients=clients, seed=1)
+    selector.register(counts, noisy=True)
+    for r in range(6):
+        cohort = play(selector, r)
+        assert 1 <= len(set(cohort)) == len(cohort) <= 2
+        assert set(cohort) <= set(range(clients))
+    other = cls.for_run(cohort_size=min(2, clients), clients=clients, seed=1)
+    other.register(counts, noisy=True)
+    restore(other, saved(selector))
+    assert [play(other, r) for r in range(6, 9)] == [play(selector, r) for r in range(6, 9)]

@@ -47,6 +47,7 @@ from fedentopt.selection.selector import (
     Selector,
     selector,
 )
+from fedentopt.selection.stream import cohorts
 from fedentopt.settings import setting
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "RPowDSelector",
     "RandomSelector",
     "Selector",
+    "cohorts",
     "selector",
     "setting",
 ]
