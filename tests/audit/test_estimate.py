@@ -195,5 +195,7 @@ def test_what_is_no_last_layer_is_refused(before: np.ndarray, after: np.ndarray,
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="travel: 0"):
         label_estimate(np.zeros(3), np.zeros(3), travel=0)
-    with pytest.raises(InputError, match="at least two classes"):
-        label_estimates(np.zeros((3, 1)))
+    for wrong in (np.zeros((3, 0)), np.zeros(3), np.full((2, 2), np.inf)):
+        with pytest.raises(InputError, match="changes: shape .* clients by classes"):
+            label_estimates(wrong)
+    assert [estimate.shares.tolist() for estimate in label_estimates(np.zeros((2, 1)))] == [[1.0], [1.0]]

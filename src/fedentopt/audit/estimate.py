@@ -88,8 +88,10 @@ def label_estimate(
 def label_estimates(changes: np.ndarray, *, untrained: bool = False) -> list[LabelEstimate]:
     """Label distributions of clients that started from one model; `changes` (K, C) are per unit of travel."""
     changes = np.asarray(changes, dtype=np.float64)
-    if changes.ndim != 2 or changes.shape[1] < 2 or not np.isfinite(changes).all():
-        raise InputError(f"changes: shape {changes.shape}; accepted: finite numbers, clients by at least two classes")
+    if changes.ndim != 2 or not changes.shape[1] or not np.isfinite(changes).all():
+        raise InputError(f"changes: shape {changes.shape}; accepted: finite numbers, clients by classes")
+    if changes.shape[1] == 1:
+        return [LabelEstimate(np.ones(1), 0.0, 0.0)] * len(changes)
     own, pattern = _levels(changes, untrained)
     # From above, a client stays even unless its changes speak against it; a model that was never trained tells levels
     # so well that they are trusted first.

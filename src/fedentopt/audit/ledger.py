@@ -113,6 +113,11 @@ class Audit:
         """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
         if not changes:
             return
+        for client, change in changes.items():
+            if np.shape(change.change) != (self.num_classes,):
+                raise InputError(
+                    f"head: of client {client!r} has {np.size(change.change)} classes; accepted: {self.num_classes}"
+                )
         found = label_estimates(np.stack([change.change for change in changes.values()]), untrained=untrained)
         fresh = max(float(np.median([estimate.level for estimate in found])), 0.05) ** 2
         for (client, change), estimate in zip(changes.items(), found, strict=True):
