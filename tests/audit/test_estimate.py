@@ -196,6 +196,6 @@ def test_bad_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="travel: 0"):
         label_estimate(np.zeros(3), np.zeros(3), travel=0)
     for wrong in (np.zeros((3, 0)), np.zeros(3), np.full((2, 2), np.inf)):
-        with pytest.raises(InputError, match="changes: shape .* clients by classes"):
+        with pytest.raises(InputError, match=r"changes: shape .* clients by classes"):
             label_estimates(wrong)
     assert [estimate.shares.tolist() for estimate in label_estimates(np.zeros((2, 1)))] == [[1.0], [1.0]]
