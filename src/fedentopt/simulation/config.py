@@ -19,6 +19,7 @@ from typing import Any
 from fedentopt.algorithms import ALGORITHMS
 from fedentopt.errors import InputError
 from fedentopt.own_code import is_import_path
+from fedentopt.partition import FORMS
 from fedentopt.partition import parse as parse_partition
 from fedentopt.registry import Registry
 from fedentopt.selection import SELECTORS
@@ -44,9 +45,12 @@ class RunConfig:
     )
     fine_labels: bool = setting(False, "cifar100: the 100 fine labels instead of the 20 coarse ones")
     image_size: int | None = setting(None, "side of the square images (default: 32, medical data sets 224)", low=8)
-    partition: str = setting("dir:0.1", "label skew: dir:BETA, classes:J or iid")
+    partition: str = setting("dir:0.1", f"how the data lies among the clients: {FORMS}")
     min_samples: int | None = setting(
-        None, "fewest samples a client may get under dir:BETA (default 10; 1 for digits and brain-tumor-mri)", low=0
+        None,
+        "fewest samples a client may get under dir:BETA and quantity:BETA (default 10; 1 for digits and "
+        "brain-tumor-mri)",
+        low=0,
     )
     clients: int = setting(100, "number of clients, K", low=1)
     model: str = setting("lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, or package.module:factory")
@@ -268,7 +272,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """Folder name of the run: readable, and unique by the digest at its end."""
-        part = self.partition.replace(":", "")
+        part = self.partition.replace(":", "").replace(",", "-")[:60]  # the digest tells longer ones apart
         return f"{self.method}_{_short(self.dataset)}_{part}_{_short(self.model)}_s{self.seed}_{self.digest()}"
 
 
