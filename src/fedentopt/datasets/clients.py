@@ -22,7 +22,7 @@ class ClientIds:
 
 
 def client_ids(where: str, ids: np.ndarray, samples: int) -> ClientIds:
-    """Clients from an id per sample; refused: another number of ids, other types, blank text, fewer than two clients."""
+    """Clients from an id per sample; refused: more or fewer ids, other types, blank text, fewer than two clients."""
     if ids.dtype.kind not in "iuU" or ids.ndim != 1:
         raise InputError(
             f"{where} of shape {ids.shape} and type {ids.dtype}; accepted: whole numbers or text of shape (n,), "

@@ -2,8 +2,8 @@
 
 `train/<class>/*` and `test/<class>/*` (also Training and Testing), or `<class>/*` alone, of which a fixed
 stratified fifth becomes the test split (`dataset.held_out`). Where `test` holds classes and the folders of `train` hold
-these one level further down, `train/<client>/<class>/*`, those are clients. All are ordered by name. Images of any common
-format; all are read as grey if all are grey, else as RGB.
+these one level further down, `train/<client>/<class>/*`, the folders of `train` are clients. Classes and clients are
+ordered by name. Images of any common format; all are read as grey if all are grey, else as RGB.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ from fedentopt.errors import InputError
 from fedentopt.labels import check_labels
 from fedentopt.partition.client_shares import cut, drawn_sizes, equal_sizes, fill, shards
 from fedentopt.partition.niid_bench import dirichlet, label_quantity
-from fedentopt.partition.spec import FORMS, PartitionSpec, parse
+from fedentopt.partition.spec import FORMS, NATURAL, PartitionSpec, parse
 
-__all__ = ["FORMS", "Partition", "PartitionSpec", "parse", "partition"]
+__all__ = ["FORMS", "NATURAL", "Partition", "PartitionSpec", "parse", "partition"]
 
 # Class numbers may have gaps, but numbers far beyond the samples are no class numbers, and would fill the memory.
 MOST_EMPTY_CLASSES = 1 << 16
@@ -96,7 +96,7 @@ def partition(
             f"num_classes: {num_classes}, but the labels go up to {present - 1}; accepted: {present} or more"
         )
 
-    if spec.kind == "natural":
+    if spec.kind == NATURAL:
         indices = _owned(owners, y.size, clients)
     elif spec.kind == "shards":
         indices = shards(y, int(spec.value), clients, seed)

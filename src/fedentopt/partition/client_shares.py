@@ -54,10 +54,11 @@ def cut(y: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
 def fill(per_class: np.ndarray, betas: Sequence[float], sizes: np.ndarray, seed: int) -> np.ndarray:
     """Samples of each class for each client, (classes, clients), all samples handed out once.
 
-    Client i has the concentration number i mod len(betas). In an order that is drawn, each client draws its class shares
-    from Dir_C(beta) and takes its size by them, rounded by largest remainders. A class that has run out leaves its part
-    to the client's other classes by their shares, and where all of these are zero, to shares drawn anew over the classes
-    that are left, which for a Dirichlet is the same draw. Each step fills the client or empties a class, so it ends.
+    Client i has the concentration number i mod len(betas). In an order that is drawn, each client draws its class
+    shares from Dir_C(beta) and takes its size by them, rounded by largest remainders. A class that has run out leaves
+    its part to the client's other classes by their shares, and where all of these are zero, to shares drawn anew over
+    the classes that are left, which for a Dirichlet is the same draw. Each step fills the client or empties a class, so
+    it ends.
     """
     rng = np.random.default_rng([seed, DRAW, 1])
     left = per_class.astype(np.int64).copy()
@@ -80,7 +81,7 @@ def fill(per_class: np.ndarray, betas: Sequence[float], sizes: np.ndarray, seed:
 
 
 def _dirichlet(rng: np.random.Generator, beta: float, parts: int) -> np.ndarray:
-    shares = rng.dirichlet(np.full(parts, beta))
+    shares: np.ndarray = rng.dirichlet(np.full(parts, beta))
     if not shares.sum() > 0:  # a BETA so small that every share is lost to rounding: all to one, as in the limit
         shares = np.zeros(parts)
         shares[rng.integers(parts)] = 1.0
@@ -90,7 +91,7 @@ def _dirichlet(rng: np.random.Generator, beta: float, parts: int) -> np.ndarray:
 def _apportion(total: int, shares: np.ndarray) -> np.ndarray:
     """Whole numbers in these proportions that add up to `total`, by largest remainders."""
     exact = shares / shares.sum() * total
-    whole = np.floor(exact).astype(np.int64)
+    whole: np.ndarray = np.floor(exact).astype(np.int64)
     short = total - int(whole.sum())
     if short < 0:  # rounding took a product up to the next whole number
         whole[whole.argmax()] += short

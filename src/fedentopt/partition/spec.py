@@ -12,7 +12,8 @@ FORMS = (
     "mixed:BETA,...+quantity:BETA, natural, iid"
 )
 """Everything that `parse` reads."""
-_PLAIN = ("iid", "natural")
+NATURAL = "natural"
+_PLAIN = ("iid", NATURAL)
 _WHOLE = {"classes": ("classes a client", "classes:2"), "shards": ("shards a client", "shards:2")}
 
 
@@ -20,8 +21,9 @@ _WHOLE = {"classes": ("classes a client", "classes:2"), "shards": ("shards a cli
 class PartitionSpec:
     """A kind of split.
 
-    `kind` is "dir", "classes", "shards", "quantity", "mixed", "natural" or "iid"; `value` is BETA, J or S, 0 where there
-    is none; `betas` are those of "mixed"; `quantity` is the BETA of the sizes where "dir" or "mixed" has one beside it.
+    `kind` is "dir", "classes", "shards", "quantity", "mixed", "natural" or "iid"; `value` is BETA, J or S, 0 where
+    there is none; `betas` are those of "mixed"; `quantity` is the BETA of the sizes where "dir" or "mixed" has one
+    beside it.
     """
 
     kind: str

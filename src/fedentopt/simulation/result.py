@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedentopt.errors import InputError
 from fedentopt.results.aggregate import MethodResult
 from fedentopt.results.reading import RunResult
-from fedentopt.results.rounds import COLUMNS
+from fedentopt.results.rounds import columns_of
 from fedentopt.results.statistics import Spread, paired_differences, paired_interval
 
 if TYPE_CHECKING:
@@ -62,13 +62,14 @@ class Result:
         import pandas as pd
 
         rows = []
+        columns = dict.fromkeys(name for run in self.runs for name in columns_of(run.records))
         for run, label in zip(self.runs, self._labels, strict=True):
             for record in run.records:
-                values = {name: getattr(record, name) for name in COLUMNS}
+                values = {name: getattr(record, name) for name in columns}
                 lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
                 rows.append({"method": label, "seed": run.seed} | values | lists)
-        frame = pd.DataFrame(rows, columns=["method", "seed", *COLUMNS])
-        numbers = ("accuracy", "loss", "worst_class_accuracy")
+        frame = pd.DataFrame(rows, columns=["method", "seed", *columns])
+        numbers = [name for name in frame if name.endswith(("accuracy", "loss")) and name != "class_accuracy"]
         return frame.astype(dict.fromkeys(numbers, float))
 
     @property
