@@ -10,7 +10,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.simulation.config import RunConfig
 
-METRICS = ("accuracy", "accuracy_change", "h_norm", "entropy", "model_mb")
+METRICS = ("accuracy", "accuracy_change", "validation_accuracy", "h_norm", "entropy", "model_mb")
 Identity = tuple[Any, ...]
 
 

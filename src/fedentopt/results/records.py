@@ -35,7 +35,7 @@ class RoundRecord:
     class_accuracy: tuple[float, ...] | None = None
     simulated_seconds: float = 0.0
     asked: int = 0
-    selection_seconds: float = 0.0
+    selection_seconds: float = field(default=0.0, compare=False)
     validation_accuracy: float | None = None
     validation_loss: float | None = None
 

@@ -80,8 +80,8 @@ def summarise(
         "rounds": rounds,
         "seconds": sum(r.seconds for r in records),
         "simulated_seconds": sum(r.simulated_seconds for r in records),
-        "selection_seconds": sum(r.selection_seconds for r in records),
-        "asked": sum(r.asked for r in records),
+        **_where_known("selection_seconds", (r.selection_seconds for r in records)),
+        **_where_known("asked", (r.asked for r in records)),
         **_validation(records, rounds, num_classes, diverged_round),
         **_client_accuracy(client_accuracy, client_accuracy_of),
         "finished": True,
@@ -101,6 +101,12 @@ def summarise_outcome(outcome: Outcome, targets: Iterable[float] = ()) -> dict[s
         client_accuracy=outcome.client_accuracy,
         client_accuracy_of=outcome.client_accuracy_of,
     )
+
+
+def _where_known(name: str, values: Iterable[float]) -> dict[str, float]:
+    """The sum under this name; nothing where it is zero, as for runs of versions that did not count it."""
+    total = sum(values)
+    return {name: total} if total else {}
 
 
 def _validation(
