@@ -54,7 +54,7 @@ def reproduce(
     list_cells: Annotated[bool, _instead("--list", "show every cell and its state")] = False,
     dry_run: Annotated[bool, _instead("--dry-run", "show what is to do and how long it takes")] = False,
     no_run: Annotated[bool, _instead("--no-run", "make tables and figures of what is there")] = False,
-    out_dir: Annotated[Path | None, _where(f"folder of runs and tables (default: {OUT}/paper, {OUT}/selectors)", "--out")] = None,
+    out_dir: Annotated[Path | None, _where("folder of runs and tables (default: out/paper)", "--out")] = None,
     results: Annotated[Path | None, _where("exported results to make everything from; nothing is run")] = None,
     known: Annotated[Path | None, _where("exported results that count as finished, beside the runs in --out")] = None,
     data_dir: Annotated[Path | None, _where("data folder (default: FEDENTOPT_DATA, then the user's cache)")] = None,

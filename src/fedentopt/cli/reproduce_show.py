@@ -83,7 +83,7 @@ def _out() -> Console:
     """Standard output; where it is no terminal, wide enough that no table is folded."""
     console = out()
     if not console.is_terminal:
-        console.width = max(console.width, 200)
+        console.width = max(console.width, 280)
     return console
 
 

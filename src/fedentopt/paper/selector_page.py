@@ -102,8 +102,8 @@ def _not_best(settings: Sequence[BenchSetting]) -> str:
             found = setting.against_ours[method]
             ours = names.ours(setting.by_method[OURS])
             rows.append((setting.title, names.method(method), names.ours(best), ours, found.text(), found.p_text()))
-    better = [(s, m) for s in judged for m, found in s.against_ours.items() if found.sure and _above(found)]
-    worse = [(s, m) for s in judged for m, found in s.against_ours.items() if found.sure and not _above(found)]
+    better = [(s, m) for s in judged for m, found in s.against_ours.items() if found.clear and _above(found)]
+    worse = [(s, m) for s in judged for m, found in s.against_ours.items() if found.clear and not _above(found)]
     pairs = sum(len(setting.against_ours) for setting in judged)
     lines += [
         f"FedEntOpt has the highest mean accuracy in {len(judged) - len(rows)} of {len(judged)} settings. Of {pairs} "
@@ -144,25 +144,25 @@ def _over_all(settings: Sequence[BenchSetting]) -> str:
             by_share.append(names.NOTHING if average is None else f"{average:+.2f}")
         rows.append((
             names.method(method), str(len(own)), str(best), *by_share,
-            *(_sure(own, method, other) if method != other else names.NOTHING for other in (RANDOM, OURS)),
+            *(_clearly(own, method, other) if method != other else names.NOTHING for other in (RANDOM, OURS)),
             ask(method).kind,
         ))  # fmt: skip
     columns = (
         "selector", "settings", "best in", *(f"points above random at {share:g} %" for share in shares),
-        "surely above / below random", "surely above / below FedEntOpt", "asks a client for",
+        "clearly above / below random", "clearly above / below FedEntOpt", "asks a client for",
     )  # fmt: skip
     text = (
-        "Means over the settings that have results. Surely: in how many settings the difference is more than luck "
+        "Means over the settings that have results. Clearly: in how many settings the difference is more than luck "
         "after Holm's correction."
     )
     return "\n".join(["## Over all settings", "", text, "", _plain(columns, rows)])
 
 
-def _sure(settings: Sequence[BenchSetting], method: str, other: str) -> str:
+def _clearly(settings: Sequence[BenchSetting], method: str, other: str) -> str:
     found = [setting.against(other).get(method) for setting in settings]
-    sure = [one for one in found if one is not None and one.sure]
-    above = sum(_above(one) for one in sure)
-    return f"{above} / {len(sure) - above}"
+    clear = [one for one in found if one is not None and one.clear]
+    above = sum(_above(one) for one in clear)
+    return f"{above} / {len(clear) - above}"
 
 
 def _asks(entries: Sequence[Comparison]) -> str:

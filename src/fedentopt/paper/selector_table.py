@@ -40,16 +40,16 @@ class Against:
     p: float | None
 
     @property
-    def sure(self) -> bool:
+    def clear(self) -> bool:
         """Whether the difference is more than luck, after Holm's correction."""
         return self.p is not None and self.p < SURE
 
     def text(self) -> str:
-        """Difference and interval, bold where it is sure."""
+        """Difference and interval, bold where it is clear."""
         if self.interval is None:
             return names.NOTHING
         text = f"{self.interval.mean:+.2f} [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
-        return f"**{text}**" if self.sure else text
+        return f"**{text}**" if self.clear else text
 
     def p_text(self) -> str:
         """The adjusted p value."""
@@ -168,7 +168,7 @@ def _row(setting: BenchSetting, entry: Comparison) -> tuple[str, ...]:
         shown(lambda run: run.asked, 1, 1 / rounds),
         shown(travels, 2, 1e-6 / rounds),
         shown(lambda run: run.selection_seconds, 2, 1e3 / rounds),
-        shown(lambda run: run.simulated_seconds, 1, 1 / 60),
+        shown(lambda run: run.simulated_seconds, 2, 1 / 60),
         names.seeds(entry),
     )
 
@@ -196,8 +196,10 @@ class Ask:
     size: str
 
 
-KINDS = ("nothing", "its size,\nonce", "label counts,\nonce", "a loss, each\ntime it trains", "a loss,\non request",
-         "its own update,\nin the clear")  # fmt: skip
+KINDS = (
+    "nothing", "its size, once", "its label counts, once", "a loss, each time it trains", "a loss, on request",
+    "its own update, in the clear",
+)  # fmt: skip
 """What is asked, from little to much: the last forbids secure aggregation, which hides who sent what."""
 
 
@@ -221,7 +223,7 @@ def ask(method: str) -> Ask:
     if "seconds" in cls.needs:
         told.append(("how long it trained", "seen by the server"))
     words = "; ".join(text for text, _ in told) or "nothing"
-    return Ask(burden, KINDS[burden].replace("\n", " "), words, "; ".join(size for _, size in told) or "0")
+    return Ask(burden, KINDS[burden], words, "; ".join(size for _, size in told) or "0")
 
 
 def gains(settings: Sequence[BenchSetting]) -> Mapping[str, dict[str, float]]:
