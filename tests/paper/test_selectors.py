@@ -316,6 +316,16 @@ def test_markdown_of_the_table_keeps_its_columns() -> None:
     assert {line.count("|") for line in lines} == {len(table.columns) + 1}
 
 
+def test_the_committed_page_is_what_the_committed_results_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    made = tmp_path / "docs" / "SELECTORS.md"
+    where = ("--results", root / "results" / "selectors", "--results-page", made)
+    assert commander(monkeypatch, capsys)("reproduce", "selectors", *where).code == 0
+    assert made.read_text() == (root / "docs" / "SELECTORS.md").read_text()
+
+
 CELLS_FILE = """
 [settings]
 clients = 8
@@ -354,7 +364,17 @@ def test_the_whole_command_on_small_data(
     command = commander(monkeypatch, capsys)
     cells = tmp_path / "cells.toml"
     cells.write_text(CELLS_FILE)
-    where = ["--cells", str(cells), "--out", str(tmp_path / "out"), "--device", "cpu", "--trainer", "streams", "--no-page"]
+    where = [
+        "--cells",
+        str(cells),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--trainer",
+        "streams",
+        "--no-page",
+    ]
     for table in ("selectors", "selectors-tuning"):
         done = command("reproduce", table, *where, "--export", str(tmp_path / "export"))
         assert done.code == 0, done.err

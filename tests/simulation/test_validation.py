@@ -20,8 +20,10 @@ from fedentopt.datasets.clients import ClientIds
 from fedentopt.errors import InputError
 from fedentopt.partition import partition
 from fedentopt.results.reading import read_run
-from fedentopt.simulation import compare, simulate
+from fedentopt.simulation import RunOptions, compare, simulate
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.engine import Stack, Task
+from fedentopt.simulation.sweep import run_sweep
 from fedentopt.simulation.validation import client_accuracies, hold_out
 
 LABELS = np.arange(400) % 4
@@ -126,6 +128,31 @@ def test_validation_is_the_same_alone_in_a_stack_and_in_memory(tmp_path: Path) -
     assert _validation(read_run(alone.runs[0].path).records) == _validation(mine[0].records)  # type: ignore[arg-type]
 
 
+def test_runs_that_hold_out_the_same_samples_may_be_evaluated_together() -> None:
+    """As on CUDA: one pass for runs of one seed, whatever their method; other seeds hold out other samples."""
+    data, options = toy.images(90), RunOptions(device="cpu")
+    configs = [
+        RunConfig(**SMALL, validation=0.2, selector=selector, seed=seed)
+        for selector, seed in (("random", 0), ("fedentopt", 0), ("random", 1))
+    ]
+    stack = Stack([Task(c, toy.Memory()) for c in configs], data, torch.device("cpu"), options, None)
+    try:
+        stack._tick(stack.runs)
+        first, second, other = (run.planner.held_out for run in stack.runs)
+        assert first is not None
+        assert second is not None
+        assert other is not None
+        assert first.key == second.key != other.key
+        alone = stack.evaluator.validate(stack.runs[:2])
+        hits, loss = stack.evaluator._validate(stack.runs[:2])
+        assert not torch.equal(hits[0], hits[1])  # other cohorts, other models
+        for place in range(2):
+            assert torch.equal(hits[place], alone.hits[place])
+            assert loss[place].item() == pytest.approx(alone.loss[place].item(), rel=1e-6)
+    finally:
+        stack.trainer.close()
+
+
 def _validation(records: Any) -> list[Any]:
     return [(r.round, r.validation_accuracy, r.validation_loss) for r in records]
 
@@ -192,8 +219,6 @@ def test_natural_clients_refusals() -> None:
 
 
 def test_data_with_clients_of_its_own_says_so_when_it_is_cut() -> None:
-    from fedentopt.simulation import RunOptions
-
     said: list[str] = []
     data = named(toy.images(60), ["a", "b", "c"] * 20)
     simulate({**SMALL, "rounds": 1}, dataset=data, options=RunOptions(say=said.append))
@@ -204,8 +229,6 @@ def test_a_resumed_run_keeps_its_names_and_figures(tmp_path: Path) -> None:
     """Stopped after round 2 and continued, the table is the same but for the time it took."""
     data = named(toy.images(60), ["a", "b", "c"] * 20)
     config = RunConfig(**{**SMALL, "clients": 3, "partition": "natural", "validation": 0.2, "rounds": 4})
-    from fedentopt.simulation import RunOptions
-    from fedentopt.simulation.sweep import run_sweep
 
     class Stop(Exception):
         pass

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 INTRODUCTION = """# Every selector in one benchmark
 
 Which clients should train next? Every selector that the field uses, on the same partitions, start models and local
-training, each with the defaults of its own paper, over the same seeds. What each one is: [Methods](methods.md). This
-page is made by one command from the files in `results/selectors`, which hold a row for every cell and seed:
+training, over the same seeds, each with the defaults of its own paper, the weights of its average among them. What each
+one is: [Methods](methods.md). This page is made by one command from the files in `results/selectors`, which hold a row
+for every cell and seed:
 
 ```console
 fedentopt reproduce selectors --results results/selectors --results-page docs/SELECTORS.md
