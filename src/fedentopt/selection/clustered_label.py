@@ -17,7 +17,7 @@ from fedentopt.selection.ward import LARGEST, ward_tree
 
 @selector("clustered-label", label="Clustered (labels)")
 class ClusteredLabelSelector(TreeSelector):
-    """Clustered sampling by label counts: one client from each of M groups of similar labels, weights 1/M, unbiased."""
+    """One client from each of M groups with similar label counts, weights 1/M, unbiased."""
 
     largest = LARGEST
 

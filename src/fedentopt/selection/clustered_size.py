@@ -21,7 +21,7 @@ from fedentopt.selection.selector import selector
 
 @selector("clustered-size", label="Clustered (sizes)")
 class ClusteredSizeSelector(ClusteredSelector):
-    """Clustered sampling by numbers of samples: one client from each of M bins, weights 1/M, unbiased."""
+    """One client from each of M bins filled by numbers of samples, weights 1/M, unbiased."""
 
     sizes_only = True
 

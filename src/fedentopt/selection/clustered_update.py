@@ -28,7 +28,7 @@ from fedentopt.selection.ward import LARGEST, ward_tree
 
 @selector("clustered-update", label="Clustered (updates)")
 class ClusteredUpdateSelector(TreeSelector):
-    """Clustered sampling by updates: one client from each of M groups that train alike, weights 1/M, unbiased."""
+    """One client from each of M groups that move the model alike, weights 1/M, unbiased."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"update"})
     sizes_only = True
@@ -47,11 +47,10 @@ class ClusteredUpdateSelector(TreeSelector):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep the direction of every update; its length does not matter."""
-        self._updates.put(
-            {c: unit(seen.update) for c, seen in observations.items() if seen.update is not None and c in self._table}
-        )
+        told = {client: seen.update for client, seen in observations.items() if client in self._table}
+        self._updates.put({client: unit(update) for client, update in told.items() if update is not None})
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)
 
     def memory(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedentopt.settings import setting
 
 @selector("cpow-d", label="Power-of-choice (batch)")
 class CPowDSelector(PowDSelector):
-    """Power-of-choice with the loss on a mini-batch of `batch` samples drawn anew; equal weights."""
+    """Of `d` clients drawn by size, those with the largest loss on `batch` samples drawn anew; equal weights."""
 
     batch: int = setting(64, help="samples that a candidate looks at", low=1)
 

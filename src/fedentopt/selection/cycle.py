@@ -53,7 +53,7 @@ class CycleSelector(Selector):
         if not plan or not waiting.issuperset(plan[0]) or not planned.issuperset(waiting):
             plan = [[ids[number] for number in cohort] for cohort in self._dealt(np.array(due))]
         self._plan, self._served = plan[1:], served | dict.fromkeys(plan[0])
-        return self.numbers_of(plan[0]).tolist()
+        return [int(number) for number in self.numbers_of(plan[0])]
 
     def _dealt(self, numbers: np.ndarray) -> list[np.ndarray]:
         rng = self.rng()
@@ -68,7 +68,7 @@ class CycleSelector(Selector):
         super().update(counts, noisy=noisy, ids=ids)
         self._plan = []
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._served = {client: None for client in self._served if client not in gone}
         if any(client in gone for cohort in self._plan for client in cohort):
             self._plan = []

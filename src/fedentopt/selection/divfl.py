@@ -32,7 +32,7 @@ from fedentopt.settings import setting
 
 @selector("divfl", label="DivFL")
 class DivFLSelector(EverybodyOnce):
-    """DivFL: facility location over the changes of the last layer, by stochastic greedy."""
+    """Facility location over the changes of the last layer, by stochastic greedy."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     reads_label_counts = False

@@ -67,7 +67,7 @@ class EverybodyOnce(Selector):
         for client in here:
             self._tries.pop(client, None)
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._vectors.forget(gone)
         for client in gone:
             self._tries.pop(client, None)

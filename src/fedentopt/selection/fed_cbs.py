@@ -48,7 +48,7 @@ _CHUNK = 1 << 15
 
 @selector("fed-cbs", label="Fed-CBS")
 class FedCBSSelector(Selector):
-    """Fed-CBS: drawn one by one, by how little class imbalance (QCID) the cohort then has."""
+    """Clients drawn one by one, by how little class imbalance (QCID) the cohort then has."""
 
     lam: float = setting(10.0, help="weight of the exploration in the first draw", low=0)
     beta: float = setting(1.0, help="exponent of QCID in the m-th draw, over m", above=0)
@@ -87,9 +87,9 @@ class FedCBSSelector(Selector):
         if not self.lam or not self.round:  # ln 1 = 0
             return np.asarray(alone)
         explore = self.lam * np.sqrt(1.5 * math.log(self.round + 1) / (1 + self.by_number(self._times)[available]))
-        return np.logaddexp(alone, np.log(explore))
+        return np.asarray(np.logaddexp(alone, np.log(explore)))
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for client in gone:
             self._times.pop(client, None)
 
@@ -104,25 +104,26 @@ class Imbalance:
     """QCID of a set with one client more, for all clients of a table."""
 
     def __init__(self, rows: Rows, num_classes: int) -> None:
-        self._rows = rows
+        totals = rows.totals()
+        self._scale = max(float(totals.max(initial=0.0)), float(np.finfo(np.float64).tiny))
+        self._rows = Rows(rows.indptr, rows.classes, rows.values / self._scale)
         self._classes = num_classes
-        self._sizes = rows.totals()
-        self._own = np.maximum(rows.row_sums(rows.values**2) - self._sizes**2 / num_classes, 0.0)
+        self._sizes = totals / self._scale
+        self._own = np.maximum(self._rows.row_sums(self._rows.values**2) - self._sizes**2 / num_classes, 0.0)
         target = np.full(num_classes, 1 / num_classes)
         many = len(rows) >= MANY and Screen.serves(rows, target)
-        self._screen = Screen(rows, self._sizes, target) if many else None
+        self._screen = Screen(rows, totals, target) if many else None
         self.log_single = self._log(self._own, self._sizes)
 
     def _log(self, spread: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """ln QCID from b and N, both of the set."""
         empty = sizes <= 0
-        with np.errstate(over="ignore"):  # of sizes beyond 1e154, whose square no float holds
-            q = spread / np.where(empty, 1.0, sizes) ** 2
-        q = np.where(empty, 1 - 1 / self._classes, q)
+        q = np.where(empty, 1 - 1 / self._classes, spread / np.maximum(sizes**2, np.finfo(np.float64).tiny))
         return np.asarray(np.log(np.maximum(q, LEAST)))
 
     def logs(self, gathered: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
         """ln QCID(S + k) for the clients at these places, or for all."""
+        gathered = gathered / self._scale
         total = float(gathered.sum())
         apart = gathered - total / self._classes
         rows = self._rows if places is None else self._rows.take(places)

@@ -32,7 +32,7 @@ _CHUNK = 1 << 14
 
 @selector("flips", label="FLIPS")
 class FLIPSSelector(Selector):
-    """FLIPS: k-means clusters of label shares take turns, and so do the clients of a cluster."""
+    """k-means clusters of label shares take turns, and so do the clients of a cluster."""
 
     clusters: int | None = setting(None, help="number of clusters; none: M", low=1)
 
@@ -95,7 +95,7 @@ class FLIPSSelector(Selector):
             found[start : start + _CHUNK] = near.argmin(axis=1)
         return found
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for client in gone:
             self._times.pop(client, None)
 

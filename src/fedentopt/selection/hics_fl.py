@@ -12,7 +12,8 @@ clients are drawn; a group that is used up is out. The models are averaged with 
 
 The paper sets T by hand (0.0025, 0.0015) for its step sizes; since T has to grow with b, it is `scale` times the
 largest change of a bias here, unless `temperature` gives it. A model without a bias has the row means of the weight's
-change in its place. Clients that join late train in the next round, those that drop out are tried again (`everybody_once`).
+change in its place. Clients that join late train in the next round, those that drop out are tried again
+(`everybody_once`).
 
 The authors' code (CityChan/HiCS-FL) differs from the paper, which is followed here: its entropy comes from row means
 of the weight, its Ward takes the rows of the distance matrix as features, clients of a group are drawn uniformly, and
@@ -37,7 +38,7 @@ from fedentopt.settings import setting
 
 @selector("hics-fl", label="HiCS-FL")
 class HiCSFLSelector(EverybodyOnce):
-    """HiCS-FL: groups by the change of the last layer's bias, those with even labels first; equal weights."""
+    """Groups by the change of the last layer's bias, those with even labels first; equal weights."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     sizes_only = True
@@ -73,7 +74,8 @@ class HiCSFLSelector(EverybodyOnce):
         pull = self.gamma * (1 - past) * np.array([entropies[group].mean() for group in groups])
         sizes = self.sizes[known]
         left = np.ones(known.size, dtype=bool)
-        rng, picked = self.rng(1), []
+        rng = self.rng(1)
+        picked: list[int] = []
         while len(picked) < seats and left.any():
             open_groups = [i for i, group in enumerate(groups) if left[group].any()]
             group = groups[open_groups[draw_one(rng, pull[open_groups])]]

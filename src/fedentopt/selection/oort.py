@@ -41,7 +41,7 @@ from fedentopt.settings import setting
 
 @selector("oort", label="Oort")
 class OortSelector(Selector):
-    """Oort: a bandit over training losses, with a penalty for slow clients and a share of the seats for new ones."""
+    """A bandit over training losses, with a penalty for slow clients and a share of the seats for new ones."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "seconds"})
     sizes_only = True
@@ -144,10 +144,10 @@ class OortSelector(Selector):
             if client not in self._heard:
                 self._heard.append(client)
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for figures in (self._utility, self._last_round, self._seconds):
             for client in gone:
-                figures.pop(client, None)  # type: ignore[attr-defined]
+                figures.pop(client, None)
         self._exploited = [client for client in self._exploited if client not in gone]
         self._heard = [client for client in self._heard if client not in gone]
 

@@ -63,13 +63,14 @@ class ClientVectors:
     def __init__(self, distance: Distance | None = None) -> None:
         self._distance = distance
         self._places: dict[ClientId, int] = {}
+        self._awaited: list[ClientId] = []  # named by a state whose arrays have not come yet
         self.rows = np.zeros((0, 0), np.float32)
         self._distances = np.zeros((0, 0), np.float32)
 
     @property
     def ids(self) -> list[ClientId]:
         """Clients with a vector, in the order of their first one."""
-        return list(self._places)
+        return list(self._places) or list(self._awaited)
 
     def __contains__(self, client: object) -> bool:
         return client in self._places
@@ -86,6 +87,7 @@ class ClientVectors:
         """Take new vectors; all must have the length of those that are kept."""
         if not vectors:
             return
+        self._awaited = []
         given = np.stack([np.asarray(vector, dtype=np.float32).ravel() for vector in vectors.values()])
         if self._places and given.shape[1] != self.rows.shape[1]:
             raise InputError(f"observe: vectors of {given.shape[1]} numbers; accepted: {self.rows.shape[1]}, as before")
@@ -109,6 +111,7 @@ class ClientVectors:
     def forget(self, gone: Collection[ClientId]) -> None:
         """Drop the vectors of these clients."""
         kept = [client for client in self._places if client not in gone]
+        self._awaited = [] if any(client in gone for client in self._awaited) else self._awaited
         if len(kept) < len(self._places):
             places = self.places(kept)
             self.rows = self.rows[places]
@@ -117,10 +120,10 @@ class ClientVectors:
 
     def remember(self, ids: Any) -> None:
         """Whose vectors come with `load`; without it they have none."""
-        listed = read_ids("vectors", ids)
-        self._places = {client: place for place, client in enumerate(listed)}
-        self.rows = np.zeros((len(listed), 0), np.float32)
-        self._distances = np.zeros((len(listed), len(listed)), np.float32)
+        self._awaited = read_ids("vectors", ids)
+        self._places = {}
+        self.rows = np.zeros((0, 0), np.float32)
+        self._distances = np.zeros((0, 0), np.float32)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What `load` takes."""
@@ -131,12 +134,14 @@ class ClientVectors:
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over the arrays of another; one that does not fit its ids is refused."""
-        n = len(self._places)
+        ids = self.ids
+        n = len(ids)
         square = (n, n) if self._distance is not None else None
         rows, distances = arrays.get("vectors"), arrays.get("distances")
         if rows is None or rows.ndim != 2 or len(rows) != n or (square and getattr(distances, "shape", None) != square):
             shapes = {name: tuple(array.shape) for name, array in arrays.items()}
             raise InputError(f"arrays: {shapes}; accepted: those of the {n} clients that the state names")
+        self._places, self._awaited = {client: place for place, client in enumerate(ids)}, []
         self.rows = np.array(rows, np.float32)
         if distances is not None:
             self._distances = np.array(distances, np.float32)
@@ -147,7 +152,7 @@ def angles(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     cosines = np.clip((some @ others.T).astype(np.float64), -1.0, 1.0)
     cosines[~some.any(axis=1)] = 1.0
     cosines[:, ~others.any(axis=1)] = 1.0
-    return np.arccos(cosines)
+    return np.asarray(np.arccos(cosines))
 
 
 def unit(vector: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from fedentopt.selection.selector import Candidates, selector
 
 @selector("pow-d", label="Power-of-choice")
 class PowDSelector(PowerOfChoice):
-    """Power-of-choice: of `d` clients drawn by size, those with the largest loss on all their data; equal weights."""
+    """Of `d` clients drawn by size, those with the largest loss on all their data; equal weights."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"candidate_loss"})
 

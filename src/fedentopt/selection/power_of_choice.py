@@ -49,8 +49,7 @@ class PowerOfChoice(Selector):
 
     def largest_loss(self, candidates: np.ndarray, losses: np.ndarray) -> Cohort:
         """The candidates with the largest losses; those without one (NaN) come last, in the order given."""
-        known = ~np.isnan(losses)
-        order = np.lexsort((np.where(known, candidates, np.arange(candidates.size)), -np.where(known, losses, -np.inf)))
-        order = np.concatenate([order[known[order]], np.flatnonzero(~known)])
-        picked = candidates[order[: self.cohort_size]].tolist()
+        told = ~np.isnan(losses)
+        best = candidates[told][np.lexsort((candidates[told], -losses[told]))]
+        picked = [*best.tolist(), *candidates[~told].tolist()][: self.cohort_size]
         return self.cohort(picked, weights=(1 / len(picked),) * len(picked))

@@ -20,7 +20,7 @@ from fedentopt.selection.selector import Observation, selector
 
 @selector("rpow-d", label="Power-of-choice (recent)")
 class RPowDSelector(PowerOfChoice):
-    """Power-of-choice with the loss of a client's last training: of `d` clients drawn by size; equal weights."""
+    """Of `d` clients drawn by size, those with the largest loss when they last trained; equal weights."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
 
@@ -42,7 +42,7 @@ class RPowDSelector(PowerOfChoice):
             if seen.loss is not None and client in self._table:
                 self._losses_told[client] = float(seen.loss)
 
-    def forget(self, gone: Collection[ClientId]) -> None:
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         for client in gone:
             self._losses_told.pop(client, None)
 

@@ -50,6 +50,16 @@ seconds         how long training took
 kept            whether the server kept the client's model (an algorithm may judge models)
 """
 
+LEAVES = {
+    "candidate_loss": "the loss of the global model before training, from those asked",
+    "loss": "the loss of its training",
+    "head": "its change of the last layer",
+    "update": "its change of the model",
+    "seconds": "how long it trained",
+    "kept": "",
+}
+"""What a server has to see of a single client for each need, in words."""
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -134,6 +144,13 @@ class Selector(ABC):
         One with a parameter `rounds` is told how many rounds the run has.
         """
         return cls(cohort_size, seed=seed, **settings)
+
+    @classmethod
+    def leaves_client(cls) -> tuple[str, ...]:
+        """What a server has to know of a single client, in words; empty: nothing."""
+        report = ("number of samples",) if cls.sizes_only else ("label counts",)
+        told = (words for need, words in LEAVES.items() if need in cls.needs)
+        return (*(report if cls.reads_label_counts else ()), *(words for words in told if words))
 
     @classmethod
     def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
@@ -228,7 +245,7 @@ class Selector(ABC):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:  # noqa: B027
         """Learn from the clients that trained. Clients whose figures were not finite are left out."""
 
-    def forget(self, gone: Collection[ClientId]) -> None:  # noqa: B027
+    def forget_clients(self, gone: Collection[ClientId]) -> None:  # noqa: B027
         """Drop what is known of clients that were removed; whoever comes back is new."""
 
     def memory(self) -> dict[str, Any]:
@@ -264,7 +281,7 @@ class Selector(ABC):
 
     def remove(self, ids: Iterable[ClientId]) -> None:
         """Forget clients; unknown ones are refused, and then nobody is removed."""
-        self.forget(self._table.remove(ids))
+        self.forget_clients(self._table.remove(ids))
 
     def select(
         self, available: Iterable[ClientId] | None = None, *, losses: Mapping[ClientId, float] | None = None

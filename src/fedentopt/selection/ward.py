@@ -58,7 +58,7 @@ def cut_by_mass(tree: np.ndarray, masses: np.ndarray, most: int) -> list[np.ndar
     members: dict[int, list[int]] = {client: [client] for client in range(n)}
     mass: list[int | None] = [int(one) for one in masses]
     for i, (a, b) in enumerate(tree.tolist()):
-        together = None if mass[a] is None or mass[b] is None else mass[a] + mass[b]  # type: ignore[operator]
+        together = None if mass[a] is None or mass[b] is None else mass[a] + mass[b]
         if together is not None and together <= most:
             members[n + i] = members.pop(a) + members.pop(b)
             mass.append(together)
