@@ -192,7 +192,7 @@ def row_name(cell: Cell) -> str:
     """The method, and what else tells rows of one section apart."""
     parts = [method(cell.method or "")]
     if cell.extra:
-        parts += [f"{name} {value}" for name, value in cell.swept]
+        parts += [f"{name.rpartition('.')[2]} {value}" for name, value in cell.swept]  # selector.d is d to a reader
         parts += [f"participation {cell.participation:g} %"] if cell.table == "single-class" else []
         parts += [f"buffer {cell.buffer:g} %"] if cell.buffer is not None else []
     return ", ".join(parts)

@@ -79,9 +79,11 @@ def selector_page(
     if not known:
         return "\n".join([*parts, NOTHING_YET, _asks(entries), what_was_run(entries)])
     if settings:
-        parts += [_not_best(settings), _over_all(settings)]
+        parts.append(_not_best(settings))
     if SELECTORS in figures:
         parts.append(f"![Accuracy against what a selector asks of a client]({figures[SELECTORS]})\n")
+    if settings:
+        parts.append(_over_all(settings))
     parts.append(_asks(known))
     if remarks.strip():
         parts.append(remarks.strip() + "\n")
@@ -146,11 +148,10 @@ def _over_all(settings: Sequence[BenchSetting]) -> str:
         rows.append((
             names.method(method), str(len(own)), str(best), *by_share,
             *(_clearly(own, method, other) if method != other else names.NOTHING for other in (RANDOM, OURS)),
-            ask(method).kind,
         ))  # fmt: skip
     columns = (
         "selector", "settings", "best in", *(f"points above random at {share:g} %" for share in shares),
-        "clearly above / below random", "clearly above / below FedEntOpt", "asks a client for",
+        "clearly above / below random", "clearly above / below FedEntOpt",
     )  # fmt: skip
     text = (
         "Means over the settings that have results. Clearly: in how many settings the difference is more than luck "

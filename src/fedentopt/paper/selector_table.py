@@ -188,10 +188,10 @@ def _rounds_text(entry: Comparison, target: int) -> str:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a selector asks of a client beside training: how much of a burden it is (0: none), in words, in bytes."""
+    """What a selector asks of a client beside training: how much of a burden it is (a place in `KINDS`), in words, in
+    bytes."""
 
     burden: int
-    kind: str
     words: str
     size: str
 
@@ -223,7 +223,7 @@ def ask(method: str) -> Ask:
     if "seconds" in cls.needs:
         told.append(("how long it trained", "seen by the server"))
     words = "; ".join(text for text, _ in told) or "nothing"
-    return Ask(burden, KINDS[burden], words, "; ".join(size for _, size in told) or "0")
+    return Ask(burden, words, "; ".join(size for _, size in told) or "0")
 
 
 def gains(settings: Sequence[BenchSetting]) -> Mapping[str, dict[str, float]]:
