@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 import toy
+from fedentopt.cli.result_table import print_methods
 from fedentopt.datasets import Dataset
 from fedentopt.datasets.clients import ClientIds
 from fedentopt.errors import InputError
@@ -116,6 +117,9 @@ def test_validation_is_that_of_the_model_on_what_was_held_out(method: str, tmp_p
     curve = [record.validation_accuracy for record in run.records]
     assert run.summary["validation_accuracy"] == pytest.approx(np.mean(curve[-10:]))
     assert {"validation_accuracy", "validation_loss"} <= set(result.rounds.columns)
+    assert result.summary["validation_accuracy"][0] == pytest.approx(run.summary["validation_accuracy"])
+    [method] = result.methods
+    assert method.to_dict()["validation_accuracy"]["mean"] == pytest.approx(run.summary["validation_accuracy"])
 
 
 def test_validation_is_the_same_alone_in_a_stack_and_in_memory(tmp_path: Path) -> None:
@@ -151,6 +155,13 @@ def test_runs_that_hold_out_the_same_samples_may_be_evaluated_together() -> None
             assert loss[place].item() == pytest.approx(alone.loss[place].item(), rel=1e-6)
     finally:
         stack.trainer.close()
+
+
+def test_the_table_shows_validation_only_where_there_is_some(capsys: pytest.CaptureFixture[str]) -> None:
+    data = toy.images(90)
+    for share in (0.0, 0.2):
+        print_methods(compare(["fedavg"], dataset=data, seeds=1, **SMALL, validation=share).methods, [])
+        assert ("validation %" in capsys.readouterr().out) is bool(share)
 
 
 def _validation(records: Any) -> list[Any]:

@@ -79,7 +79,7 @@ class Result:
         `accuracy` is the mean test accuracy of the last ten rounds, `std` its sample standard deviation over the
         `seeds`. `difference` is the mean of the differences in accuracy to the first method, seed by seed over the
         seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two shared seeds). `diverged`
-        counts the seeds that diverged.
+        counts the seeds that diverged. `validation_accuracy` is there where clients hold data out.
         """
         import pandas as pd
 
@@ -95,7 +95,8 @@ class Result:
             interval = paired_interval(ours, theirs)
             if interval is not None:
                 low, high = interval.low, interval.high
-        means = {name: method.spread(name) for name in MEANS}
+        held_out = any("validation_accuracy" in run.summary for run in self.runs)
+        means = {name: method.spread(name) for name in (*MEANS, *(("validation_accuracy",) if held_out else ()))}
         return {
             "method": method.label,
             "seeds": len(method.runs),
