@@ -103,6 +103,7 @@ def reproduce(
     chosen = select(
         plan,
         inner,
+        elsewhere=() if cells is not None or family == "selectors" else SELECTOR_TABLES,
         model=_words(model),
         dataset=_words(dataset),
         partition=_words(partition, r",(?=\s*[a-z])"),  # a partition may hold commas: mixed:0.01,0.5
