@@ -65,7 +65,7 @@ def test_the_table_fits_a_narrow_terminal_and_tells_of_differences(
 ) -> None:
     monkeypatch.setattr(benchmark, "run_case", lambda name: _slow_speed(name, name != "million"))
     monkeypatch.setenv("COLUMNS", "80")
-    selection(case=None, json=False)
+    selection(case=list(benchmark.CASES), selector=None, json=False)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert "million-sparse 1,000,000   1,000    100 1.5 s 999 ms 99.0 s 99.9 x 1,234 MB" in shown

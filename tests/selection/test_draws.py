@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedentopt.selection.draws import draw_by_weight, draw_one
+from fedentopt.selection.draws import draw_by_weight, draw_one, draw_place
 
 
 def test_successive_draws_have_the_probabilities_of_successive_draws() -> None:
@@ -50,3 +50,11 @@ def test_one_by_logarithms() -> None:
     assert set(found) == {1, 2}
     assert found[2] / 4000 == pytest.approx(0.75, abs=0.03)
     assert {draw_one(rng, np.full(3, -np.inf)) for _ in range(50)} == {0, 1, 2}
+
+
+def test_a_mark_at_the_very_end_is_still_inside() -> None:
+    class Last:
+        def random(self) -> float:
+            return 1.0  # as a product with the sum may round
+
+    assert draw_place(Last(), np.array([0.5, 2.0, 2.0])) == 1  # type: ignore[arg-type]

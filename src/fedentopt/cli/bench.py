@@ -127,15 +127,14 @@ def _print_cases(speeds: list[Any]) -> None:
 def _print_rounds(speeds: list[Any]) -> None:
     from rich.table import Table
 
-    table = Table(title="one round of every selector", box=None, padding=(0, 1, 0, 0))
+    table = Table(title=f"one round of every selector, cohorts of {speeds[0].cohort}", box=None, padding=(0, 1, 0, 0))
     table.add_column("selector", no_wrap=True)
-    for heading in ("clients", "cohort", "first", "next", "of FedEntOpt's", "most clients", "memory"):
+    for heading in ("clients", "first", "next", "ratio", "limit", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for speed in speeds:
         table.add_row(
             speed.selector,
             f"{speed.clients:,}",
-            str(speed.cohort),
             _time(speed.first_ms),
             _time(speed.next_ms),
             f"{speed.times:.2f} x" if speed.times < 10 else f"{speed.times:,.0f} x",
@@ -143,7 +142,8 @@ def _print_rounds(speeds: list[Any]) -> None:
             "" if speed.peak_mb is None else f"{speed.peak_mb:,.0f} MB",
         )
     out().print(table)
-    out().print("\nfirst: with all preparation; next: best of several, over FedEntOpt's on the same ten classes")
+    out().print("\nfirst: with all preparation; next: best of several; ratio: over FedEntOpt's on the same counts;")
+    out().print("limit: the most clients it serves")
 
 
 def _stack(device: str, repeats: int, json: bool, model: list[str] | None) -> None:

@@ -29,10 +29,10 @@ class ClusteredLabelSelector(TreeSelector):
         version, who = self._table.version, available.tobytes()
         if self._kept is None or self._kept[:2] != (version, who):
             counts = self._table.rows.take(available).dense(self._table.num_classes or 1)
-            lengths = np.sqrt((counts**2).sum(axis=1, keepdims=True))
-            directions = counts / np.where(lengths > 0, lengths, 1.0)
+            squares = (counts**2).sum(axis=1)
+            directions = counts / np.sqrt(np.where(squares > 0, squares, 1.0))[:, None]
+            distances = angles(directions, directions, squares, squares)
             # A copy of a client points the same way exactly, whatever the product's last digit says.
-            distances = angles(directions, directions)
             _, same = np.unique(directions, axis=0, return_inverse=True)
             distances[same.ravel()[:, None] == same.ravel()[None, :]] = 0.0
             self._kept = (version, who, ward_tree((distances + distances.T) / 2, self.name))

@@ -48,7 +48,8 @@ class ClusteredUpdateSelector(TreeSelector):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep the direction of every update; its length does not matter."""
         told = {client: seen.update for client, seen in observations.items() if client in self._table}
-        self._updates.put({client: unit(update) for client, update in told.items() if update is not None})
+        units = {client: unit(update) for client, update in told.items() if update is not None}
+        self._updates.put(units, len(self._table))
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)

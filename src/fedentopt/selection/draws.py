@@ -28,5 +28,10 @@ def draw_one(rng: np.random.Generator, log_weights: np.ndarray) -> int:
     top = log_weights.max()
     if not np.isfinite(top):
         return int(rng.integers(log_weights.size))
-    sums = np.cumsum(np.exp(log_weights - top))
-    return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
+    return draw_place(rng, np.cumsum(np.exp(log_weights - top)))
+
+
+def draw_place(rng: np.random.Generator, sums: np.ndarray) -> int:
+    """A place by weights whose running sums these are; one of weight 0 is never drawn, the last sum must be above 0."""
+    mark = min(rng.random() * sums[-1], np.nextafter(sums[-1], 0.0))  # which rounding might make the whole sum
+    return int(np.searchsorted(sums, mark, side="right"))

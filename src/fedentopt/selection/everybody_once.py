@@ -63,7 +63,7 @@ class EverybodyOnce(Selector):
     def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
         """Keep what registered clients told."""
         here = {client: vector for client, vector in vectors.items() if client in self._table}
-        self._vectors.put(here)
+        self._vectors.put(here, len(self._table))
         for client in here:
             self._tries.pop(client, None)
 

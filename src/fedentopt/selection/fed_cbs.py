@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId
-from fedentopt.selection.draws import draw_one
+from fedentopt.selection.draws import draw_one, draw_place
 from fedentopt.selection.per_client import as_pairs, read_pairs
 from fedentopt.selection.rows import Rows
 from fedentopt.selection.screen import Screen
@@ -178,12 +178,11 @@ class Imbalance:
         weights = np.append(np.exp(logs - top) * sums, np.exp(exact - top).sum())
         ends = np.cumsum(weights)
         while True:
-            part_number = int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
+            part_number = draw_place(rng, ends)
             if part_number == len(sums):
                 return int(near[draw_one(rng, exact)])
             start = part_number * _CHUNK
-            inner = np.cumsum(far[start : start + _CHUNK], dtype=np.float64)
-            place = int(np.searchsorted(inner, rng.random() * inner[-1], side="right"))
+            place = draw_place(rng, np.cumsum(far[start : start + _CHUNK], dtype=np.float64))
             bound = logs[part_number] + math.log(far[start + place])
             weight = -beta * float(self.logs(gathered, np.array([start + place]))[0])
             if math.log(max(rng.random(), 1e-300)) < weight - bound:

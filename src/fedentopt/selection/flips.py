@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.draws import draw_place
 from fedentopt.selection.per_client import as_pairs, read_pairs
 from fedentopt.selection.selector import Selector, selector
 from fedentopt.selection.ward import scipy_part
@@ -117,8 +118,6 @@ def _spread_out(rng: np.random.Generator, points: np.ndarray, count: int) -> np.
     centres = [points[rng.integers(len(points))]]
     nearest = ((points - centres[0]) ** 2).sum(axis=1)
     while len(centres) < count and nearest.max() > 1e-18:
-        sums = np.cumsum(nearest)
-        place = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-        centres.append(points[min(place, len(points) - 1)])
+        centres.append(points[draw_place(rng, np.cumsum(nearest))])
         nearest = np.minimum(nearest, ((points - centres[-1]) ** 2).sum(axis=1))
     return np.array(centres)

@@ -72,18 +72,19 @@ class HiCSFLSelector(EverybodyOnce):
         groups = cut_into(ward_tree(distances, self.name), self.groups or self.cohort_size)
         past = 0.0 if self.horizon is None else min(self.round / self.horizon, 1.0)
         pull = self.gamma * (1 - past) * np.array([entropies[group].mean() for group in groups])
-        sizes = self.sizes[known]
-        left = np.ones(known.size, dtype=bool)
+        with np.errstate(divide="ignore"):
+            log_sizes = np.log(self.sizes[known])
         rng = self.rng(1)
         picked: list[int] = []
-        while len(picked) < seats and left.any():
-            open_groups = [i for i, group in enumerate(groups) if left[group].any()]
-            group = groups[open_groups[draw_one(rng, pull[open_groups])]]
-            members = group[left[group]]
-            with np.errstate(divide="ignore"):
-                place = int(members[draw_one(rng, np.log(sizes[members]))])
-            left[place] = False
-            picked.append(int(known[place]))
+        while len(picked) < seats and groups:
+            drawn = draw_one(rng, pull)
+            group = groups[drawn]
+            place = draw_one(rng, log_sizes[group])
+            picked.append(int(known[group[place]]))
+            groups[drawn] = np.delete(group, place)
+            if not groups[drawn].size:
+                del groups[drawn]
+                pull = np.delete(pull, drawn)
         return picked
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
@@ -116,8 +117,8 @@ def softmax_entropies(logits: np.ndarray) -> np.ndarray:
 def bias_distances(rows: np.ndarray, entropies: np.ndarray, lam: float) -> np.ndarray:
     """Angle plus `lam` times the difference of entropies, between all clients."""
     wide = rows.astype(np.float64)
-    lengths = np.sqrt((wide**2).sum(axis=1, keepdims=True))
-    directions = wide / np.where(lengths > 0, lengths, 1.0)
-    apart = angles(directions, directions) + lam * np.abs(entropies[:, None] - entropies[None, :])
+    squares = (wide**2).sum(axis=1)
+    directions = wide / np.sqrt(np.where(squares > 0, squares, 1.0))[:, None]
+    apart = angles(directions, directions, squares, squares) + lam * np.abs(entropies[:, None] - entropies[None, :])
     np.fill_diagonal(apart, 0.0)
     return np.asarray((apart + apart.T) / 2)

@@ -82,11 +82,12 @@ class OortSelector(Selector):
         exploited = tried[self._exploit(rng, scores, exploit)]
         explore = min(fresh.size, seats - exploited.size)
         sizes = self.sizes[available][fresh]
-        nearest = np.argsort(-sizes, kind="stable")[: max(explore, math.floor(self.window * explore))]
+        nearest = _largest(sizes, max(explore, math.floor(self.window * explore)))
         explored = fresh[nearest[draw_by_weight(rng, sizes[nearest], explore)]]
         places = [*exploited.tolist(), *explored.tolist()]
-        others = np.setdiff1d(np.arange(available.size), places)
-        places += rng.permutation(others)[: seats - len(places)].tolist()
+        if len(places) < seats:
+            others = np.setdiff1d(np.arange(available.size), places)
+            places += rng.permutation(others)[: seats - len(places)].tolist()
         self._history, self._preferred, self._heard = history, preferred, []
         self._exploited = [self._table.ids[number] for number in available[exploited]]
         return [int(number) for number in available[places]]
@@ -173,6 +174,15 @@ class OortSelector(Selector):
         self._utility, self._last_round, self._seconds = utility, last_round, seconds
         self._exploited, self._heard = exploited, heard
         self._history, self._preferred = [float(value) for value in history], float(memory["preferred"])
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Places of so many of the largest values, the largest first; of equal ones the first."""
+    if not 0 < count < values.size:
+        return np.argsort(-values, kind="stable")[:count]
+    least = np.partition(values, values.size - count)[values.size - count]
+    near = np.flatnonzero(values >= least)
+    return np.asarray(near[np.argsort(-values[near], kind="stable")][:count])
 
 
 def _is_number(value: Any) -> bool:

@@ -35,7 +35,7 @@ def ward_tree(distances: np.ndarray, selector: str) -> np.ndarray:
     n = len(distances)
     if n < 2:
         return np.zeros((0, 2), dtype=np.int64)
-    condensed = distances[np.triu_indices(n, 1)]
+    condensed = scipy_part("spatial.distance", selector).squareform(distances, checks=False)
     tree = scipy_part("cluster.hierarchy", selector).linkage(condensed, "ward")
     return np.asarray(tree[:, :2], dtype=np.int64)
 
