@@ -325,8 +325,8 @@ def test_owners_that_are_refused(clients: int, owners, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("shards:0", "'0' shards a client; accepted: a whole number from 1"),
-        ("shards:1.5", "'1.5' shards a client"),
+        ("shards:0", "'0' shards per client; accepted: a whole number from 1"),
+        ("shards:1.5", "'1.5' shards per client"),
         ("shards", "is unknown; accepted: dir:BETA, classes:J, shards:S"),
         ("quantity:-1", "the concentration '-1'; accepted: a number above 0, such as quantity:0.5"),
         ("mixed:", "the concentration ''"),
@@ -347,7 +347,7 @@ def test_specs_that_are_refused(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "clients", "least", "message"),
     [
-        ("shards:4", 3, 0, "12 shards, but there are 10 samples; accepted: at most 3 shards a client"),
+        ("shards:4", 3, 0, "12 shards, but there are 10 samples; accepted: at most 3 shards per client"),
         ("mixed:0.1,0.2,0.3", 2, 0, "3 concentrations for 2 clients"),
         ("quantity:0.5", 4, 3, "min_samples: 3 samples for each of 4 clients, but there are 10; accepted: at most 2"),
         ("dir:0.1+quantity:0.5", 4, 3, "min_samples: 3 samples for each of 4 clients"),

@@ -189,7 +189,7 @@ def test_targets_are_those_that_random_selection_reaches() -> None:
 def test_the_table_has_every_column_by_hand() -> None:
     (table,) = tables([entry for entry in compared(SOME, asked=10_000) if entry.ours is not None])
     (section,) = table.sections
-    assert section.heading == "LeNet-5, CIFAR-10, Dir(0.1), 10 % a round (targets 40 % and 45 %)"
+    assert section.heading == "LeNet-5, CIFAR-10, Dir(0.1), 10 % per round (targets 40 % and 45 %)"
     assert [row[0] for row in section.rows] == ["Fed-CBS", "FedEntOpt", "Random", "KL", "all clients (ceiling)"]
     first = dict(zip(table.columns, section.rows[0], strict=True))
     assert first["accuracy"] == "55.12 ± 0.68"
@@ -198,8 +198,8 @@ def test_the_table_has_every_column_by_hand() -> None:
         "20.0", "100", "– (0 of 5)"
     )  # fmt: skip
     assert (first["cohort entropy, mean"], first["worst round"], first["H_norm"]) == ("3.000", "2.500", "0.900")
-    assert (first["never chosen"], first["asked a round"], first["MB a round"]) == ("2.0", "20.0", "3.00")
-    assert (first["selection (ms a round)"], first["simulated minutes"], first["seeds"]) == ("1.00", "50.00", "5")
+    assert (first["never chosen"], first["asked per round"], first["MB per round"]) == ("2.0", "20.0", "3.00")
+    assert (first["selection (ms per round)"], first["simulated minutes"], first["seeds"]) == ("1.00", "50.00", "5")
     assert section.rows[-1][1] == "60.00 ± 0.00"
     assert section.rows[2][2] == "–"  # random selection is compared with nothing
 
@@ -223,7 +223,7 @@ def test_the_page_says_first_where_we_are_not_best() -> None:
     assert headings[0] == "Where FedEntOpt is not best"
     assert "highest mean accuracy in 0 of 1 settings. Of 3 comparisons" in text
     assert "the other is better in 1, FedEntOpt in 2; the rest may be luck" in text
-    assert "- Fed-CBS: LeNet-5, CIFAR-10, Dir(0.1), 10 % a round" in text
+    assert "- Fed-CBS: LeNet-5, CIFAR-10, Dir(0.1), 10 % per round" in text
     assert re.search(r"\| Fed-CBS \| 55\.12 ± 0\.68 \| 54\.08 ± 0\.75 \| \*\*\+1\.04 ", text)
     over_all = re.search(r"^\| KL \| 1 \| 0 \| -0\.10 \| 0 / 0 \| 0 / 1 \|$", text, re.MULTILINE)
     assert over_all

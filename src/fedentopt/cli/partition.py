@@ -62,9 +62,10 @@ def partition(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Split samples among clients. SPLIT is dir:BETA (Dirichlet shares of every class), classes:J (J classes a client),
-    shards:S (S pieces of the sorted samples), quantity:BETA (sizes drawn, labels alike), mixed:BETA,... (clients that
-    differ in their skew), dir:BETA+quantity:BETA (skewed in labels and sizes), natural (as the data says) or iid.
+    """Split samples among clients. SPLIT is dir:BETA (Dirichlet shares of every class), classes:J (J classes per
+    client), shards:S (S pieces of the sorted samples), quantity:BETA (sizes drawn, labels alike), mixed:BETA,...
+    (clients that differ in their skew), dir:BETA+quantity:BETA (skewed in labels and sizes), natural (as the data
+    says) or iid.
     """
     kind = parse(spec)
     if out_file is not None and indices is not None and os.path.realpath(out_file) == os.path.realpath(indices):

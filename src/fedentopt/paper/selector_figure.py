@@ -84,7 +84,7 @@ def _panel(axis: Any, settings: Sequence[BenchSetting], places: dict[str, float]
     axis.tick_params(axis="y", length=0)
     axis.margins(x=0.08)
     number = len(settings)
-    axis.set_title(f"{share:g} % of the clients a round, {number} setting{'s' if number > 1 else ''}")
+    axis.set_title(f"{share:g} % of the clients per round, {number} setting{'s' if number > 1 else ''}")
     axis.set_xlabel("Points above random selection")
 
 

@@ -27,8 +27,8 @@ SURE = 0.05
 EVERY_TARGET = (*LOWER_TARGETS, *TARGETS)
 COLUMNS = (
     "selector", "accuracy", "against random, 95 % interval", "p (Holm)", "worst class", "rounds to lower target",
-    "rounds to higher target", "cohort entropy, mean", "worst round", "H_norm", "never chosen", "asked a round",
-    "MB a round", "selection (ms a round)", "simulated minutes", "seeds",
+    "rounds to higher target", "cohort entropy, mean", "worst round", "H_norm", "never chosen", "asked per round",
+    "MB per round", "selection (ms per round)", "simulated minutes", "seeds",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class BenchSetting:
 
     @property
     def title(self) -> str:
-        return f"{self.heading}, {self.participation:g} % a round"
+        return f"{self.heading}, {self.participation:g} % per round"
 
     @cached_property
     def against_random(self) -> dict[str, Against]:

@@ -81,7 +81,7 @@ def partition(
     _at_least("seed", seed, 0)
     _at_least("min_samples", min_samples, 0)
     if y.size < clients:
-        raise InputError(f"clients: {clients} clients for {y.size} samples; accepted: at most one client a sample")
+        raise InputError(f"clients: {clients} clients for {y.size} samples; accepted: at most one client per sample")
     present = int(y.max()) + 1
     if present > y.size + MOST_EMPTY_CLASSES:
         raise InputError(
@@ -121,7 +121,7 @@ def _class_sizes(
     betas = spec.betas or (spec.value,)
     if len(betas) > clients:
         raise InputError(
-            f"partition: {spec} has {len(betas)} concentrations for {clients} clients; accepted: at most one a client"
+            f"partition: {spec} has {len(betas)} concentrations for {clients} clients; accepted: at most one per client"
         )
     if spec.quantity is None:
         sizes = equal_sizes(y.size, clients)

@@ -19,7 +19,7 @@ def shards(y: np.ndarray, each: int, clients: int, seed: int) -> list[np.ndarray
     if clients * each > y.size:
         raise InputError(
             f"partition: shards:{each} among {clients} clients are {clients * each} shards, but there are {y.size} "
-            f"samples; accepted: at most {y.size // clients} shards a client"
+            f"samples; accepted: at most {y.size // clients} shards per client"
         )
     rng = np.random.default_rng([seed, SHUFFLE])
     mixed = rng.permutation(y.size)  # within a class, which samples lie side by side is drawn

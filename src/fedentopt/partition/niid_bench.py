@@ -33,7 +33,7 @@ def label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes: 
         if n and not owners.size:
             raise InputError(
                 f"partition: classes:{j} among {clients} clients leaves class {c} ({n} samples) without an owner; "
-                f"accepted: more clients (from {num_classes} every class has one) or more classes a client"
+                f"accepted: more clients (from {num_classes} every class has one) or more classes per client"
             )
         if owners.size and not n:
             raise InputError(
@@ -43,7 +43,7 @@ def label_quantity(y: np.ndarray, j: int, clients: int, seed: int, num_classes: 
         if n < owners.size:
             raise InputError(
                 f"partition: classes:{j} gives class {c} {owners.size} owners, but it has {n} samples; "
-                "accepted: fewer clients or fewer classes a client"
+                "accepted: fewer clients or fewer classes per client"
             )
         if owners.size:
             sizes[c, owners] = n // owners.size

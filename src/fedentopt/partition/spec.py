@@ -14,7 +14,7 @@ FORMS = (
 """Everything that `parse` reads."""
 NATURAL = "natural"
 _PLAIN = ("iid", NATURAL)
-_WHOLE = {"classes": ("classes a client", "classes:2"), "shards": ("shards a client", "shards:2")}
+_WHOLE = {"classes": ("classes per client", "classes:2"), "shards": ("shards per client", "shards:2")}
 
 
 @dataclass(frozen=True)
