@@ -72,6 +72,7 @@ def test_far_more_even_than_random() -> None:
 def test_many_cohorts_are_evened_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = skewed(120)
     monkeypatch.setattr(cycle, "ALL_PAIRS", 4)
+    monkeypatch.setattr(cycle, "SOME", 4)
     selector = CycleSelector(6, seed=0)
     selector.register(counts)
     cohorts = [selector.select() for _ in range(20)]

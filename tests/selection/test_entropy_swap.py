@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedentopt import EntropySelector
-from fedentopt.selection import EntropySwapSelector
+from fedentopt.selection import EntropySwapSelector, entropy_swap, scorer
 from fedentopt.selection.measures import entropy, row_scores
 
 
@@ -118,6 +118,25 @@ def test_many_clients_the_same_way() -> None:
             scores = row_scores((counts[everybody] + total - counts[i]).astype(float))
             scores[np.isin(everybody, [k for k in cohort if k != i])] = -1
             assert scores.max() <= entropy(total) + 1e-9 + 1e-12
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_few_and_many_clients_are_the_same_cohorts(noisy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All exchanges of a member evaluated at once, or found by the scorer that serves many."""
+    rng = np.random.default_rng(5)
+    counts = rng.multinomial(40, rng.dirichlet(np.full(4, 0.3), 30)) + (rng.laplace(0, 2, (30, 4)) if noisy else 0)
+
+    def rounds() -> list[tuple[object, ...]]:
+        selector = EntropySwapSelector(5, buffer_size=10, seed=3)
+        selector.register(counts, noisy=noisy)
+        here = list(range(0, 30, 2))
+        return [selector.select(here if r % 3 == 2 else None).clients for r in range(12)]
+
+    few = rounds()
+    monkeypatch.setattr(entropy_swap, "FEW_CELLS", 0)
+    assert rounds() == few
+    monkeypatch.setattr(scorer, "FEW_CELLS", 0)
+    assert rounds() == few
 
 
 def test_settings_of_a_run() -> None:

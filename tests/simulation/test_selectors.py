@@ -77,7 +77,9 @@ def test_what_was_told_matters() -> None:
 def test_weights_of_the_average(name: str, averaging: str) -> None:
     """The models are averaged with the selector's weights, a double draw counting twice, or by numbers of samples."""
     data = toy.images(samples=70)
-    cfg = toy.config(**HARD | {"selector": name, "averaging": averaging, "cohort": "4", "dropout": 0.0, "seed": 1})
+    cfg = toy.config(
+        **HARD | {"selector": name, "averaging": averaging, "cohort": "4", "rounds": 3, "dropout": 0.0, "seed": 1}
+    )
     outcome = toy.run([cfg], data)[0]
     world = World(cfg, data)
     selector = SELECTORS.get(name)(4, seed=1)

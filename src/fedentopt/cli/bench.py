@@ -21,15 +21,15 @@ def engine(
     ] = False,
 ) -> None:
     """Measure local training: samples a second by model and number of clients side by side."""
-    if selectors:
-        _stack(device, min(repeats, 3), json, model)
-        return
     from rich.table import Table
 
     from fedentopt.bench.engine import CPU_CASES, GPU_CASES, as_json, bench_engine
     from fedentopt.errors import InputError
     from fedentopt.simulation.trainers import resolve_device
 
+    if selectors:
+        _stack(device, min(repeats, 3), json, model)
+        return
     cases = GPU_CASES if resolve_device(device).type == "cuda" else CPU_CASES
     known = sorted({case.model for case in cases})
     for name in model or []:

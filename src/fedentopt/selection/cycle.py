@@ -3,8 +3,8 @@
 A method of this project. At the start of a cycle the available clients are dealt into cohorts of M at random, the last
 one smaller if need be. Then clients of two cohorts change places as long as that raises the sum of both cohorts' label
 entropies by more than 1e-9 bits: up to 32 cohorts, until no exchange between any two of them does; above, in 20 passes
-over random pairs. Each round takes the next cohort. Every client trains equally often, so the normalised entropy of
-selection is 1 after each cycle, and no client is left out.
+over random pairs, between 32 clients of each. Each round takes the next cohort. Every client trains equally often, so
+the normalised entropy of selection is 1 after each cycle, and no client is left out.
 
 A client that is away when its turn comes stays due: whoever is available of those due is dealt anew. When nobody due is
 available, a new cycle starts. Clients that join are due at once; counts that change have the rest of the cycle dealt
@@ -27,6 +27,7 @@ from fedentopt.selection.selector import Selector, selector
 
 ALL_PAIRS = 32
 PASSES = 20
+SOME = 32
 
 
 @selector("cycle", label="Cycle")
@@ -92,7 +93,7 @@ def even_out(cohorts: list[np.ndarray], counts: np.ndarray, rng: np.random.Gener
         for _ in range(PASSES):
             order = rng.permutation(len(cohorts)).tolist()
             pairs = list(zip(order[::2], order[1::2], strict=False))
-            if not sum(_exchange(a, b, cohorts, sums, counts) for a, b in pairs):
+            if not sum(_exchange(a, b, cohorts, sums, counts, rng) for a, b in pairs):
                 break
         return
     changed_at = [1] * len(cohorts)
@@ -114,19 +115,28 @@ def even_out(cohorts: list[np.ndarray], counts: np.ndarray, rng: np.random.Gener
             seen[a, b] = clock
 
 
-def _exchange(a: int, b: int, cohorts: list[np.ndarray], sums: list[np.ndarray], counts: np.ndarray) -> bool:
-    """The best exchange between two cohorts, again and again until none helps; whether any did."""
+def _exchange(
+    a: int, b: int, cohorts: list[np.ndarray], sums: list[np.ndarray], counts: np.ndarray,
+    rng: np.random.Generator | None = None,
+) -> bool:  # fmt: skip
+    """The best exchange between two cohorts, again and again until none helps; whether any did. With a generator, only
+    between some clients of each, drawn by it."""
     helped = False
+    ours, others = (
+        np.arange(cohorts[one].size) if rng is None else rng.permutation(cohorts[one].size)[:SOME] for one in (a, b)
+    )
     while True:
-        mine, theirs = counts[cohorts[a]], counts[cohorts[b]]
+        mine, theirs = counts[cohorts[a][ours]], counts[cohorts[b][others]]
         moved = (theirs[None, :, :] - mine[:, None, :]).reshape(-1, counts.shape[1])
         # Sums of counts with noise may leave traces below 0 where a class is gone.
-        together = row_scores(np.maximum(sums[a] + moved, 0.0)) + row_scores(np.maximum(sums[b] - moved, 0.0))
-        now = float(row_scores(sums[a][None])[0] + row_scores(sums[b][None])[0])
+        both = np.concatenate([sums[a] + moved, sums[b] - moved, [sums[a], sums[b]]])
+        scores = row_scores(np.maximum(both, 0.0, out=both))
+        together = scores[: len(moved)] + scores[len(moved) : -2]
+        now = float(scores[-2] + scores[-1])
         best = int(np.argmax(together))
         if not together[best] > now + TIE_BITS:
             return helped
-        i, j = divmod(best, len(theirs))
+        i, j = ours[best // len(theirs)], others[best % len(theirs)]
         cohorts[a][i], cohorts[b][j] = cohorts[b][j], cohorts[a][i]
         sums[a], sums[b] = counts[cohorts[a]].sum(axis=0), counts[cohorts[b]].sum(axis=0)
         helped = True

@@ -136,13 +136,6 @@ class EntropySelector(Selector):
         divergence = -float(row_scores(cohort.label_counts[None, :].astype(np.float64), self._log_target)[0])
         return replace(cohort, divergence=max(divergence, 0.0))
 
-    def exchange(
-        self, picked: list[int], buffer: OrderedDict[ClientId, None], rows: np.ndarray, closed: np.ndarray
-    ) -> list[int]:
-        """What may still change about the greedy cohort and, in place, the buffer; here nothing. Those of `rows` that
-        are `closed` are kept out."""
-        return picked
-
     def _check_sizes(self) -> None:
         most = max(self._most_clients - self.cohort_size, 0)
         if self.buffer_size > most:
@@ -157,6 +150,13 @@ class EntropySelector(Selector):
         here = np.isin(numbers, rows) if rows.size < len(self._table) else numbers >= 0
         listed = zip(buffer, numbers.tolist(), here.tolist(), strict=True)
         return {client: number for client, number, is_here in listed if is_here}
+
+    def exchange(
+        self, picked: list[int], buffer: OrderedDict[ClientId, None], rows: np.ndarray, closed: np.ndarray
+    ) -> list[int]:
+        """What may still change about the greedy cohort and, in place, the buffer; here nothing. Those of `rows` that
+        are `closed` are kept out."""
+        return picked
 
     def _draw(self, candidates: np.ndarray) -> int:
         return int(candidates[self.rng().integers(candidates.size)])

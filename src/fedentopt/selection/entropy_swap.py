@@ -18,7 +18,8 @@ import numpy as np
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.entropy import EntropySelector
 from fedentopt.selection.measures import row_scores
-from fedentopt.selection.scoring import TIE_BITS
+from fedentopt.selection.scorer import FEW_CELLS
+from fedentopt.selection.scoring import TIE_BITS, lowest_within_tie
 from fedentopt.selection.selector import selector
 from fedentopt.settings import setting
 
@@ -28,7 +29,8 @@ class EntropySwapSelector(EntropySelector):
     """FedEntOpt's cohort, then exchanges of single clients until none raises the entropy; the same buffer."""
 
     run_settings: ClassVar[Mapping[str, Any]] = {
-        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True)
+        **EntropySelector.run_settings,
+        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True),
     }
 
     def exchange(
@@ -36,14 +38,34 @@ class EntropySwapSelector(EntropySelector):
     ) -> list[int]:
         picked = list(picked)
         place, kept = 0, 0  # members in a row that nobody could replace
+        small = self._small_table(rows, closed)
         while kept < len(picked):
-            better = self._better(picked, place, rows, closed)
+            better = (
+                self._better(picked, place, rows, closed) if small is None else self._better_of(small, picked, place)
+            )
             kept += 1
             if better is not None:
                 _take_place(buffer, self._table.ids[picked[place]], self._table.ids[better])
                 picked[place], kept = better, 1
             place = (place + 1) % len(picked)
         return picked
+
+    def _small_table(self, rows: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Those who may be in the cohort, ascending, and their counts; None where they are many."""
+        among = np.setdiff1d(rows, closed, assume_unique=True)
+        classes = self._table.num_classes or 1
+        return (among, self._table.rows.take(among).dense(classes)) if among.size * classes <= FEW_CELLS else None
+
+    def _better_of(self, small: tuple[np.ndarray, np.ndarray], picked: list[int], place: int) -> int | None:
+        """The same as `_better`, by definition."""
+        among, counts = small
+        places = np.searchsorted(among, picked)
+        others = np.delete(places, place)
+        scores = row_scores(counts + counts[others].sum(axis=0), self._log_scores)
+        present = scores[places[place]]
+        scores[others] = -np.inf
+        best = lowest_within_tie(scores)
+        return int(among[best]) if scores[best] > present + TIE_BITS else None
 
     def _better(self, picked: list[int], place: int, rows: np.ndarray, closed: np.ndarray) -> int | None:
         """Who should have that member's place, if anybody."""

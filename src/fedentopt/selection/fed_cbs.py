@@ -36,6 +36,7 @@ from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_one, draw_place
 from fedentopt.selection.per_client import as_pairs, read_pairs
 from fedentopt.selection.rows import Rows
+from fedentopt.selection.scorer import FEW_CELLS
 from fedentopt.selection.screen import Screen
 from fedentopt.selection.selector import Selector, selector
 from fedentopt.settings import setting
@@ -110,6 +111,7 @@ class Imbalance:
         self._classes = num_classes
         self._sizes = totals / self._scale
         self._own = np.maximum(self._rows.row_sums(self._rows.values**2) - self._sizes**2 / num_classes, 0.0)
+        self._dense = self._rows.dense(num_classes) if len(rows) * num_classes <= FEW_CELLS else None
         target = np.full(num_classes, 1 / num_classes)
         many = len(rows) >= MANY and Screen.serves(rows, target)
         self._screen = Screen(rows, totals, target) if many else None
@@ -126,9 +128,13 @@ class Imbalance:
         gathered = gathered / self._scale
         total = float(gathered.sum())
         apart = gathered - total / self._classes
-        rows = self._rows if places is None else self._rows.take(places)
+        if places is None and self._dense is not None:
+            products = self._dense @ apart
+        else:
+            rows = self._rows if places is None else self._rows.take(places)
+            products = rows.row_sums(rows.values * apart[rows.classes])
         own, sizes = (self._own, self._sizes) if places is None else (self._own[places], self._sizes[places])
-        spread = own + 2 * rows.row_sums(rows.values * apart[rows.classes]) + float(apart @ apart)
+        spread = own + 2 * products + float(apart @ apart)
         return self._log(np.maximum(spread, 0.0), sizes + total)
 
     def draw(self, rng: np.random.Generator, gathered: np.ndarray, open_rows: np.ndarray, beta: float) -> int:
@@ -139,6 +145,8 @@ class Imbalance:
                 drawn = self._draw_by_bound(rng, gathered, beta, *bounds)
                 if drawn is not None:
                     return drawn
+        if self._dense is not None:
+            return draw_one(rng, np.where(open_rows, -beta * self.logs(gathered), -np.inf))
         places = np.flatnonzero(open_rows)
         return int(places[draw_one(rng, -beta * self.logs(gathered, places))])
 

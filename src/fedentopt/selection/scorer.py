@@ -9,7 +9,7 @@ from fedentopt.selection.rows import Rows
 from fedentopt.selection.scoring import ExactScores, Scores
 from fedentopt.selection.table import CountTable
 
-_FEW_CELLS = 1 << 14  # clients times classes up to which evaluating everything is faster than bookkeeping
+FEW_CELLS = 1 << 14  # clients times classes up to which evaluating everything is faster than bookkeeping
 
 
 class Scorer:
@@ -38,7 +38,7 @@ class Scorer:
     def _prepare(self, rows: Rows) -> np.ndarray | ColumnIndex:
         classes = self._table.num_classes
         assert classes is not None
-        if len(rows) * classes <= _FEW_CELLS:
+        if len(rows) * classes <= FEW_CELLS:
             return rows.dense(classes)
         return ColumnIndex(rows, classes, self._log_target)
 
