@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import toy
+from fedentopt.audit import area_under_curve
 from fedentopt.errors import InputError
 from fedentopt.results.records import Outcome
 from fedentopt.selection import InferredSelector
@@ -103,6 +104,29 @@ def test_suspects_in_quarantine_are_not_chosen() -> None:
     suspects = planner.audit.suspects()
     assert set(suspects) == set(planner.liars)
     assert not set(outcome.records[-1].clients) & set(planner.liars)
+
+
+def test_rounds_say_what_the_server_knew() -> None:
+    outcome, stack = run(liars="2", lie="rare", rounds=8, audit="warn", buffer="0")
+    planner = stack.runs[0].planner
+    first, last = outcome.records[0], outcome.records[-1]
+    assert (first.estimate_error, first.suspicion_auc, first.suspects) == (None, None, 0)
+    assert first.liars_chosen == len(set(first.clients) & set(planner.liars))
+    assert last.estimate_error is not None
+    assert last.estimate_error < 0.3
+    assert last.suspicion_auc is None or last.suspicion_auc > 0.9
+    claimed = planner.reported[list(last.clients)].sum(axis=0)
+    shares = claimed[claimed > 0] / claimed.sum()
+    assert last.believed_entropy == pytest.approx(-(shares * np.log2(shares)).sum())
+    plain, _ = run()
+    assert plain.records[0].believed_entropy is None
+    inferring, _ = run(selector="inferred", rounds=1)
+    assert inferring.records[0].estimate_error < 0.15
+
+
+def test_the_area_under_a_curve() -> None:
+    assert area_under_curve([3.0, 1.0], [2.0, 1.0]) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+    assert area_under_curve([], [1.0]) is None
 
 
 def test_warning_changes_no_bit() -> None:

@@ -11,7 +11,7 @@ a last layer made to fit its claim, or trains on made-up data, passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,6 +72,14 @@ class _Seen:
     level: float
     samples: float
     times: int
+
+
+def area_under_curve(positive: Sequence[float], negative: Sequence[float]) -> float | None:
+    """The probability that one of the first scores above one of the second, ties counting half; None without both."""
+    if not positive or not negative:
+        return None
+    above = np.asarray(positive)[:, None] - np.asarray(negative)[None, :]
+    return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
 class Audit:

@@ -446,7 +446,8 @@ class Stack:
             round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
             bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
             simulated_seconds=plan.seconds + (run.census_seconds if plan.round == 1 else 0.0), asked=len(plan.asked),
-            selection_seconds=plan.selection_seconds,            validation_accuracy=validated[0], validation_loss=validated[1],
+            selection_seconds=plan.selection_seconds, validation_accuracy=validated[0], validation_loss=validated[1],
+            **plan.knowledge,
         )  # fmt: skip
         run.records.append(record)
         run.recorder.record(record)

@@ -6,13 +6,13 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from fedentopt.audit import Audit
+from fedentopt.audit import Audit, area_under_curve
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
@@ -20,7 +20,7 @@ from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
 from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
-from fedentopt.selection.inferred import change_of
+from fedentopt.selection.inferred import InferredSelector, change_of
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
@@ -51,7 +51,8 @@ class RoundPlan:
     """A round of one run. `selected` are the clients chosen, `work` the tasks of those that did not drop out.
 
     `asked` are the clients whose loss was asked for before. `weights`, where the selector defines them, are the
-    clients' parts in the average. `selection_seconds` is the time that the selector took on this machine.
+    clients' parts in the average. `selection_seconds` is the time that the selector took on this machine,
+    `knowledge` what the server knew, where it has reason to doubt reports (see `RoundRecord`).
     """
 
     round: int
@@ -60,6 +61,7 @@ class RoundPlan:
     asked: tuple[int, ...] = ()
     weights: Mapping[int, float] | None = None
     selection_seconds: float = 0.0
+    knowledge: Mapping[str, float | None] = field(default_factory=dict)
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
@@ -212,7 +214,37 @@ class RunPlanner:
             work.append(ClientWork(client, samples, counts, epochs, config.batch_size, seconds))
         tasks = tuple(task for task in work if len(task.samples))
         spent, self._selecting = self._selecting, 0.0
-        return RoundPlan(round_, selected, tasks, tuple(losses or ()), self._weights(cohort, selected), spent)
+        weights = self._weights(cohort, selected)
+        return RoundPlan(
+            round_, selected, tasks, tuple(losses or ()), weights, spent, self._knowledge(cohort, selected)
+        )
+
+    def _knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
+        """What the server knew when it chose, beside what only the simulation knows."""
+        infers = isinstance(self.selector, InferredSelector)
+        if not (self.liars or infers or self.config.audit != "off"):
+            return {}
+        known: dict[str, float | None] = {"believed_entropy": float(cohort.entropy)}
+        shares = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
+        errors = []
+        for client in range(self.config.clients):
+            if isinstance(self.selector, InferredSelector):
+                estimate = self.selector.estimate(client)
+            else:
+                found = None if self.audit is None else self.audit.estimate(client)
+                estimate = None if found is None else found.shares
+            if estimate is not None:
+                errors.append(float(np.abs(estimate - shares[client]).sum() / 2))
+        known["estimate_error"] = sum(errors) / len(errors) if errors else None
+        if self.liars:
+            known["liars_chosen"] = float(len(set(selected) & set(self.liars)))
+        if self.audit is not None and self.config.audit != "off":
+            known["suspects"] = float(len(self.audit.suspects()))
+            suspicions = self.audit.suspicions()
+            lying = [score for client, score in suspicions.items() if client in self.liars]
+            honest = [score for client, score in suspicions.items() if client not in self.liars]
+            known["suspicion_auc"] = area_under_curve(lying, honest)
+        return known
 
     def seconds(self, client: int, samples: int) -> float:
         """Simulated time in which a client trains on so many samples, each as often as it is seen."""
