@@ -25,6 +25,7 @@ from fedentopt.selection import (
     setting,
 )
 from fedentopt.selection.fedentropy import ValueSelector
+from fedentopt.selection.selector import make_for_run
 
 
 class RoundRobin(Selector):
@@ -351,6 +352,56 @@ def test_losses_come_by_number_with_nan_for_those_not_asked() -> None:
     assert made(Learner, asks=3).candidates(["a", "b"]) == Candidates(("a", "b"), 3)
 
 
+def test_cohorts_that_may_be_smaller() -> None:
+    """One who gives fewer than it could is warned of, unless its definition has it so; fewer available always are."""
+
+    class Last(Gives):
+        smaller_cohorts = True
+
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2"):
+        Gives([3]).select()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Last([3]).select().clients == ("d",)
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2: no more clients are available"):
+        Last([3]).select(["d"])
+
+
+def test_figures_by_number_and_who_left() -> None:
+    class Notes(RoundRobin):
+        left: list[set[ClientId]]
+
+        def forget_clients(self, gone: Any) -> None:
+            self.left = [*getattr(self, "left", []), set(gone)]
+
+    selector = made(Notes)
+    np.testing.assert_array_equal(selector.by_number({"c": 2.5, "a": 1, "stranger": 9.0}), [1, 0, 2.5, 0, 0, 0])
+    np.testing.assert_array_equal(selector.by_number({}, np.nan), [np.nan] * 6)
+    selector.remove(["a", "d"])
+    assert selector.left == [{"a", "d"}]
+    np.testing.assert_array_equal(selector.by_number({"c": 2.5, "a": 1}, -1.0), [-1, 2.5, -1, -1])
+    with pytest.raises(InputError, match="client 'a': not registered"):
+        selector.remove(["b", "a"])
+    assert len(selector.left) == 1
+
+
+def test_a_for_run_may_ask_for_the_rounds() -> None:
+    class Long(RoundRobin):
+        rounds = 0
+
+        @classmethod
+        def for_run(cls, *, cohort_size: int, clients: int, seed: int, rounds: int = 7, **settings: Any) -> Long:
+            selector = cls(cohort_size, seed)
+            selector.rounds = rounds
+            return selector
+
+    def rounds_of(cls: type[Selector]) -> int:
+        return getattr(make_for_run(cls, cohort_size=2, clients=5, rounds=30, seed=1), "rounds", 0)
+
+    assert rounds_of(Long) == 30
+    assert rounds_of(RoundRobin) == 0
+
+
 # --- remembering
 def told(client: ClientId, round_: int) -> Observation:
     """Everything a selector may be told, in numbers that depend on client and round."""
@@ -565,3 +616,23 @@ def test_counts_are_taken_by_name_and_for_exact_unless_said_otherwise(cls: type[
         selector.register([[1, 2]], True)  # type: ignore[misc]
     selector.register(counts=np.array([[1, 2], [2, 1]]))
     assert selector.clients == (0, 1)
+
+
+@every
+@pytest.mark.parametrize(
+    "counts",
+    [np.zeros((5, 3)), np.full((5, 3), 7.0), np.arange(1.0, 6.0)[:, None], np.ones((1, 3)), np.eye(5)[:, :2] * 1e-9],
+    ids=["nothing", "equal", "one class", "one client", "traces"],
+)
+def test_degenerate_counts(cls: type[Selector], counts: np.ndarray) -> None:
+    clients = len(counts)
+    selector = cls.for_run(cohort_size=min(2, clients), clients=clients, seed=1)
+    selector.register(counts, noisy=True)
+    for r in range(6):
+        cohort = play(selector, r)
+        assert 1 <= len(set(cohort)) == len(cohort) <= 2
+        assert set(cohort) <= set(range(clients))
+    other = cls.for_run(cohort_size=min(2, clients), clients=clients, seed=1)
+    other.register(counts, noisy=True)
+    restore(other, saved(selector))
+    assert [play(other, r) for r in range(6, 9)] == [play(selector, r) for r in range(6, 9)]
