@@ -76,12 +76,14 @@ def reproduce(
 
     TABLE is table1 to table6, figure1, figure2, or all of them (all, the default); or an extra: grid-mu,
     grid-weight-decay, grid-buffer, single-class; or the benchmark of selectors (selectors), a part of it
-    (selectors-algorithms), the grid behind it (selectors-tuning); or, with --cells, a table named in that file.
+    (selectors-algorithms), the grid behind it (selectors-tuning); or lying clients and the audit (liars), selection
+    without label reports (inferred); or, with --cells, a table named in that file.
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
     from fedentopt.paper.cells import select
     from fedentopt.paper.reproduction import (
+        FAMILIES,
         Reproduction,
         ask_for,
         check_export,
@@ -98,12 +100,12 @@ def reproduce(
         raise InputError("known: does not go with --results, from which alone everything is made")
     if export is not None and rounds is not None:
         raise InputError("export: runs cut short with --rounds are no results; leave one of the two out")
-    family = "selectors" if cells is None and target in SELECTOR_TABLES else "paper"
+    family = next((name for name, own in FAMILIES.items() if cells is None and target in own), "paper")
     (plan, inner), wanted = plan_cells(cells, target), None if seeds is None else parse_seeds(seeds)
     chosen = select(
         plan,
         inner,
-        elsewhere=() if cells is not None or family == "selectors" else SELECTOR_TABLES,
+        elsewhere=() if cells is not None or family != "paper" else [name for own in FAMILIES.values() for name in own],
         model=_words(model),
         dataset=_words(dataset),
         partition=_words(partition, r",(?=\s*[a-z])"),  # a partition may hold commas: mixed:0.01,0.5

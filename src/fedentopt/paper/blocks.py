@@ -58,6 +58,11 @@ def selector_cells() -> list[Cell]:
     return _cells([_paper(), _document("selectors.toml")], "selectors.toml", {})
 
 
+def audit_cells() -> list[Cell]:
+    """Every cell about liars and about selection without reports, on the paper's settings."""
+    return _cells([_paper(), _document("audit.toml")], "audit.toml", {})
+
+
 def _paper() -> Document:
     return _document("paper.toml")
 

@@ -29,6 +29,8 @@ TABLES = {
     "grid-weight-decay": "Grid: weight decay",
     "grid-buffer": "Grid: buffer size",
     "single-class": "Limit: clients with a single class",
+    "inferred": "Selection without label reports",
+    "liars": "Clients that lie about their labels",
     "selectors": "Every selector",
     "selectors-algorithms": "FedEntOpt with algorithms that re-weight or correct",
     "selectors-tuning": "Grid: one setting of every selector",

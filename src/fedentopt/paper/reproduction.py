@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedentopt.errors import InputError
 from fedentopt.paper import provenance
-from fedentopt.paper.blocks import cells_from_file, paper_cells, selector_cells
+from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, distinct_runs
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.data import has_data
@@ -26,6 +26,11 @@ from fedentopt.simulation.options import RunOptions
 if TYPE_CHECKING:
     from fedentopt.paper.ray_worker import WorkerReport
     from fedentopt.simulation.engine import RoundEvent
+
+
+AUDIT_TABLES = ("liars", "inferred")
+FAMILIES = {"selectors": SELECTOR_TABLES, "audit": AUDIT_TABLES}
+"""Tables beyond the paper, by the folder that their runs and results have."""
 
 
 class Listener(Protocol):
@@ -159,10 +164,12 @@ class Reproduction:
 
 
 def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]:
-    """All cells among which `target` is found: the paper's, those of the benchmark of selectors, or of a user's file;
-    and the target there."""
+    """All cells among which `target` is found: the paper's, those of one of the `FAMILIES`, or of a user's file; and
+    the target there."""
     if file is not None:
         return cells_from_file(file), target
+    if target in AUDIT_TABLES:
+        return audit_cells(), target
     if target not in SELECTOR_TABLES:
         return paper_cells(), target
     return selector_cells(), "all" if target == SELECTORS else target
