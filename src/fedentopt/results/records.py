@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RoundRecord:
     """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
-    without test samples is NaN. `seconds` were spent on this machine; `simulated_seconds` are those of the cohort's
-    slowest client."""
+    without test samples is NaN. `seconds` are the run's share of this machine's time: runs that train together
+    divide a round's evenly. `simulated_seconds` are those of the cohort's slowest client."""
 
     round: int
     clients: tuple[int, ...]
