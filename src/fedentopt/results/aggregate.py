@@ -11,7 +11,7 @@ from fedentopt.results.reading import RunResult
 from fedentopt.results.statistics import Spread, finite, mean_interval, paired_differences
 from fedentopt.results.summary import LAST, rounds_to
 
-WORDS = dict(enumerate("two three four five six seven eight nine ten".split(), 2))
+WORDS = dict(enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2))
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,10 @@ class Result:
     def summary(self) -> pd.DataFrame:
         """One row per method: means over its seeds.
 
-        `accuracy` is the mean test accuracy of the last ten rounds (of all where there are fewer), `std` its sample standard deviation over the
-        `seeds`. `difference` is the mean of the differences in accuracy to the first method, seed by seed over the
-        seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two shared seeds). `diverged`
-        counts the seeds that diverged.
+        `accuracy` is the mean test accuracy of the last ten rounds (of all where there are fewer), `std` its sample
+        standard deviation over the `seeds`. `difference` is the mean of the differences in accuracy to the first
+        method, seed by seed over the seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two
+        shared seeds). `diverged` counts the seeds that diverged.
         """
         import pandas as pd
 
