@@ -47,7 +47,7 @@ loss            from those that trained: mean training loss, and root mean squar
 head            the change of the last layer's weight and bias
 update          the change of all parameters
 seconds         how long training took
-kept            whether the server kept the client's model (an algorithm may judge models)
+kept            whether the server kept the client's model (always, unless the algorithm judges models)
 """
 
 

@@ -35,7 +35,7 @@ def parse_method(name: str) -> dict[str, Any]:
     values that a setting does not take, a key given twice, and `-dp` where nothing of the method looks at label counts.
     """
     text = name.strip()
-    pieces = [_Piece(piece) for piece in re.split(r"\+(?=[A-Za-z_])", text)]
+    pieces = [_Piece(piece) for piece in _split(text)]
     parts = _parts(pieces)
     if parts is None:
         raise InputError(
@@ -203,6 +203,17 @@ def check_seeds(seeds: Iterable[int], written: str | None = None) -> tuple[int, 
     if twice:
         raise InputError(f"seeds: {shown!r} gives {', '.join(twice)} more than once; accepted: each seed once")
     return tuple(listed)
+
+
+def _split(text: str) -> list[str]:
+    """The sides of the `+` that joins two methods. One inside a value (`note=a+b`) joins nothing: a name that cannot be
+    a selector's stands behind it."""
+    for plus in reversed([*re.finditer(r"\+(?=[A-Za-z_])", text)]):
+        sides = [text[: plus.start()], text[plus.end() :]]
+        name = _Piece(sides[1]).name
+        if not _Piece(sides[0]).values or name in SELECTORS or is_import_path(name):
+            return sides
+    return [text]
 
 
 class _Piece:
