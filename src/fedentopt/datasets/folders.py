@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from fedentopt.datasets.catalog import missing
+from fedentopt.datasets.class_labels import absent, check_names
 from fedentopt.datasets.dataset import held_out
-from fedentopt.datasets.npz import absent, check_names, own_key
+from fedentopt.datasets.npz import own_key
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 
