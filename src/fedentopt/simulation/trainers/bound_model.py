@@ -93,6 +93,11 @@ class BoundModel:
         if self._key is not None:
             self._key.set(keys.index_select(0, step).reshape(()))
 
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws otherwise than in dropout layers."""
+        return self._draws is not None
+
     def drawing(self) -> contextlib.AbstractContextManager[None]:
         """Around a step of training: whatever the model draws there is drawn by the step's key."""
         return contextlib.nullcontext() if self._draws is None else self._draws.step()

@@ -119,8 +119,8 @@ class Slot:
             with _untuned():
                 self._step(size)
             return
-        if self.stream is None or self.code is not None:
-            self._step(size)
+        if self.stream is None or self.code is not None or self.bound.draws:
+            self._step(size)  # what code of one's own does in a step, such as drawing on the CPU, may not be captured
             return
         if self.wants_losses not in self.graphs:
             self._capture()
