@@ -11,12 +11,12 @@ import pytest
 
 from configs import run_config
 from fedentopt.report.curve_plot import plot_accuracy
-from fedentopt.results.aggregate import averaged_rounds, by_method, difference, reached_by_all
+from fedentopt.results.aggregate import by_method, difference, reached_by_all
 from fedentopt.results.label_counts import LabelTable
 from fedentopt.results.reading import RunResult
 from fedentopt.results.records import RoundRecord
 from fedentopt.results.rounds import RoundTable
-from fedentopt.results.summary import accuracy_curve, rounds_to, summarise
+from fedentopt.results.summary import accuracy_curve, averaged_rounds, rounds_to, summarise
 from fedentopt.simulation.config import RunConfig
 
 
@@ -133,7 +133,7 @@ def test_the_target_that_is_offered_is_above_chance() -> None:
 
 def test_the_number_of_rounds_behind_an_accuracy_is_the_true_one() -> None:
     def said(rounds: int) -> str:
-        return averaged_rounds(by_method([result(replace(CONFIG, rounds=rounds), [50.0] * rounds)]))
+        return averaged_rounds([result(replace(CONFIG, rounds=rounds), [50.0] * rounds).summary])
 
     assert [said(n) for n in (1, 2, 3)] == [
         "of the last round", "mean of the last two rounds", "mean of the last three rounds"

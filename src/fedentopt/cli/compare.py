@@ -60,7 +60,7 @@ def title(config: RunConfig) -> str:
     """The setting in one line."""
     return (
         f"{Path(config.dataset).name}, {config.partition}, {config.model}: "
-        f"{config.cohort_size} of {config.clients} clients a round"
+        f"{config.cohort_size} of {config.clients} clients per round"
     )
 
 

@@ -85,11 +85,11 @@ def _print_differences(methods: Sequence[MethodResult]) -> None:
 
 
 def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
-    from fedentopt.results.aggregate import averaged_rounds
+    from fedentopt.results.summary import averaged_rounds
 
     seeds = max(len(method.runs) for method in methods)
     classes = len(methods[0].runs[0].summary["class_accuracy"])
-    parts = [f"accuracy: test accuracy, {averaged_rounds(methods)}"]
+    parts = [f"accuracy: test accuracy, {averaged_rounds(run.summary for method in methods for run in method.runs)}"]
     if seeds > 1:
         parts.append(f"±: sample standard deviation over {seeds} seeds")
     if targets:

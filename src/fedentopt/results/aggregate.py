@@ -9,9 +9,7 @@ from typing import Any
 
 from fedentopt.results.reading import RunResult
 from fedentopt.results.statistics import Spread, finite, mean_interval, paired_differences
-from fedentopt.results.summary import LAST, rounds_to
-
-WORDS = dict(enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2))
+from fedentopt.results.summary import rounds_to
 
 
 @dataclass(frozen=True)
@@ -125,12 +123,6 @@ def reached_by_all(methods: Sequence[MethodResult]) -> float | None:
     best = min((run.summary["best_accuracy"] or 0 for run in runs), default=0) // 5 * 5
     chance = max((run.summary["chance"] for run in runs), default=0)
     return float(best) if best > chance else None
-
-
-def averaged_rounds(methods: Iterable[MethodResult]) -> str:
-    """What a run's accuracy is the mean of, in words: its last ten rounds, or all of them where there are fewer."""
-    most = max((min(LAST, run.summary["rounds"]) for method in methods for run in method.runs), default=LAST)
-    return "of the last round" if most == 1 else f"mean of the last {WORDS.get(most, most)} rounds"
 
 
 def _settings(run: RunResult) -> dict[str, Any]:
