@@ -6,7 +6,7 @@ The selection library is here; the rest (`fedentopt.partition`, `fedentopt.priva
 
 from fedentopt.selection import ClientId, Cohort, CohortWarning, EntropySelector, KLSelector, RandomSelector, Selector
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ClientId",

@@ -299,7 +299,7 @@ def test_exported_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
     with (tmp_path / "a" / "table2.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 5  # a row a cell and seed
+    assert len(rows) == 2 * 5  # a row per cell and seed
     assert {row["seed"] for row in rows} == {"0", "1", "2", "3", "4"}
     assert float(rows[0]["value"]) == pytest.approx(float(rows[0]["accuracy"]) - float(rows[0]["baseline_accuracy"]))
 

@@ -334,7 +334,7 @@ def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_many_long_runs_stay_under_six_megabytes(tmp_path: Path) -> None:
-    # 50 runs of 500 rounds and 100 of 1000 clients a round. Copies of one run under other settings, each with fresh
+    # 50 runs of 500 rounds and 100 of 1000 clients per round. Copies of one run under other settings, each with fresh
     # random picks: copies of the same picks would compress away.
     settings = run_config(clients=1000, rounds=500, cohort="100", partition="iid")
     folder = write_run(tmp_path / "first", settings, classes=CLASSES, samples=20_000)

@@ -49,7 +49,7 @@ def image(path: Path, value: int, *, mode: str = "RGB", side: int = 8) -> None:
 
 
 def class_folders(root: Path, splits: Mapping[str, int], classes: tuple[str, ...], kind: str = "png") -> None:
-    """`splits`: images a class by split folder; image i of class c has the value 20 c + i."""
+    """`splits`: images per class by split folder; image i of class c has the value 20 c + i."""
     for split, count in splits.items():
         for c, name in enumerate(classes):
             for i in range(count):

@@ -1,4 +1,4 @@
-"""`fedentopt bench`: samples a second of local training, and the time and memory of a cohort."""
+"""`fedentopt bench`: samples per second of local training, and the time and memory of a cohort."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def engine(
     model: Annotated[list[str] | None, typer.Option(help="only these models (lenet5, vgg11, efficientnet-b0)")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """Measure local training: samples a second by model and number of clients side by side."""
+    """Measure local training: samples per second by model and number of clients side by side."""
     from rich.table import Table
 
     from fedentopt.bench.engine import CPU_CASES, GPU_CASES, as_json, bench_engine

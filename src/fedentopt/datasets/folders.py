@@ -1,4 +1,4 @@
-"""Class folders: a folder a split, in it a folder a class, in it image files; CINIC-10, Brain Tumor MRI, one's own.
+"""Class folders: a folder a split, in it a folder per class, in it image files; CINIC-10, Brain Tumor MRI, one's own.
 
 `train/<class>/*` and `test/<class>/*` (also Training and Testing), or `<class>/*` alone, of which a fixed
 stratified fifth becomes the test split (`split.held_out`). Classes are ordered by name. Images of any common
@@ -100,7 +100,7 @@ class Folders:
             for split, found in inside.items()
         }
         if not any(splits["test"].values()):
-            raise InputError(f"{test}: no class folders with images; accepted: one folder a class, as in {train}")
+            raise InputError(f"{test}: no class folders with images; accepted: one folder per class, as in {train}")
         unused = [] if self.official else [name for name in folders if name.lower() in _UNUSED]
         notes = (f"{self.path / name} is not used" for name in unused)
         return self._checked(names), splits, (*notes, *_beside(self.path, train, test))

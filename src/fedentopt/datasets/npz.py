@@ -85,7 +85,7 @@ def array(path: Path, key: str) -> NpzArray:
     if fortran and len(shape) > 1:
         raise InputError(f"{path}: {key} is stored column by column; save it with np.ascontiguousarray")
     if not shape:
-        raise InputError(f"{path}: {key} is a single value; accepted: an array with one row a sample")
+        raise InputError(f"{path}: {key} is a single value; accepted: an array with one row per sample")
     return NpzArray(path, key, shape, dtype)
 
 

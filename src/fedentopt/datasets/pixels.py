@@ -62,7 +62,7 @@ def decode(path: Path, side: int, channels: int) -> np.ndarray:
 
 
 def _eight_bit(picture: Image.Image, file: Image.Image, channels: int) -> Image.Image:
-    """The picture of a file in 8 bits a channel; `file` is what was opened, and knows its format."""
+    """The picture of a file in 8 bits per channel; `file` is what was opened, and knows its format."""
     target = "L" if channels == 1 else "RGB"
     if picture.mode.startswith("I;16") or (picture.mode == "I" and file.format in ("PNG", "PPM")):
         # Pillow's own conversion clips 16 bits at 255 instead of scaling them. It calls some 16-bit files "I", and
