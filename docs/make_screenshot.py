@@ -20,7 +20,7 @@ def main(folder: Path, picture: Path) -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1100, "height": 980})
+        page = browser.new_page(viewport={"width": 1280, "height": 1190})
         page.goto((folder / "report.html").resolve().as_uri())
         page.wait_for_selector("html[data-ready=true]")
         page.wait_for_timeout(500)  # charts draw themselves

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "own_code": {"errors"},
     "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
+    "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
     "algorithms": ROOTS | {"selection"},
     "models": ROOTS,
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "simulation": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report"},
     "paper": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation"},
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
-    "flower": ROOTS | {"selection"},
+    "flower": ROOTS | {"selection", "release"},
     "cli": ROOTS
     | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"},
 }
@@ -95,6 +96,7 @@ def test_every_room_has_its_arrows() -> None:
     [
         ("fedentopt", ("torch", "typer", "rich", "scipy", "pandas")),
         ("fedentopt.algorithms", ("torch", "sklearn")),
+        ("fedentopt.release", ("torch", "flwr", "opendp")),
         ("fedentopt.results", ("torch", "pandas")),
         ("fedentopt.report", ("torch", "pandas", "fedentopt.simulation")),
         ("fedentopt.simulation", ("torch", "pandas")),

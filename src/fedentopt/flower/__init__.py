@@ -1,7 +1,7 @@
 """Label-aware selection inside Flower: the strategy for the server, the reply for the client.
 
     from fedentopt.flower import FedEntOpt, LabelAware, start      # ServerApp
-    from fedentopt.flower import label_report                      # ClientApp
+    from fedentopt.flower import discreet, label_report            # ClientApp
 
 Needs the extra: pip install "fedentopt[flower]".
 """
@@ -13,8 +13,18 @@ try:
 except ImportError as error:
     raise ImportError("fedentopt.flower needs Flower; install it with: pip install 'fedentopt[flower]'") from error
 
-from fedentopt.flower.client import client_id, label_report
+from fedentopt.flower.client import client_id, discreet, label_report, owner_context
 from fedentopt.flower.loop import start
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
 
-__all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection", "client_id", "label_report", "start"]
+__all__ = [
+    "FedEntOpt",
+    "LabelAware",
+    "NoClientsError",
+    "RoundSelection",
+    "client_id",
+    "discreet",
+    "label_report",
+    "owner_context",
+    "start",
+]
