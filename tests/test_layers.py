@@ -24,6 +24,8 @@ MAY_IMPORT = {
     "partition": {"errors", "labels", "randomness"},
     "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
+    "tables": {"errors", "labels"},
+    "plan": ROOTS | {"selection", "results"},
     "algorithms": ROOTS | {"selection"},
     "models": ROOTS,
     "datasets": ROOTS,
@@ -34,7 +36,8 @@ MAY_IMPORT = {
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
     "flower": ROOTS | {"selection", "release"},
     "cli": ROOTS
-    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"},
+    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"}
+    | {"tables", "plan"},
 }
 """Rooms by name. `simulation` may reach `report` for one thing: a comparison's own page and plot."""
 

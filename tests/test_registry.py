@@ -78,6 +78,10 @@ def test_a_description_for_listings() -> None:
             "label": "Second",
             "needs": [],
             "reads_label_counts": False,
+            "sizes_only": False,
+            "own_weights": False,
+            "largest": None,
+            "leaves_client": [],
             "about": "The second one, on two lines.",
             "settings": [
                 {
@@ -95,11 +99,22 @@ def test_a_description_for_listings() -> None:
             "label": "First",
             "needs": [],
             "reads_label_counts": False,
+            "sizes_only": False,
+            "own_weights": False,
+            "largest": None,
+            "leaves_client": [],
             "about": "The first one.",
             "settings": [],
         },
     ]
     by_name = {entry["name"]: entry for entry in SELECTORS.describe()}
+    leaves = {name: entry["leaves_client"] for name, entry in by_name.items()}
+    assert (leaves["random"], leaves["fed-cbs"]) == ([], ["label counts"])
+    assert leaves["oort"] == ["number of samples", "the loss of its training", "how long it trained"]
+    assert leaves["divfl"] == ["its change of the last layer"]
+    assert [name for name, entry in by_name.items() if entry["own_weights"]] == [
+        "pow-d", "cpow-d", "rpow-d", "hics-fl", "clustered-size", "clustered-update", "clustered-label"
+    ]  # fmt: skip
     assert [by_name[name]["reads_label_counts"] for name in ("random", "fedentopt")] == [False, True]
 
 

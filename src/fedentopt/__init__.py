@@ -5,6 +5,7 @@ The selection library is here; the rest (`fedentopt.partition`, `fedentopt.priva
 """
 
 from fedentopt.selection import ClientId, Cohort, CohortWarning, EntropySelector, KLSelector, RandomSelector, Selector
+from fedentopt.tables import read_counts
 
 __version__ = "0.2.0"
 
@@ -17,4 +18,5 @@ __all__ = [
     "RandomSelector",
     "Selector",
     "__version__",
+    "read_counts",
 ]

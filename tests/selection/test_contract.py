@@ -25,6 +25,7 @@ from fedentopt.selection import (
     setting,
 )
 from fedentopt.selection.fedentropy import ValueSelector
+from fedentopt.selection.selector import make_for_run
 
 
 class RoundRobin(Selector):
@@ -323,6 +324,56 @@ def test_losses_come_by_number_with_nan_for_those_not_asked() -> None:
         selector.select(losses={"z": 1.0})
     assert selector.round == 1
     assert made(Learner, asks=3).candidates(["a", "b"]) == Candidates(("a", "b"), 3)
+
+
+def test_cohorts_that_may_be_smaller() -> None:
+    """One who gives fewer than it could is warned of, unless its definition has it so; fewer available always are."""
+
+    class Last(Gives):
+        smaller_cohorts = True
+
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2"):
+        Gives([3]).select()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Last([3]).select().clients == ("d",)
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2: no more clients are available"):
+        Last([3]).select(["d"])
+
+
+def test_figures_by_number_and_who_left() -> None:
+    class Notes(RoundRobin):
+        left: list[set[ClientId]]
+
+        def forget_clients(self, gone: Any) -> None:
+            self.left = [*getattr(self, "left", []), set(gone)]
+
+    selector = made(Notes)
+    np.testing.assert_array_equal(selector.by_number({"c": 2.5, "a": 1, "stranger": 9.0}), [1, 0, 2.5, 0, 0, 0])
+    np.testing.assert_array_equal(selector.by_number({}, np.nan), [np.nan] * 6)
+    selector.remove(["a", "d"])
+    assert selector.left == [{"a", "d"}]
+    np.testing.assert_array_equal(selector.by_number({"c": 2.5, "a": 1}, -1.0), [-1, 2.5, -1, -1])
+    with pytest.raises(InputError, match="client 'a': not registered"):
+        selector.remove(["b", "a"])
+    assert len(selector.left) == 1
+
+
+def test_a_for_run_may_ask_for_the_rounds() -> None:
+    class Long(RoundRobin):
+        rounds = 0
+
+        @classmethod
+        def for_run(cls, *, cohort_size: int, clients: int, seed: int, rounds: int = 7, **settings: Any) -> Long:
+            selector = cls(cohort_size, seed)
+            selector.rounds = rounds
+            return selector
+
+    def rounds_of(cls: type[Selector]) -> int:
+        return getattr(make_for_run(cls, cohort_size=2, clients=5, rounds=30, seed=1), "rounds", 0)
+
+    assert rounds_of(Long) == 30
+    assert rounds_of(RoundRobin) == 0
 
 
 # --- remembering

@@ -361,6 +361,8 @@ def other_value(declared: Setting) -> Any:
         return "3"
     if declared.kind == "bool":
         return not declared.default
+    if declared.default is None:
+        return declared.check(20)
     for value in (declared.default / 2, declared.default * 2) if declared.kind == "float" else (declared.default + 1,):
         try:
             return declared.check(value)

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedentopt.cli import bench, compare, data, methods, partition, report, reproduce, run, select, version
+from fedentopt.cli import bench, compare, data, methods, partition, plan, report, reproduce, run, select, version
 from fedentopt.cli.console import fail
 from fedentopt.errors import InputError
 
@@ -35,7 +35,7 @@ def _root(
         raise typer.Exit(2)
 
 
-for _module in (compare, run, reproduce, select, methods, partition, data, report, bench):
+for _module in (compare, run, reproduce, plan, select, methods, partition, data, report, bench):
     _module.register(app)
 
 # One line per command at 80 columns; what else a command says of itself is in its own help.
@@ -65,6 +65,7 @@ _BROUGHT_BY = {
     ),
     "flower": ("flwr", "opendp"),
     "ray": ("ray",),
+    "tables": ("openpyxl", "pyarrow"),
     "tensorboard": ("tensorboard",),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from fedentopt.algorithms import AFTER_STEP, ALGORITHMS, IN_GRADIENT, Algorithm,
 from fedentopt.errors import InputError
 from fedentopt.own_code import find_own, is_import_path, make_own
 from fedentopt.selection import NEEDS, SELECTORS, Selector
+from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import Setting, setting, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 
@@ -159,7 +160,8 @@ def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
             )
         return algorithm.own_selector(**sizes)
     if config.selector in SELECTORS:
-        return SELECTORS.get(config.selector).for_run(clients=config.clients, **sizes, **settings)
+        kind = SELECTORS.get(config.selector)
+        return make_for_run(kind, clients=config.clients, rounds=config.rounds, **sizes, **settings)
     return check_selector(_make("selector", config, Selector, settings), config.selector)
 
 
@@ -337,6 +339,8 @@ def _make(part: str, config: RunConfig, base: type, settings: Mapping[str, Any])
                 raise InputError(f"{name}: no setting of {path}; accepted: {', '.join(known) or 'none'}")
         if issubclass(factory, Selector):
             sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
+            if "rounds" in inspect.signature(factory.for_run).parameters:
+                sizes["rounds"] = config.rounds
             return make_own(part, f"{path}.for_run", **sizes, **settings)
         return make_own(part, path, **settings)
     return make_own(part, path, config, **settings)
