@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "paper": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation"},
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
     "flower": ROOTS | {"selection", "release"},
+    "nvflare": ROOTS | {"selection", "release"},
     "cli": ROOTS
     | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"}
     | {"tables", "plan"},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -166,6 +168,27 @@ def test_budgets_whose_inverse_rounds_down_are_kept(epsilon: float) -> None:
     assert np.isfinite(secure_laplace([1.0, 2.0], epsilon)).all()
 
 
+def test_the_scale_is_widened_until_opendp_says_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    dp = pytest.importorskip("opendp.prelude")
+    make, scales = dp.m.make_laplace, []
+
+    def noting(domain, metric, scale):
+        scales.append(scale)
+        return make(domain, metric, scale=scale)
+
+    monkeypatch.setattr(dp.m, "make_laplace", noting)
+    secure_laplace([1.0, 2.0], 3.0)
+    assert scales[0] == 1 / 3.0
+    assert len(scales) > 1
+    assert scales == sorted(set(scales))
+
+
+def test_without_opendp_a_real_client_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(InputError, match=r"needs OpenDP; install fedentopt\[flower\]"):
+        secure_laplace([1.0], 1.0)
+
+
 @pytest.mark.parametrize("epsilon", [1e-300, 1e-18])
 def test_noise_beyond_all_counts_is_refused_by_the_budget(epsilon: float) -> None:
     words = rf"epsilon: {epsilon!r} gives noise of scale .*accepted: a larger one, such as 1e-12"
@@ -174,6 +197,25 @@ def test_noise_beyond_all_counts_is_refused_by_the_budget(epsilon: float) -> Non
     with pytest.raises(InputError, match=words):
         secure_laplace(np.zeros(50), epsilon)
     EntropySelector(10).register(laplace_noise(np.zeros((50, 4)), 1e-12, np.random.default_rng(0)), noisy=True)
+
+
+class Drawn(np.random.Generator):
+    """Draws one number again and again."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.value = value
+
+    def laplace(self, loc=0.0, scale=1.0, size=None):
+        return np.full(size, self.value)
+
+
+def test_noise_may_make_the_largest_count_and_no_larger_one() -> None:
+    for edge in (2.0**53, -(2.0**53)):
+        assert laplace_noise([0.0], 1.0, Drawn(edge)).tolist() == [edge]
+        with pytest.raises(InputError, match="beyond what a count can be"):
+            laplace_noise([0.0], 1.0, Drawn(2 * edge))
+    assert laplace_noise([2.0**54], 1.0, Drawn(0.0)).tolist() == [2.0**54]  # it was too large before
 
 
 def test_counts_must_be_finite() -> None:

@@ -163,3 +163,17 @@ def test_the_defaults_are_the_published_ones() -> None:
     assert defaults["moon"] == {"mu": 1.0, "tau": 0.5}
     assert np.all([not defaults[name] for name in ("fedavg", "fednova", "fedentropy")])
     assert {one.name: one.default for one in SELECTORS.settings("fedentopt").values()} == {"buffer": "50%"}
+    picks = {name: {one.name: one.default for one in SELECTORS.settings(name).values()} for name in SELECTORS.names}
+    assert picks["fed-cbs"] == {"lam": 10.0, "beta": 1.0}
+    assert picks["pow-d"] == picks["rpow-d"] == {"d": None}
+    assert picks["cpow-d"] == {"d": None, "batch": 64}
+    assert picks["hics-fl"] == {
+        "scale": 0.1, "temperature": None, "lam": 10.0, "groups": None, "gamma": 4.0, "horizon": None
+    }  # fmt: skip
+    assert picks["oort"] == {
+        "explore": 0.9, "decay": 0.95, "explore_least": 0.2, "clip": 0.98, "cut_off": 0.7, "window": 5.0,
+        "threshold": 10.0, "penalty": 2.0, "pace": 20, "pace_step": 5.0,
+    }  # fmt: skip
+    assert picks["divfl"] == {"greedy": "stochastic", "share": 0.1}
+    assert picks["flips"] == {"clusters": None}
+    assert not any(picks[name] for name in ("cycle", "clustered-size", "clustered-update", "clustered-label"))

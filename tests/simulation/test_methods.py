@@ -156,6 +156,13 @@ def test_the_grammar(name: str, expected: dict[str, Any]) -> None:
     RunConfig.from_dict(found)  # every one of them is a run
 
 
+def test_own_code_whose_settings_cannot_be_told_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="the settings of builtins:min cannot be told; accepted: a class or a function"
+    ):
+        parse_method("builtins:min:beta=1")
+
+
 REFUSED = [
     ("fedsgd", "method: 'fedsgd' is unknown; accepted: an algorithm (fedavg, fedprox,"),
     ("", "method: '' is unknown"),

@@ -41,7 +41,7 @@ class StackCase:
 
 
 GPU_CASE = StackCase(runs=10, clients=100, samples=500, cohort=10, rounds=40, epochs=5)
-CPU_CASE = StackCase(runs=2, clients=20, samples=60, cohort=4, rounds=12, epochs=1)
+CPU_CASE = StackCase(runs=2, clients=20, samples=100, cohort=4, rounds=12, epochs=1)
 
 
 @dataclass(frozen=True)

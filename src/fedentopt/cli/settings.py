@@ -24,14 +24,14 @@ from fedentopt.simulation.options import RunOptions
 
 METHOD_PANEL = "Settings of single methods"
 PANELS = {
-    "Data": ("dataset", "fine_labels", "image_size", "partition", "min_samples", "clients", "data_dir"),
+    "Data": ("dataset", "fine_labels", "image_size", "partition", "min_samples", "clients", "validation", "data_dir"),
     "Method": (
         "method", "algorithm", "selector", "cohort", "buffer", "epsilon", "averaging", "dropout", "stragglers",
         "speed_spread", "set",
     ),
     "Training": (
         "model", "weights", "rounds", "epochs", "batch_size", "lr", "lr_decay", "weight_decay", "momentum",
-        "jitter", "flip", "grayscale", "evaluate_every", "precision", "seed", "seeds",
+        "jitter", "flip", "grayscale", "evaluate_every", "client_accuracy", "precision", "seed", "seeds",
     ),
     METHOD_PANEL: (),
     "Where and how": (

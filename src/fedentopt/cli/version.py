@@ -13,7 +13,7 @@ from fedentopt.cli.console import print_json
 
 PACKAGES = (
     "numpy", "typer", "rich", "torch", "torchvision", "scikit-learn", "scipy", "pandas", "safetensors", "pillow",
-    "matplotlib", "plotly", "numba", "triton", "flwr", "opendp", "ray", "tensorboard",
+    "matplotlib", "plotly", "numba", "triton", "flwr", "opendp", "nvflare", "ray", "tensorboard",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedentopt.datasets.cache import in_memory
 from fedentopt.datasets.class_labels import label_classes, read_labels
+from fedentopt.datasets.clients import client_ids
 from fedentopt.datasets.dataset import Dataset
 from fedentopt.datasets.loading import check_image_size, default_image_size
 from fedentopt.datasets.npz import check_images, image_pieces
@@ -54,11 +55,13 @@ def from_arrays(
     y_test: Any,
     *,
     class_names: Sequence[str] | None = None,
+    client_train: Any = None,
     image_size: int | None = None,
 ) -> Dataset:
     """A data set of images and labels in any form that an .npz file may hold them in (see `npz`); anything with
     `__array__` will do.
 
+    `client_train`: whole numbers or text, the client of every training image, for the partition `natural`.
     Images become squares of `image_size` pixels, 32 unless another size is asked for.
     """
     size = default_image_size(NAME) if image_size is None else image_size
@@ -78,7 +81,10 @@ def from_arrays(
     images = image_pieces(held["x_train"]), image_pieces(held["x_test"])
     content = Content(channels["train"], {"": Labels(names, train, test)}, *images)
     arrays = in_memory(content, size, None)
-    return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes)
+    clients = None
+    if client_train is not None:
+        clients = client_ids("dataset: client_train", np.asarray(client_train), len(train))
+    return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes, clients)
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A user's own data in one .npz file: x_train, y_train, x_test, y_test, and class_names if there are any.
+"""A user's own data in one .npz file: x_train, y_train, x_test, y_test, class_names and client_train if there are any.
 
 Its arrays are read piece by piece and without pickle, so that files larger than memory can be converted.
 
@@ -7,6 +7,7 @@ Images: uint8, uint16 (of 16 bits, whose upper eight are kept), or floats in 0..
 Labels: whole numbers or text, one per image, or one-hot rows. With class_names (text, one per class) numbers are
 0..C-1 and text is one of them; without, the distinct labels of both splits in ascending order are the classes, named by
 their value, and the columns of one-hot rows 0..C-1.
+client_train (whole numbers or text, one per training image): which client it belongs to.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedentopt.datasets.class_labels import label_classes, read_labels
+from fedentopt.datasets.clients import ClientIds, client_ids
 from fedentopt.datasets.source import ArraySource, Content, Images, Labels
 from fedentopt.errors import InputError
 
@@ -145,13 +147,26 @@ class Npz:
             raise InputError(f"{self.path}: x_train has {channels['train']} channels, x_test {channels['test']}")
         raw = {split: read_labels(array(self.path, f"y_{split}"), images[split]) for split in ("train", "test")}
         names, labels, notes = label_classes(str(self.path), raw["train"], raw["test"], self._names())
+        clients = self._clients(images["train"].shape[0])
         return Content(
             channels["train"],
             {"": Labels(names, *labels)},
             image_pieces(images["train"]),
             image_pieces(images["test"]),
             notes,
+            clients=clients,
         )
+
+    def _clients(self, samples: int) -> ClientIds | None:
+        """Who holds which training image, None where the file does not say."""
+        if "client_train" not in keys(self.path):
+            return None
+        given = array(self.path, "client_train")
+        try:
+            ids = given.read()
+        except (SystemError, ValueError) as error:
+            raise InputError(f"{given}: cannot be read ({error}); accepted: whole numbers or text") from error
+        return client_ids(f"{self.path}: client_train", ids, samples)
 
     def _names(self) -> tuple[str, ...] | None:
         """The names of classes in the file, None where it has none."""

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class RoundRecord:
     """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
     without test samples is NaN. `seconds` are the run's share of this machine's time: runs that train together
-    divide a round's evenly. `simulated_seconds` are those of the cohort's slowest client."""
+    divide a round's evenly. `simulated_seconds` are those of the cohort's slowest client. `asked` clients told their
+    loss before; the selector took `selection_seconds`, which `rounds.csv` does not keep; validation figures are of what
+    the clients hold out."""
 
     round: int
     clients: tuple[int, ...]
@@ -33,6 +35,10 @@ class RoundRecord:
     loss: float | None = None
     class_accuracy: tuple[float, ...] | None = None
     simulated_seconds: float = 0.0
+    asked: int = 0
+    selection_seconds: float = field(default=0.0, compare=False)
+    validation_accuracy: float | None = None
+    validation_loss: float | None = None
 
     @property
     def worst_class_accuracy(self) -> float | None:
@@ -54,6 +60,7 @@ class RunStart:
     device: str
     data_digest: str = ""  # of the data set's content; empty where it is not known
     code_digest: str = ""  # of the user's own code behind the run; empty where there is none
+    client_names: tuple[str, ...] = ()  # where the data names its clients; else they are numbers
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,10 @@ class Outcome:
     num_classes: int
     clients: int
     rounds: int
+    client_accuracy: tuple[float, ...] | None = None
+    """Of the final model per client, where asked for; NaN where it cannot be told."""
+    client_accuracy_of: str = ""
+    """What it was measured on: "validation" or "test"."""
 
 
 class RunIdentity(Protocol):

@@ -44,6 +44,7 @@ from fedentopt.selection.selector import (
     Selector,
     selector,
 )
+from fedentopt.selection.stream import cohorts
 from fedentopt.settings import setting
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "RPowDSelector",
     "RandomSelector",
     "Selector",
+    "cohorts",
     "selector",
     "setting",
 ]

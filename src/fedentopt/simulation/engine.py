@@ -22,6 +22,7 @@ from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.own_code import code_digest
+from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.selection import Selector
@@ -29,7 +30,7 @@ from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
-from fedentopt.simulation.evaluation import Evaluator, Scores
+from fedentopt.simulation.evaluation import Evaluator, HeldOutScores, Scores
 from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.methods import build_algorithm, build_selector
@@ -120,6 +121,8 @@ class _Pending:
     chosen: list[tuple[int, ...]]
     evaluated: list[RunState]
     scores: Scores | None
+    validated: list[RunState]
+    held_out: HeldOutScores | None
     finite: torch.Tensor
     ready: torch.cuda.Event | None
 
@@ -158,10 +161,13 @@ class Stack:
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         # All of them before the first is written down: a setting that is refused leaves no other run begun.
         about = data.y_train, data.num_classes
+        clients = data.clients
+        if clients is not None and not any(task.config.partition == NATURAL for task in tasks):
+            self._say(f"{data.name} names {len(clients.names)} clients of its own; --partition natural uses them")
         self.runs = [
             RunState(
                 task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
-                task.make_selector(algorithm),
+                task.make_selector(algorithm), None if clients is None else clients.numbers,
             )
             for task, algorithm in zip(tasks, algorithms, strict=True)
         ]  # fmt: skip
@@ -176,6 +182,7 @@ class Stack:
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
                     self.trainer.describe(), hardware, data.digest, code,
+                    clients.names if clients is not None and run.config.partition == NATURAL else (),
                 )
             )  # fmt: skip
             if saved is not None:
@@ -252,12 +259,14 @@ class Stack:
                 chosen[i] = clients
         evaluated = [run for run, plan in zip(runs, plans, strict=True) if run.evaluates(plan.round)]
         scores = self.evaluator.evaluate(evaluated) if evaluated else None
+        validated = [run for run in evaluated if run.planner.held_out is not None]
+        held_out = self.evaluator.validate(validated) if validated else None
         host = to_host(torch.stack([flags[i] for i in range(len(runs))]))
         ready = None
         if self.device.type == "cuda":
             ready = torch.cuda.Event()
             ready.record()
-        return _Pending(runs, plans, chosen, evaluated, scores, host, ready)
+        return _Pending(runs, plans, chosen, evaluated, scores, validated, held_out, host, ready)
 
     def _plan(self, runs: list[RunState]) -> list[RoundPlan]:
         """The next round of every run; the losses that selectors want to know first are asked for together."""
@@ -393,6 +402,7 @@ class Stack:
         now = time.perf_counter()
         seconds, self._clock = (now - self._clock) / len(pending.runs), now
         order = {id(run): i for i, run in enumerate(pending.evaluated)}
+        places = {id(run): i for i, run in enumerate(pending.validated)}
         for i, (run, plan, chosen) in enumerate(zip(pending.runs, pending.plans, pending.chosen, strict=True)):
             if run.diverged_round is None and not bool(pending.finite[i]):
                 run.diverged_round = plan.round
@@ -400,23 +410,31 @@ class Stack:
             figures = None
             if pending.scores is not None and id(run) in order:
                 figures = pending.scores.read(order[id(run)], self.evaluator.class_sizes)
-            self._record(run, plan, chosen, figures, seconds)
+            held_out = None
+            if pending.held_out is not None and id(run) in places:
+                held_out = pending.held_out.read(places[id(run)])
+                if plan.round == run.rounds:
+                    run.hits = pending.held_out.hits[places[id(run)]].numpy()
+            self._record(run, plan, chosen, figures, held_out, seconds)
 
     def _record(
         self, run: RunState, plan: RoundPlan, chosen: tuple[int, ...],
-        figures: tuple[float, float, tuple[float, ...]] | None, seconds: float,
+        figures: tuple[float, float, tuple[float, ...]] | None, held_out: tuple[float, float] | None, seconds: float,
     ) -> None:  # fmt: skip
         bits, covered = run.planner.cohort_measures(chosen)
         over = run.diverged_round is not None and plan.round > run.diverged_round
         up, down = (0, 0) if over else run.traffic(plan)
         accuracy, loss, per_class = figures if figures is not None else (None, None, None)
+        validated: tuple[float | None, float | None] = (None, None) if held_out is None else held_out
         if run.diverged_round is not None and figures is not None:
             chance = 100.0 / self.data.num_classes
             accuracy, loss, per_class = chance, None, (chance,) * self.data.num_classes
+            validated = (None, None) if held_out is None else (chance, None)
         record = RoundRecord(
             round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
             bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
-            simulated_seconds=plan.seconds,
+            simulated_seconds=plan.seconds, asked=len(plan.asked), selection_seconds=plan.selection_seconds,
+            validation_accuracy=validated[0], validation_loss=validated[1],
         )  # fmt: skip
         run.records.append(record)
         run.recorder.record(record)

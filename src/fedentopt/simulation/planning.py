@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from fedentopt.randomness import generator, key
 from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.validation import HeldOut, hold_out
 
 SAMPLES_A_SECOND = 1000.0  # of a client of ordinary speed, in simulated time
 
@@ -46,7 +48,7 @@ class RoundPlan:
     """A round of one run. `selected` are the clients chosen, `work` the tasks of those that did not drop out.
 
     `asked` are the clients whose loss was asked for before. `weights`, where the selector defines them, are the
-    clients' parts in the average.
+    clients' parts in the average. `selection_seconds` is the time that the selector took on this machine.
     """
 
     round: int
@@ -54,6 +56,7 @@ class RoundPlan:
     work: tuple[ClientWork, ...]
     asked: tuple[int, ...] = ()
     weights: Mapping[int, float] | None = None
+    selection_seconds: float = 0.0
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
@@ -92,7 +95,11 @@ class Question:
 class RunPlanner:
     """Plans the rounds of one run. Its only state is the selector's."""
 
-    def __init__(self, config: RunConfig, labels: np.ndarray, num_classes: int, selector: Selector) -> None:
+    def __init__(
+        self, config: RunConfig, labels: np.ndarray, num_classes: int, selector: Selector,
+        owners: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """`owners` holds the client number of every sample, where the data knows it."""
         self.config = config
         self.parts: Partition = partition(
             labels,
@@ -101,7 +108,11 @@ class RunPlanner:
             config.seed,
             num_classes=num_classes,
             min_samples=config.least_samples,
+            owners=owners,
         )
+        self.held_out: HeldOut | None = None
+        if config.validation:
+            self.parts, self.held_out = hold_out(self.parts, labels, config.validation, config.seed)
         self.counts = self.parts.counts
         self.reported = self._reported()
         empty = np.flatnonzero(self.counts.sum(axis=1) == 0)
@@ -117,6 +128,7 @@ class RunPlanner:
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
+        self._selecting = 0.0  # seconds that the selector took since the last plan
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
 
     @property
@@ -182,7 +194,8 @@ class RunPlanner:
             seconds = self.seconds(client, len(samples) * epochs)
             work.append(ClientWork(client, samples, counts, epochs, config.batch_size, seconds))
         tasks = tuple(task for task in work if len(task.samples))
-        return RoundPlan(round_, selected, tasks, tuple(losses or ()), self._weights(cohort, selected))
+        spent, self._selecting = self._selecting, 0.0
+        return RoundPlan(round_, selected, tasks, tuple(losses or ()), self._weights(cohort, selected), spent)
 
     def seconds(self, client: int, samples: int) -> float:
         """Simulated time in which a client trains on so many samples, each as often as it is seen."""
@@ -273,6 +286,7 @@ class RunPlanner:
 
     def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
         """Call the selector; what one's own raises becomes one line that names it."""
+        started = time.perf_counter()
         try:
             return getattr(self.selector, method)(*arguments, **more)
         except InputError:
@@ -281,6 +295,8 @@ class RunPlanner:
             if self.config.selector in SELECTORS:
                 raise
             raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
+        finally:
+            self._selecting += time.perf_counter() - started
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.selector.load_state_dict(state["selector"])

@@ -22,6 +22,7 @@ from fedentopt.simulation.head_stage import HeadStage, model_sizes
 from fedentopt.simulation.hooks import Hooks
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan, RunPlanner
+from fedentopt.simulation.validation import client_accuracies
 from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Row
 
 LABEL_BYTES = 4  # of one label count or one soft label on the wire
@@ -36,14 +37,16 @@ class RunState:
     def __init__(
         self, config: RunConfig, recorder: RunRecorder, labels: np.ndarray, num_classes: int, model: nn.Module,
         layout: FlatLayout, device: torch.device, algorithm: Algorithm, selector: Selector,
+        owners: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.config, self.recorder, self.layout, self.device = config, recorder, layout, device
         self.model, self.num_classes = model, num_classes
         self.hooks = Hooks(algorithm, config.algorithm, layout.padding(device))
-        self.planner = RunPlanner(config, labels, num_classes, selector)
+        self.planner = RunPlanner(config, labels, num_classes, selector, owners)
         self.round = 0  # rounds planned so far
         self.records: list[RoundRecord] = []
         self.diverged_round: int | None = None
+        self.hits: np.ndarray | None = None  # which held-out samples the last model got right
         self.stage: HeadStage | None = None
         self.head: torch.Tensor | None = None  # of a second stage to be continued
         self.feedback: Feedback | None = None  # of the last round, not told to the selector yet
@@ -308,6 +311,17 @@ class RunState:
             model = {f"encoder.{i}.{k}": v for i, m in enumerate(models) for k, v in self.layout.unpack(m).items()}
         else:
             model = self.layout.unpack(models[0])
+        per_client, of = self._client_accuracies() if self.config.client_accuracy else (None, "")
         return Outcome(
-            tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds
-        )
+            tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds,
+            per_client, of,
+        )  # fmt: skip
+
+    def _client_accuracies(self) -> tuple[tuple[float, ...], str]:
+        """Of the final model, per client, and what it was measured on."""
+        last = self.records[-1].class_accuracy if self.records else None
+        values, of = client_accuracies(
+            self.config.clients, held_out=self.planner.held_out, hits=self.hits, counts=self.planner.counts,
+            class_accuracy=last, chance=None if self.diverged_round is None else 100.0 / self.num_classes,
+        )  # fmt: skip
+        return tuple(map(float, values)), of
