@@ -18,7 +18,7 @@ from fedentopt.cli.console import note
 from fedentopt.errors import InputError
 from fedentopt.settings import Setting, read_toml, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, option_of, options
-from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job
+from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job, serves
 from fedentopt.simulation.methods import parse_seeds
 from fedentopt.simulation.options import RunOptions
 
@@ -158,7 +158,7 @@ def note_unused(offered: Mapping[str, Any], jobs: Sequence[Job]) -> None:
     parts = {(part, getattr(job.config, part)) for job in jobs for part in PARTS}
     for name in offered:
         found = option_of(name)
-        if found is not None and found[:2] not in parts:
+        if found is not None and not any(serves(name, part, method) for part, method in parts):
             methods = ", ".join(dict.fromkeys(job.config.method for job in jobs))
             note(f"--{name.replace('_', '-')}: {methods} has no such setting, so {offered[name]} is not used")
 

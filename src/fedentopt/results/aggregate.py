@@ -136,7 +136,9 @@ def _labels(firsts: Sequence[RunResult]) -> list[str]:
     labels = []
     for run in firsts:
         twins = [_settings(other) for other in firsts if other.method == run.method]
-        differing = [name for name, value in twins[0].items() if any(twin.get(name) != value for twin in twins)]
-        mine = ", ".join(f"{name}={run.config.get(name)}" for name in differing)
+        names = dict.fromkeys(name for twin in twins for name in twin)
+        differing = [name for name in names if len({json.dumps(twin.get(name)) for twin in twins}) > 1]
+        # A setting that came later is not written down where it has its default.
+        mine = ", ".join(f"{name}={run.config[name]}" for name in differing if name in run.config)
         labels.append(f"{run.method} ({mine})" if mine else run.method)
     return labels

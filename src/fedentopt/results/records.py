@@ -21,7 +21,11 @@ class RoundRecord:
     without test samples is NaN. `seconds` are the run's share of this machine's time: runs that train together
     divide a round's evenly. `simulated_seconds` are those of the cohort's slowest client. `asked` clients told their
     loss before; the selector took `selection_seconds`, which `rounds.csv` does not keep; validation figures are of what
-    the clients hold out."""
+    the clients hold out.
+
+    Of what the server knew when it chose, where it has reason to doubt reports: the entropy it believed the cohort to
+    have, the mean error of its estimates of labels (total variation), how many clients it suspects, how well suspicion
+    tells liars from others (area under the ROC curve), and how many liars are in the cohort."""
 
     round: int
     clients: tuple[int, ...]
@@ -39,6 +43,11 @@ class RoundRecord:
     selection_seconds: float = field(default=0.0, compare=False)
     validation_accuracy: float | None = None
     validation_loss: float | None = None
+    believed_entropy: float | None = None
+    estimate_error: float | None = None
+    suspects: float | None = None
+    suspicion_auc: float | None = None
+    liars_chosen: float | None = None
 
     @property
     def worst_class_accuracy(self) -> float | None:

@@ -28,7 +28,11 @@ COLUMNS = (
 )  # fmt: skip
 LATER = ("simulated_seconds",)
 """Columns that files of older versions lack."""
-OPTIONAL = ("asked", "validation_accuracy", "validation_loss")
+FIGURES = (
+    "validation_accuracy", "validation_loss", "believed_entropy", "estimate_error", "suspects", "suspicion_auc",
+    "liars_chosen",
+)  # fmt: skip
+OPTIONAL = ("asked", *FIGURES)
 """Columns that are there only where some round has such a figure."""
 
 Floats = NDArray[np.float64]
@@ -77,6 +81,11 @@ class RoundTable:
     asked: Integers
     validation_accuracy: Floats
     validation_loss: Floats
+    believed_entropy: Floats
+    estimate_error: Floats
+    suspects: Floats
+    suspicion_auc: Floats
+    liars_chosen: Floats
 
     def __len__(self) -> int:
         return len(self.number)
@@ -108,8 +117,7 @@ class RoundTable:
             seconds=floats("seconds"),
             simulated_seconds=floats("simulated_seconds"),
             asked=integers("asked"),
-            validation_accuracy=floats("validation_accuracy"),
-            validation_loss=floats("validation_loss"),
+            **{name: floats(name) for name in FIGURES},
         )
 
     def records(self) -> list[RoundRecord]:
@@ -118,20 +126,24 @@ class RoundTable:
             self.number.tolist(), self.clients, self.trained, self.entropy.tolist(), self.classes_covered.tolist(),
             self.bytes_up.tolist(), self.bytes_down.tolist(), self.seconds.tolist(), self.accuracy.tolist(),
             self.loss.tolist(), self.class_accuracy.tolist(), self.simulated_seconds.tolist(), self.asked.tolist(),
-            self.validation_accuracy.tolist(), self.validation_loss.tolist(), strict=True,
+            zip(*(getattr(self, name).tolist() for name in FIGURES), strict=True), strict=True,
         )  # fmt: skip
         return [
             RoundRecord(
                 round=number, clients=tuple(clients), trained=tuple(trained), entropy=entropy, classes_covered=covered,
                 bytes_up=up, bytes_down=down, seconds=seconds, accuracy=_known(accuracy), loss=_known(loss),
                 class_accuracy=None if all(map(math.isnan, by_class)) else tuple(by_class),
-                simulated_seconds=simulated, asked=asked, validation_accuracy=_known(held_out),
-                validation_loss=_known(held_out_loss),
+                simulated_seconds=simulated, asked=asked,
+                **_figures(figures),
             )
             for number, clients, trained, entropy, covered, up, down, seconds, accuracy, loss, by_class, simulated,
-            asked, held_out, held_out_loss
+            asked, figures
             in columns
         ]  # fmt: skip
+
+
+def _figures(values: Sequence[float]) -> dict[str, Any]:
+    return {name: _known(value) for name, value in zip(FIGURES, values, strict=True)}
 
 
 def columns_of(records: Sequence[RoundRecord]) -> tuple[str, ...]:
@@ -152,11 +164,7 @@ def rounds_csv(records: Sequence[RoundRecord], client_names: Sequence[str] = ())
         return json.dumps([client_names[client] for client in clients] if client_names else list(clients))
 
     for r in records:
-        more = {
-            "asked": r.asked,
-            "validation_accuracy": _number(r.validation_accuracy),
-            "validation_loss": _number(r.validation_loss),
-        }
+        more = {"asked": r.asked, **{name: _number(getattr(r, name)) for name in FIGURES}}
         rows.writerow(
             [
                 r.round,
@@ -203,10 +211,7 @@ def read_rounds(path: Path, clients: Sequence[str], num_classes: int) -> RoundTa
         seconds=cells.floats("seconds"),
         simulated_seconds=cells.floats("simulated_seconds") if "simulated_seconds" in header else np.zeros(len(lines)),
         asked=cells.integers("asked") if "asked" in header else np.zeros(len(lines), dtype=np.int64),
-        **{
-            name: cells.floats(name, empty=True) if name in header else np.full(len(lines), np.nan)
-            for name in ("validation_accuracy", "validation_loss")
-        },
+        **{name: cells.floats(name, empty=True) if name in header else np.full(len(lines), np.nan) for name in FIGURES},
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedentopt.algorithms import ALGORITHMS
+from fedentopt.audit import POLICIES
 from fedentopt.errors import InputError
 from fedentopt.own_code import is_import_path
 from fedentopt.partition import FORMS
@@ -24,11 +25,12 @@ from fedentopt.partition import parse as parse_partition
 from fedentopt.registry import Registry
 from fedentopt.selection import SELECTORS
 from fedentopt.settings import Setting, amount, setting, settings_of
+from fedentopt.simulation.lies import LIES
 
 SMALL_DATASETS = ("digits", "brain-tumor-mri")  # where a minimum of 10 samples per client is never met
 PARTS: dict[str, Registry[Any]] = {"algorithm": ALGORITHMS, "selector": SELECTORS}
 """The two parts of a method, and who knows them by name."""
-LATER = ("speed_spread", "averaging", "validation", "client_accuracy")
+LATER = ("speed_spread", "averaging", "validation", "client_accuracy", "audit", "size_cap", "liars", "lie")
 """Fields that came after runs had been published: at their defaults they leave a run's identity as it was."""
 
 
@@ -71,6 +73,17 @@ class RunConfig:
         "weights of the average: selector (the selector's where it defines some, else numbers of samples) or samples",
         choices=("selector", "samples"),
     )
+    audit: str = setting(
+        "off",
+        "what to do about label reports that clients' training belies: off, warn, replace (select by estimates), "
+        "quarantine (leave suspects out)",
+        choices=POLICIES,
+    )
+    size_cap: float | None = setting(
+        None, "reported numbers of samples count for at most so many times the median report; none: no limit", low=1
+    )
+    liars: str = setting("0", "clients that lie about their labels: a number or a per cent of K", amount=True)
+    lie: str = setting("uniform", "what liars claim; their data and training stay honest", choices=LIES)
     dropout: float = setting(0.0, "probability that a selected client drops out before it trains", low=0, high=1)
     stragglers: float = setting(
         0.0, "share of the clients that may run fewer local epochs (1 to --epochs, drawn each time)", low=0, high=1
@@ -118,6 +131,8 @@ class RunConfig:
                 f"cohort: {self.cohort!r} gives {self.cohort_size} of {self.clients} clients; "
                 f"accepted: 1 to {self.clients}"
             )
+        if self.number_of_liars > self.clients:
+            raise InputError(f"liars: {self.liars!r} are more than there are clients; accepted: 0 to {self.clients}")
         if self.selector in SELECTORS:
             SELECTORS.get(self.selector).check_run(
                 cohort_size=self.cohort_size, clients=self.clients, **self.of("selector")
@@ -152,6 +167,11 @@ class RunConfig:
     def of(self, part: str) -> dict[str, Any]:
         """The settings of the algorithm or of the selector, by name."""
         return {name: value for owner, name, value in self.settings if owner == part}
+
+    @property
+    def number_of_liars(self) -> int:
+        """Clients that lie about their labels."""
+        return amount(self.liars, self.clients, "liars")
 
     @property
     def cohort_size(self) -> int:

@@ -28,10 +28,11 @@ from fedentopt.results.records import Outcome, RoundRecord, RunRecorder, RunStar
 from fedentopt.selection import Selector
 from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.census import take_censuses
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator, HeldOutScores, Scores
-from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
+from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
@@ -211,6 +212,7 @@ class Stack:
         outcomes: dict[int, Outcome] = {}
         pending: _Pending | None = None
         self._close_finished(outcomes)
+        take_censuses([run for run in self.runs if run.round == 0], self._train_within_memory, self.feedback, self.data)
         while len(outcomes) < len(self.runs):
             active = [run for i, run in enumerate(self.runs) if i not in outcomes and not run.finished]
             following = self._tick(active) if active else None
@@ -310,17 +312,17 @@ class Stack:
     ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
         """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
         rows: list[Row] = []
-        owned, pushes = [], []
+        owned, pushes = [], {}
         for run, plan, first in zip(runs, plans, first_rows, strict=False):
             tasks = run.rows(plan, first)
             owned.append(np.arange(len(rows), len(rows) + len(tasks)))
             rows.extend(tasks)
             if run.hooks.pushes and tasks:
-                pushes.append(run.pushes(plan))
+                pushes[id(run)] = run.pushes(plan)
         chosen = [plan.selected for plan in plans]
         if not rows:
             return chosen, starts
-        push = torch.cat(pushes) if pushes else None
+        push = torch.cat(list(pushes.values())) if pushes else None
         wants_losses = any("loss" in run.planner.needs for run in runs)
         work = build_work(
             rows, runs[0].config.batch_size, self.data.num_classes, self.device, push, wants_losses=wants_losses
@@ -332,6 +334,14 @@ class Stack:
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
                 continue
+            forging = [i for i, client in enumerate(plan.trained) if client in run.planner.forgers]
+            if forging:
+                self.feedback.forge(
+                    trained.models,
+                    starts[[first + run.start_row(plan.trained[i]) for i in forging]],
+                    place[mine[forging]],
+                )
+            steps_taken = run.step_sizes(plan.round)
             run.has_trained = True
             kept = self._judged(run, plan, trained.models, place[mine])
             chosen[i] = plan.selected if kept is None else kept
@@ -341,7 +351,7 @@ class Stack:
                 steps += [(run, blend) for blend in own]
             if run.hooks.absorbs or run.client_models is not None:
                 run.absorb(plan, starts[first], self._pick(trained.models, place[mine]))
-            self._queue_feedback(run, plan, kept, starts, trained, place[mine], first)
+            self._queue_feedback(run, plan, kept, starts, trained, place[mine], first, steps_taken, pushes.get(id(run)))
         new = blend_models(starts, trained.models, blends, self.layout)
         width = self.layout.parameter_width
         for run, blend in steps:
@@ -355,6 +365,7 @@ class Stack:
     def _queue_feedback(
         self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor | None = None,
         trained: Trained | None = None, places: np.ndarray | None = None, first: int = 0,
+        steps: StepSizes | None = None, push: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Have what the run's selector needs to know on its way to the host."""
         needs = run.planner.needs - {"candidate_loss"}
@@ -367,7 +378,8 @@ class Stack:
             return
         own = self._pick(starts, np.array([first + run.start_row(client) for client in plan.trained]))
         losses = None if trained.losses is None else self._pick(trained.losses, places)
-        run.feedback = self.feedback.queue(plan, needs, remaining, own, self._pick(trained.models, places), losses)
+        models = self._pick(trained.models, places)
+        run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push)
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         return rows[to_device(which, self.device)]
@@ -433,8 +445,9 @@ class Stack:
         record = RoundRecord(
             round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
             bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
-            simulated_seconds=plan.seconds, asked=len(plan.asked), selection_seconds=plan.selection_seconds,
-            validation_accuracy=validated[0], validation_loss=validated[1],
+            simulated_seconds=plan.seconds + (run.census_seconds if plan.round == 1 else 0.0), asked=len(plan.asked),
+            selection_seconds=plan.selection_seconds, validation_accuracy=validated[0], validation_loss=validated[1],
+            **plan.knowledge,
         )  # fmt: skip
         run.records.append(record)
         run.recorder.record(record)

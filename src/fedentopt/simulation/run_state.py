@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import Algorithm, Client, Round, Vectors, overrides
+from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, Vectors, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Selector
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device
-from fedentopt.simulation.feedback import Feedback
+from fedentopt.simulation.feedback import Feedback, StepSizes
 from fedentopt.simulation.head_stage import HeadStage, model_sizes
 from fedentopt.simulation.hooks import Hooks
 from fedentopt.simulation.layout import FlatLayout
@@ -74,6 +74,7 @@ class RunState:
         )
         self.seen: set[int] = set()  # clients whose last model is kept
         self.has_trained = False  # whether any round had a client that trained
+        self.census_seconds = 0.0
         self._check_combination(algorithm)
 
     def _check_combination(self, algorithm: Algorithm) -> None:
@@ -83,6 +84,19 @@ class RunState:
             raise InputError(
                 f"selector: {self.config.selector!r} needs {', '.join(sorted(unserved))}, which the second stage of "
                 f"{self.config.algorithm} does not give; accepted: selectors that need label counts or seconds only"
+                if self.config.audit == "off"
+                else f"audit: {self.config.audit} needs last layers, which the second stage of {self.config.algorithm} "
+                f"does not give; accepted: off"
+            )
+        reads_heads = self.config.audit != "off" or getattr(self.planner.selector, "labels_from_heads", False)
+        terms = self.hooks.local_terms(Client(0, self.planner.counts[0]))
+        if reads_heads and (terms.logit_shift is not None or terms.logit_scale is not None):
+            what = (
+                f"audit: {self.config.audit}" if self.config.audit != "off" else f"selector: {self.config.selector!r}"
+            )
+            raise InputError(
+                f"{what} reads labels from the bias of last layers, which {self.config.algorithm} changes on purpose "
+                f"by shifting or scaling logits; accepted: an algorithm with plain logits"
             )
 
     @property
@@ -99,7 +113,7 @@ class RunState:
 
     def lr(self, round_: int) -> float:
         """Round 1 runs at the initial rate; a second stage starts the schedule again."""
-        since = round_ - 1 if round_ <= self.first_stage else round_ - self.first_stage - 1
+        since = max(round_ - 1, 0) if round_ <= self.first_stage else round_ - self.first_stage - 1
         return self.config.lr * self.config.lr_decay**since
 
     def evaluates(self, round_: int) -> bool:
@@ -224,6 +238,12 @@ class RunState:
             row[:width] = self.hooks.evaluated(dict(self.server), row[:width].clone())
         return shown
 
+    def step_sizes(self, round_: int) -> StepSizes:
+        """How local training of a round moves parameters."""
+        untrained = self.config.weights is None and not self.has_trained
+        after = self.algorithm.push_enters == AFTER_STEP
+        return StepSizes(self.lr(round_), self.config.momentum, after, untrained)
+
     def tell_selector(self) -> None:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
         if self.feedback is not None:
@@ -252,6 +272,9 @@ class RunState:
         if self.hooks.judges:
             bytes_up += sends * self.num_classes * LABEL_BYTES
         selector = self.planner.selector
+        if plan.round == 1 and self.census_seconds:
+            bytes_up += self.config.clients * self.num_classes * PARAMETER_BYTES
+            bytes_down += self.config.clients * model
         if plan.round == 1 and (self.algorithm.reads_label_counts or getattr(selector, "reads_label_counts", True)):
             sizes_only = getattr(selector, "sizes_only", False) and not self.algorithm.reads_label_counts
             bytes_up += self.config.clients * (1 if sizes_only else self.num_classes) * LABEL_BYTES
