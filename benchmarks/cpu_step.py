@@ -56,7 +56,7 @@ def main() -> None:
             worker.train(start, work, 0, data, transform, result[name])
             best[name] = min(best[name], (time.thread_time() - begun) / task.steps)
     for name, seconds in best.items():
-        print(f"{name:9} {1000 * seconds:7.3f} ms a step, {options.batch / seconds:9.0f} samples/s")
+        print(f"{name:9} {1000 * seconds:7.3f} ms per step, {options.batch / seconds:9.0f} samples/s")
     gap = float((result["compiled"] - result["module"]).abs().max())
     print(f"ratio     {best['module'] / best['compiled']:7.2f}     largest difference of a parameter {gap:.1e}")
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from fedentopt import Cohort, EntropySelector, KLSelector, RandomSelector, Selector
 from fedentopt.partition import parse, partition
@@ -23,6 +24,7 @@ from fedentopt.privacy import laplace_noise
 from fedentopt.selection.measures import entropy, selection_entropy
 
 CLASSES, CLIENTS, COHORT, ROUNDS, PARTITIONS = 10, 100, 10, 100, 5
+RARE = 0.01  # of a round's samples: below, a class is as good as missing
 # Okabe and Ito's colours; the two extra ones make ten classes.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000", "#999999", "#8C6D31")
 RANDOM, BALANCED, RAREST = "#000000", "#0072B2", "#D55E00"
@@ -55,6 +57,35 @@ def levels(axes: Axes) -> None:
     axes.axhline(
         np.log2(CLASSES - 1), color="#777777", linewidth=1, linestyle=":", label="log₂(C−1): above, none missing"
     )
+
+
+def draw_opening(figure: Figure) -> None:
+    """What thirty rounds train on: every class of every cohort, by chance and by choice; what is lacking is marked."""
+    rounds, few = 30, 5
+    true = label_table("dir:0.1", 0)
+    panels = (
+        ("Five clients at random", cohorts(RandomSelector(few), true)),
+        ("Five clients by FedEntOpt", cohorts(EntropySelector(few, buffer_size=50), true)),
+    )
+    for axes, (name, chosen) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        held = np.stack([true[list(cohort.clients)].sum(axis=0) for cohort in chosen[:rounds]])
+        shares = (held / held.sum(axis=1, keepdims=True)).T
+        for label, at in np.ndindex(shares.shape):
+            # The area of a square is the class's share of the round; a fair one fills its cell.
+            lacking = shares[label, at] < RARE
+            side = 0.92 * (1.0 if lacking else min(1.0, float(np.sqrt(shares[label, at] * CLASSES))))
+            corner = at + 1 - side / 2, label - side / 2
+            axes.add_patch(Rectangle(corner, side, side, color=RAREST if lacking else BALANCED, linewidth=0))
+        gaps = int((shares < RARE).any(axis=0).sum())
+        axes.set_title(f"{name}: {gaps} of {rounds} rounds lack a class", fontsize=11)
+        axes.set(xlim=(0.4, rounds + 0.6), ylim=(CLASSES - 0.4, -0.6), xlabel="round", aspect="equal")
+        axes.set(xticks=[1, 10, 20, 30], yticks=range(CLASSES))
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    figure.axes[0].set_ylabel("class")
+    marks = [Rectangle((0, 0), 1, 1, color=colour) for colour in (BALANCED, RAREST)]
+    told = ["share of the round's samples (full square: a tenth or more)", "under 1 %, or none at all"]
+    figure.legend(marks, told, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
 
 
 def draw_clients(figure: Figure) -> None:
@@ -152,7 +183,7 @@ def draw_buffer(figure: Figure) -> None:
 
 
 def draw_cohort_size(figure: Figure) -> None:
-    """How many clients a round it takes to see every class."""
+    """How many clients per round it takes to see every class."""
     sizes = range(2, 21, 2)
     for axes, spec in zip(figure.subplots(1, 2, sharey=True), ("dir:0.1", "classes:2"), strict=True):
         for name, colour, style in (("random", RANDOM, "--"), ("FedEntOpt, Q = 50", BALANCED, "-")):
@@ -184,7 +215,7 @@ def draw_noise(figure: Figure) -> None:
                 selector = EntropySelector(COHORT, buffer_size=50, seed=seed)
                 runs.append(np.mean(entropies(cohorts(selector, reported, noisy=True), true)))
             bits.append(np.mean(runs))
-        label = f"{samples // CLIENTS} samples a client"
+        label = f"{samples // CLIENTS} samples per client"
         axes.plot(budgets, bits, style, color=colour, marker="o", markersize=4, label=label)
     levels(axes)
     axes.set(
@@ -197,6 +228,7 @@ def draw_noise(figure: Figure) -> None:
 
 
 PICTURES = {
+    "opening": (draw_opening, (10.5, 2.9)),
     "clients": (draw_clients, (9, 3.6)),
     "cohorts": (draw_cohorts, (9, 3.2)),
     "entropy": (draw_entropy, (9, 3.4)),

@@ -2,7 +2,7 @@
 
     fedentopt run --model own_model:small_net --rounds 5      (from the folder of this file)
 
-It sees float images (n, 3, size, size) and returns one row of logits an image. Run as a script, it does the same
+It sees float images (n, 3, size, size) and returns one row of logits per image. Run as a script, it does the same
 from Python: python examples/own_model.py [--out FOLDER]
 """
 

@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_docs_build_strictly(site: Path) -> None:
     built = {page.stem for page in site.glob("*.html")}
     assert {page.stem for page in DOCS.glob("*.md")} <= built
-    for picture in ("clients", "cohorts", "entropy", "buffer", "cohort-size", "noise"):
+    for picture in ("opening", "clients", "cohorts", "entropy", "buffer", "cohort-size", "noise"):
         assert (site / "pictures" / f"{picture}.svg").is_file()
 
 
@@ -158,7 +158,7 @@ def test_pictures_are_drawn_by_our_own_code(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(make_pictures, "ROUNDS", 10)
     make_pictures.main(tmp_path)
     drawn = {file.name for file in tmp_path.iterdir()}
-    assert drawn == {file.name for file in (DOCS / "pictures").iterdir()}
+    assert drawn == {file.name for file in (DOCS / "pictures").glob("*.svg")}
     shown = "".join(page.read_text() for page in DOCS.glob("*.md"))
     assert [name for name in drawn if f"pictures/{name}" not in shown] == []
     assert all(file.read_text().rstrip().endswith("</svg>") for file in tmp_path.iterdir())

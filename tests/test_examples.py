@@ -82,7 +82,7 @@ def test_own_model(tmp_path: Path) -> None:
     )
     (folder,) = [path.parent for path in (tmp_path / "here").glob("*/summary.json")]
     parameters = 3 * 8 * 9 + 8 + 8 * 16 * 9 + 16 + 256 * 32 + 32 + 32 * 10 + 10
-    # Four clients a round get the model, four bytes a parameter.
+    # Four clients per round get the model, four bytes per parameter.
     assert {int(row["bytes_down"]) for row in rounds_of(folder)} == {4 * 4 * parameters}
 
 

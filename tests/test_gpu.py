@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import straight_line
 import toy
+from drawing_models import DRAWING
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.simulation.device import torch_settings
@@ -296,3 +297,10 @@ def test_code_that_is_wrong_is_refused_and_the_trainer_goes_on(exact):
         made.trainer.train(made.starts, made.work(with_code(made, rows, wrong)))
     after = made.trainer.train(made.starts, made.work(rows)).models
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_layers_that_draw_draw_the_same_on_cpu_and_gpu(name):
+    sizes = {"clients": 4, "cohort": "2", "rounds": 2, "epochs": 1, "batch_size": 16, "lr": 0.05, "partition": "iid"}
+    config = toy.config(model=f"drawing_models:{name}", precision="fp32-exact", **sizes)
+    compare([config, config.replace(seed=3)], toy.images(), 1e-4)

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "models": ROOTS,
     "datasets": ROOTS,
     "results": ROOTS | {"selection"},
-    "report": ROOTS | {"selection", "results"},
+    "report": ROOTS | {"selection", "algorithms", "results"},
     "simulation": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report"},
     "paper": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation"},
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},

@@ -6,15 +6,20 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from doc_blocks import blocks
@@ -54,15 +59,68 @@ def test_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What would be released: the archive of sources, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("built")
     # Where the build backend is installed nothing has to be fetched.
     here = ["--no-isolation"] if importlib.util.find_spec("hatchling") else []
-    build = [sys.executable, "-m", "build", "--wheel", *here, "--outdir", str(folder), str(ROOT)]
+    build = [sys.executable, "-m", "build", *here, "--outdir", str(folder), str(ROOT)]
     said = subprocess.run(build, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stdout + said.stderr
-    (path,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (path,) = built.glob("*.whl")
     return path
+
+
+def test_what_would_be_released_passes_the_registrys_check(built: Path) -> None:
+    from fedentopt import __version__
+
+    files = sorted(path.name for path in built.iterdir())
+    assert files == [f"fedentopt-{__version__}-py3-none-any.whl", f"fedentopt-{__version__}.tar.gz"]
+    pytest.importorskip("twine", reason="twine is not installed (pip install 'fedentopt[dev]')")
+    check = [sys.executable, "-m", "twine", "check", "--strict", *(str(built / name) for name in files)]
+    said = subprocess.run(check, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"})
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert said.stdout.count("PASSED") == 2
+
+
+def test_the_archive_of_sources_holds_what_its_tests_need(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "src/fedentopt/py.typed"}
+    assert wanted <= names
+    assert {"src/fedentopt/report/assets/page.css", "tests/test_package.py", "tests/support/toy.py"} <= names
+    assert not [name for name in names if name.startswith((".git/", ".venv", "results/", "out/"))]
+
+
+def workflow(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+    return content
+
+
+def test_the_workflow_runs_make_test_and_installs_every_extra() -> None:
+    jobs = workflow("tests.yml")["jobs"]
+    steps = [step.get("run", "") for step in jobs["test"]["steps"]]
+    assert "make test" in steps
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    matrix = {entry["extra"]: entry["imports"] for entry in jobs["extras"]["strategy"]["matrix"]["include"]}
+    assert set(matrix) - {""} == extras - {"dev"}
+    assert matrix[""], "the package without extras is among them"
+    install = "\n".join(step.get("run", "") for step in jobs["extras"]["steps"])
+    assert "matrix.extra" in install
+    assert "matrix.imports" in install
+
+
+def test_a_report_of_a_bug_asks_for_versions_and_the_command() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    asked = {part["id"]: part for part in form["body"] if "id" in part}
+    assert all(asked[name]["validations"]["required"] for name in ("command", "versions"))
+    assert "fedentopt --version --json" in asked["versions"]["attributes"]["description"]
 
 
 def requirements(wheel: Path) -> list[Requirement]:
@@ -150,9 +208,15 @@ def test_bare_wheel_has_its_other_light_commands(bare: Path, tmp_path: Path) -> 
     from fedentopt import __version__
 
     assert run(bare / "fedentopt", "--version").stdout == f"fedentopt {__version__}\n"
+    told = json.loads(run(bare / "fedentopt", "--version", "--json").stdout)
+    assert told["fedentopt"] == __version__
+    assert told["python"] == platform.python_version()
+    assert told["devices"] == ["cpu"]
+    assert told["packages"]["numpy"] == importlib.metadata.version("numpy")
+    assert {name for name, found in told["packages"].items() if found} == {"numpy", "typer", "rich"}
     for words in (["--help"], ["select", "--help"], ["bench", "selection", "--help"], ["partition", "--help"]):
         assert run(bare / "fedentopt", *words).returncode == 0, words
-    for words, argument in ((["select"], "CSV file of label counts"), (["partition"], "dir:BETA, classes:J or iid.")):
+    for words, argument in ((["select"], "CSV file of label counts"), (["partition"], "dir:BETA, classes:J")):
         assert argument in run(bare / "fedentopt", *words, "--help").stdout
     save = "import numpy, sys; numpy.save(sys.argv[1], numpy.arange(100) % 4)"
     assert run(bare / "python", "-c", save, str(tmp_path / "y.npy")).returncode == 0

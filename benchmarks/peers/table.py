@@ -47,7 +47,7 @@ def table(report: dict[str, Any]) -> str:
         "Load average before each run (others' work on this machine): "
         f"{min(report['loads']):.1f} to {max(report['loads']):.1f}.",
         "",
-        f"| framework | seconds a round | ours beside it | ratio | job of {rounds} rounds with start-up, s "
+        f"| framework | seconds per round | ours beside it | ratio | job of {rounds} rounds with start-up, s "
         "| ours beside it | ratio | accuracy after, % | |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]

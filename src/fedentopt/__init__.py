@@ -16,7 +16,7 @@ from fedentopt.selection import (
 )
 from fedentopt.tables import read_counts
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ClientId",

@@ -15,7 +15,7 @@ from command_line import Said, commander
 from fedentopt.cli import compare as compare_command
 from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.jobs import DATASET_DEFAULTS, DEFAULT_METHODS, make_jobs
+from fedentopt.simulation.jobs import DEFAULT_METHODS, make_jobs
 
 SMALL = shlex.split("--clients 20 --cohort 2 --buffer 4 --rounds 3 --epochs 1 --device cpu --workers 1")
 
@@ -39,6 +39,15 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page(command: Callable[..., 
         mean = sum(mine) / 2
         std = abs(mine[0] - mine[1]) / 2**0.5
         assert re.match(rf"\S+\s+{mean:.1f} ± {std:.1f} ", line)
+        theirs = [run.summary["accuracy"] for run in runs if run.method == "fedavg"]
+        beside = re.search(rf"^{line.split()[0]}  +(\S+)  (\S+) to (\S+)", said.out, re.MULTILINE)
+        if line.startswith("fedavg "):
+            assert beside is None
+            continue
+        assert beside is not None, said.out
+        assert beside[1] == f"{mean - sum(theirs) / 2:+.1f}"
+        assert float(beside[2]) <= float(beside[1]) <= float(beside[3])
+    assert "mean of the last three rounds" in said.out
     assert "to 9 %" in said.out
     for name in ("accuracy.png", "accuracy.svg", "report.html"):
         assert (tmp_path / name).stat().st_size > 1000
@@ -53,6 +62,12 @@ def test_a_comparison_as_json_with_methods_and_epsilon(command: Callable[..., Sa
     printed = json.loads(said.out)
     assert [method["method"] for method in printed["methods"]] == ["fednova", "fedprox+kl", "fedentopt-dp"]
     assert [method["accuracy"]["std"] for method in printed["methods"]] == [None] * 3
+    first, *others = printed["methods"]
+    assert first["difference"] is None
+    for other in others:
+        expected = other["accuracy"]["mean"] - first["accuracy"]["mean"]
+        shown = {"to": "fednova", "mean": pytest.approx(expected), "low": None, "high": None, "seeds": 1}
+        assert other["difference"] == shown
     assert Path(printed["page"]).exists()
     epsilons = {run.method: run.config["epsilon"] for run in find_runs(tmp_path)}
     assert epsilons == {"fednova": None, "fedprox+kl": None, "fedentopt-dp": 2.0}
@@ -76,8 +91,7 @@ def test_methods_from_a_file(command: Callable[..., Said], tmp_path: Path) -> No
 
 
 def test_without_options_it_is_the_demonstration() -> None:
-    jobs = make_jobs(DEFAULT_METHODS, settings=DATASET_DEFAULTS["digits"])
-    configs = [job.config for job in jobs]
+    configs = [job.config for job in make_jobs(DEFAULT_METHODS, settings={})]
     assert [(c.method, c.seed) for c in configs] == [
         (method, seed) for method in ("fedavg", "fedentopt", "fedentopt-dp") for seed in (0, 1, 2)
     ]

@@ -73,3 +73,30 @@ def test_a_path_that_the_system_refuses_is_no_traceback(
     monkeypatch.setattr(cli, "app", refuse)
     said = command("run")
     assert (said.code, said.out, said.err) == (2, "", "error: some/file: Permission denied\n")
+
+
+def test_the_root_help_has_one_line_per_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")  # typer's own, read when it was imported
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    said = commander(monkeypatch, capsys)("--help")
+    table = said.out.partition("Commands")[2].splitlines()[1:-1]
+    lines = [line.strip("│| ").split(maxsplit=1) for line in table if line.strip("│| ╰╯─-+")]
+    assert {name for name, _ in lines} >= {"compare", "run", "select", "data", "report", "bench", "methods"}
+    for name, about in lines:
+        assert about == cli.SUMMARIES[name], "a summary of one line for every command"
+
+
+def test_versions_as_json_need_no_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = commander(monkeypatch, capsys)
+    told = json.loads(command("--version", "--json").out)
+    assert told.keys() == {"fedentopt", "python", "platform", "packages", "devices"}
+    assert told["packages"]["torch"]
+    assert told["devices"][0] == "cpu"
+    assert not [value for value in json.dumps(told).split('"') if value.startswith(("/", "~", "C:\\"))]
+    alone = command("--json")
+    assert alone.code == 2
+    assert "json: goes with --version here" in alone.err
+    assert command().code == 2

@@ -215,8 +215,16 @@ def test_a_file_gives_settings_and_options_win(command: Callable[..., Said], tmp
     assert said.code == 0, said.err
     (run,) = json.loads(said.out)["runs"]
     config = json.loads((Path(run["path"]) / "run.json").read_text())["config"]
-    assert RunConfig.from_dict(config) == run_config(
-        partition="classes:2", clients=12, cohort="2", rounds=2, epochs=1, lr=0.05, selector="kl", seed=7
+    assert RunConfig.from_dict(config) == run_config(  # flip: digits are not mirrored
+        partition="classes:2",
+        clients=12,
+        cohort="2",
+        rounds=2,
+        epochs=1,
+        lr=0.05,
+        flip=0.0,
+        selector="kl",
+        seed=7,
     )
     assert run["path"].startswith(f"{tmp_path}/out/")
     assert "--buffer: kl has no such setting, so 2 is not used" in said.err
@@ -229,7 +237,7 @@ def test_one_run_has_one_id_however_it_was_asked_for(tmp_path: Path) -> None:
     table.write_text('lr = 1\ncohort = 10\nalgorithm = "fedprox"\n[settings]\nmu = 0\n')
     words = ["--lr", "1", "--cohort", "10", "--algorithm", "fedprox"]
     asked = [["--config", str(file)], ["--config", str(table)], [*words, "--mu", "0"], [*words, "--set", "mu=0"]]
-    expected = run_config(lr=1.0, cohort="10", algorithm="fedprox", mu=0.0).run_id
+    expected = run_config(lr=1.0, cohort="10", algorithm="fedprox", mu=0.0, rounds=30, flip=0.0).run_id
     assert [settings_of(one).run_id for one in asked] == [expected] * 4
 
 

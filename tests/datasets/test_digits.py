@@ -60,5 +60,5 @@ def test_image_sizes() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'mnist' is unknown; accepted: digits, cifar10.*\.npz file, or a folder"):
-        load("mnist", tmp_path)
+    with pytest.raises(InputError, match=r"'kmnist' is unknown; accepted: digits, mnist.*\.npz file, or a folder"):
+        load("kmnist", tmp_path)

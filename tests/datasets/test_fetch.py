@@ -17,7 +17,7 @@ from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.datasets.fetch import chosen, complete, fetch
 from fedentopt.errors import InputError
 from file_server import serving
-from tiny_data import CIFAR10_FILES, cifar10, class_folders, medmnist, tar_gz
+from tiny_data import CIFAR10_FILES, cifar10, class_folders, idx_files, medmnist, tar_gz
 
 
 def published(monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, *, index: int = 0) -> None:
@@ -74,7 +74,7 @@ def test_cinic_unpacks_into_a_folder_of_its_own(tmp_path: Path, monkeypatch: pyt
 
 
 def test_medmnist_is_used_as_it_is_in_the_size_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [chosen("pathmnist", tmp_path, size).filename for size in (28, 32, None, 512)] == [
+    assert [chosen("pathmnist", tmp_path, size)[0].filename for size in (28, 32, None, 512)] == [
         "pathmnist.npz",
         "pathmnist_64.npz",
         "pathmnist_224.npz",
@@ -87,6 +87,25 @@ def test_medmnist_is_used_as_it_is_in_the_size_asked_for(tmp_path: Path, monkeyp
         monkeypatch.setenv("FEDENTOPT_MIRROR", address)
         fetch("pathmnist", tmp_path / "data", image_size=28)
     assert everything(tmp_path / "data") == {"pathmnist.npz": content}
+
+
+def test_all_parts_of_a_set_are_fetched_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = idx_files(tmp_path / "made", "fashion-mnist", train=20, test=10)
+    names = [download.filename for download in ENTRIES["fashion-mnist"].downloads]
+    contents = {name: files[Path(name).name] for name in names}
+    assert [download.filename for download in chosen("fashion-mnist", tmp_path)] == names
+    for index, name in enumerate(names):
+        published(monkeypatch, "fashion-mnist", contents[name], index=index)
+    with serving({name: content for name, content in contents.items() if name != names[-1]}) as address:
+        monkeypatch.setenv("FEDENTOPT_MIRROR", address)
+        with pytest.raises(InputError, match=r"fashion-mnist: could not be downloaded from \S+/t10k-labels"):
+            fetch("fashion-mnist", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    with serving(contents) as address:
+        monkeypatch.setenv("FEDENTOPT_MIRROR", address)
+        fetch("fashion-mnist", tmp_path / "data")
+    assert everything(tmp_path / "data") == contents
+    assert load("fashion-mnist", tmp_path / "data").x_train.shape == (20, 1, 32, 32)
 
 
 def test_a_file_that_is_not_the_published_one_is_never_opened(
@@ -171,7 +190,7 @@ def test_sets_that_cannot_be_fetched_say_why(tmp_path: Path) -> None:
         fetch("brain-tumor-mri", tmp_path)
     with pytest.raises(InputError, match="digits: nothing to fetch, it is built in"):
         fetch("digits", tmp_path)
-    with pytest.raises(InputError, match="'cifar' is unknown; accepted: digits, cifar10"):
+    with pytest.raises(InputError, match="'cifar' is unknown; accepted: digits, mnist, fashion-mnist, cifar10"):
         fetch("cifar", tmp_path)
 
 
@@ -179,9 +198,11 @@ def test_published_checksums() -> None:
     sums = {d.filename: d.md5 for entry in ENTRIES.values() for d in entry.downloads}
     assert sums["cifar-10-binary.tar.gz"] == "c32a1d4ab5d03f1284b67883e8d87530"
     assert sums["cifar-100-binary.tar.gz"] == "03b5dce01913d631647c71ecec9e9cb8"
+    assert sums["mnist/train-images-idx3-ubyte.gz"] == "f68b3c2dcbeaaa9fbdd348bbdeb94873"
+    assert sums["fashion-mnist/t10k-labels-idx1-ubyte.gz"] == "bb300cfdad3c16e7a12a480ee83cd310"
     assert sums["CINIC-10.tar.gz"] == "6ee4d0c996905fe93221de577967a372"
     assert all(len(md5) == 32 for md5 in sums.values())
-    assert len(set(sums.values())) == len(sums) == 11
+    assert len(set(sums.values())) == len(sums) == 19
     assert all(url.startswith("https://") for e in ENTRIES.values() for d in e.downloads for url in d.urls)
 
 

@@ -101,6 +101,17 @@ def test_transparency_sixteen_bits_palettes_and_orientation(tmp_path: Path) -> N
     assert x[3, 0, 7].tolist() == [0] * 4 + [255] * 4
 
 
+def test_floats_from_0_to_1_in_a_tiff_are_read_and_others_refused(tmp_path: Path) -> None:
+    class_folders(tmp_path / "own", {"train": 1, "test": 1}, ("a", "b"))
+    path = tmp_path / "own" / "train" / "a" / "float.tif"
+    Image.fromarray(np.full((8, 8), 0.2, np.float32)).save(path)
+    x = np.asarray(load(str(tmp_path / "own"), tmp_path / "data", image_size=8).x_train)
+    assert x[1, :, 0, 0].tolist() == [51] * 3
+    Image.fromarray(np.full((8, 8), 1.5, np.float32)).save(path)
+    with pytest.raises(InputError, match=r"float\.tif: pixels of mode F have no known range; .* floats from 0 to 1"):
+        load(str(tmp_path / "own"), tmp_path / "data", image_size=8)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "foreign"])
 def test_a_damaged_image_is_refused_by_name_and_nothing_is_cached(tmp_path: Path, damage: str) -> None:
     class_folders(tmp_path / "own", {"train": 3, "test": 1}, ("a", "b"))

@@ -104,8 +104,14 @@ def test_class_names_may_come_with_the_file(save: Any) -> None:
         ({"x_test": COLOUR}, r"x_train has 1 channels, x_test 3"),
         ({"x_train": GREY[:0], "y_train": LABELS[:0]}, r"x_train of shape \(0, 9, 10\).*at least one image"),
         ({"y_train": LABELS[:5]}, r"y_train of shape \(5,\).*accepted: 6 labels, as many as x_train has images"),
-        ({"y_test": LABELS / 2}, r"y_test .* float64; accepted: integers"),
-        ({"y_train": np.eye(6, dtype=np.int64)}, r"y_train of shape \(6, 6\).*accepted: integers of shape \(n,\)"),
+        ({"y_test": LABELS / 2}, r"y_test .* float64; accepted: whole numbers or text of shape \(n,\)"),
+        ({"y_train": np.eye(6, dtype=np.int64)}, r"y_train holds one-hot rows, y_test whole numbers"),
+        ({"y_train": np.eye(6) * 2}, r"y_train .*: row 0 is not one-hot"),
+        ({"y_train": np.eye(6)[:, :5]}, r"y_train .*: row 5 is not one-hot"),
+        ({"y_train": np.eye(6)[:, :, None]}, r"y_train of shape \(6, 6, 1\).*accepted: whole numbers or text"),
+        ({"y_train": np.array(list("abcabc"))}, r"y_train holds text, y_test whole numbers"),
+        ({"y_train": np.array([b"\xff"] * 6)}, r"y_train .*not text"),
+        ({"x_train": GREY.astype(np.uint16)}, r"x_train .*: no value above 2\d\d, so these are no images of 16 bits"),
         ({"y_train": np.array(list("abcabc"), object)}, r"y_train holds Python objects, which are never loaded"),
         ({"x_test": None}, r"no array 'x_test'; it holds x_train, y_train, y_test"),
         ({"y_train": LABELS * 0, "y_test": LABELS * 0}, r"one class only \(0\); accepted: two or more"),
@@ -231,3 +237,60 @@ def test_class_names_that_are_no_text_are_refused(save: Any, code: int) -> None:
     names = np.frombuffer(np.array([97, code, 99], "<u4").tobytes(), "<U1")
     with pytest.raises(InputError, match=r"own\.npz: .*accepted: (text in UTF-8|one text per class)"):
         loaded(save(GREY, class_names=names))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, bool, np.float32])
+def test_one_hot_rows_are_labels_and_columns_without_images_stay_classes(save: Any, kind: type) -> None:
+    rows = np.eye(4)[LABELS].astype(kind)
+    data = loaded(save(GREY, rows))
+    np.testing.assert_array_equal(data.y_train, LABELS)
+    assert data.class_names == ("0", "1", "2", "3")
+    assert any("no training images of 3" in note for note in data.notes)
+    named = loaded(save(GREY, rows, class_names=np.array(["owl", "cat", "dog", "yak"])))
+    assert named.class_names == ("owl", "cat", "dog", "yak")
+    with pytest.raises(InputError, match="one-hot rows of 4 classes in y_train, of 4 in y_test, class_names names 2"):
+        loaded(save(GREY, rows, class_names=np.array(["owl", "cat"])))
+    with pytest.raises(InputError, match="one-hot rows of 4 classes in y_train, of 3 in y_test"):
+        loaded(save(GREY, rows, y_test=np.eye(3)[LABELS]))
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_text_is_a_label(save: Any, kind: str) -> None:
+    words = np.array(["owl", "cat", "dog", "owl", "cat", "dög"])
+    words = words if kind == "U" else np.char.encode(words, "utf-8")
+    data = loaded(save(GREY, words))
+    assert data.class_names == ("cat", "dog", "dög", "owl")
+    np.testing.assert_array_equal(data.y_train, [3, 0, 1, 3, 0, 2])
+    named = loaded(save(GREY, words, class_names=np.array(["owl", "dög", "cat", "dog", "yak"])))
+    np.testing.assert_array_equal(named.y_test, [0, 2, 3, 0, 2, 1])
+    assert named.class_names == ("owl", "dög", "cat", "dog", "yak")
+    with pytest.raises(InputError, match=r"y_train\[2\] is 'dog'; accepted: owl, cat, dög"):
+        loaded(save(GREY, words, class_names=np.array(["owl", "cat", "dög"])))
+
+
+def test_sixteen_bits_keep_their_upper_eight(save: Any) -> None:
+    deep = GREY.astype(np.uint16) * 256 + 77
+    np.testing.assert_array_equal(loaded(save(deep)).x_train, loaded(save(GREY)).x_train)
+
+
+def test_a_fourth_channel_is_how_opaque_a_pixel_is(save: Any) -> None:
+    opaque = np.concatenate([COLOUR, np.full((6, 9, 10, 1), 255, np.uint8)], 3)
+    np.testing.assert_array_equal(loaded(save(opaque)).x_train, loaded(save(COLOUR)).x_train)
+    image = np.zeros((6, 8, 8, 4), np.uint8)
+    image[...] = (200, 100, 51, 128)
+    data = loaded(save(image.transpose(0, 3, 1, 2).copy()), 8)
+    assert data.x_train[0, :, 0, 0].tolist() == [100, 50, 26]  # 200 * 128 / 255 = 100.4, 50.2, 25.6
+    floats = loaded(save(image / 255), 8)
+    np.testing.assert_array_equal(floats.x_train, data.x_train)
+
+
+def test_arrays_in_memory_take_the_same_forms() -> None:
+    from fedentopt.datasets import from_arrays
+
+    words = np.array(["owl", "cat", "dog", "owl", "cat", "dog"], object)  # as a pandas column gives them
+    data = from_arrays(GREY / 255, words, GREY / 255, words, image_size=10)
+    assert data.class_names == ("cat", "dog", "owl")
+    rows = from_arrays(GREY, np.eye(3)[LABELS], GREY, np.eye(3)[LABELS], image_size=10)
+    np.testing.assert_array_equal(rows.y_train, LABELS)
+    with pytest.raises(InputError, match=r"y_train .*object; accepted: whole numbers or text"):
+        from_arrays(GREY, np.array([1, "a"] * 3, object), GREY, words, image_size=10)

@@ -170,8 +170,6 @@ OWN = """
 import torch
 from torch import nn
 
-drawn = nn.functional.dropout
-
 class Own(nn.Module):
     def __init__(self, classes, width=6, drop=nn.Dropout):
         super().__init__()
@@ -182,16 +180,10 @@ class Own(nn.Module):
     def forward(self, x):
         return self.head(self.drop(self.norm(self.flatten(x))))
 
-class Drawing(Own):
-    def forward(self, x):
-        return drawn(super().forward(x), 0.5, self.training)
-
 def make(classes): return Own(classes)
 def wide(classes): return Own(classes + 1)
 def nothing(classes): return "a model"
 def failing(classes): raise RuntimeError("no such architecture")
-def drawing(classes): return Drawing(classes)
-def unkeyed(classes): return Own(classes, drop=nn.AlphaDropout)
 constant = 3
 """
 
@@ -230,8 +222,6 @@ def test_a_users_own_model_is_found_seeded_and_keyed(own: str) -> None:
         ("{own}:nothing", r"returned str; accepted: torch\.nn\.Module"),
         ("{own}:failing", r"failing raised RuntimeError: no such architecture"),
         ("{own}:wide", r"gives \(2, 6\) .*accepted: one row of 5 logits"),
-        ("{own}:drawing", "draws from torch's global generator while training"),
-        ("{own}:unkeyed", r"layer 'drop' \(AlphaDropout\) draws random numbers that cannot be keyed"),
         ("{own}:", "is not of the form package.module:factory"),
     ],
 )

@@ -299,7 +299,7 @@ def test_exported_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
     with (tmp_path / "a" / "table2.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 5  # a row a cell and seed
+    assert len(rows) == 2 * 5  # a row per cell and seed
     assert {row["seed"] for row in rows} == {"0", "1", "2", "3", "4"}
     assert float(rows[0]["value"]) == pytest.approx(float(rows[0]["accuracy"]) - float(rows[0]["baseline_accuracy"]))
 
@@ -442,6 +442,22 @@ def test_the_page_of_results_says_what_differs(tmp_path: Path) -> None:
     assert "`fedentopt reproduce` |" in text
     assert "GPU X" in text
     assert "VGG-11, CIFAR-10" not in text  # nothing known of it, so no empty section
+    assert text.index("## What was found") < text.index("## How this page is made") < text.index("## Where we differ")
+    assert "Nowhere among the settings that were run." in text  # all of them have 50 per cent
+
+
+def test_methods_ahead_of_fedentopt_are_named_with_their_interval(tmp_path: Path) -> None:
+    wanted = {"fedavg": (50, 60), "scaffold": (53, 65), "fedentopt": (52, 62), "fedentopt-dp": (70, 70)}
+    cells = [cell for cell in LENET if cell.table == "table1" and cell.method in wanted]
+    runs = dict(
+        run(cell.config, seed, float(wanted[cell.method][seed])) for cell in cells for seed in (0, 1) if cell.config
+    )
+    results = Results(None, runs)
+    text = write_results_page(tmp_path / "page.md", Reproduction(cells, cells, results), tmp_path)[0].read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("| LeNet-5, CIFAR-10, Dir(0.1) | SCAFFOLD")]
+    # Differences 1 and 3: mean 2, deviation √2, t(0.975, 1) = 12.706, so half an interval is 12.706.
+    assert "| 59.00 ± 8.49 | 57.00 ± 7.07 | +2.00 [-10.71, +14.71] | 2 |" in line
+    assert "| FedAvg | 55" not in text.partition("## How")[0]
 
 
 def test_committed_results_give_the_committed_tables_byte_for_byte(tmp_path: Path) -> None:

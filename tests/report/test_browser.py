@@ -307,7 +307,7 @@ def test_every_control_is_reached_by_keyboard(browser: Browser, folder: Path) ->
         "target",
     }
     reached = set()
-    for _ in range(120):
+    for _ in range(160):
         opened.page.keyboard.press("Tab")
         reached.add(opened.page.evaluate("document.activeElement.id"))
     assert wanted - reached == set()
@@ -384,12 +384,69 @@ def test_many_methods_and_a_run_without_label_counts(browser: Browser, tmp_path:
         )
         assert len(edges) >= 4
         assert all(end <= start + 3 for (_, end), (start, _) in itertools.pairwise(edges)), chart
+    # One line until it is opened; then the names stand in full, below each other.
+    assert not opened.page.locator("#method-list").is_visible()
+    assert opened.page.locator("#methods-toggle").inner_text().split() == ["Methods", "shown:", "13", "of", "13"]
+    opened.page.locator("#methods-toggle").click()
+    boxes = [label.bounding_box() for label in opened.page.locator("#method-list label").all()]
+    assert all(box is not None and box["x"] + box["width"] <= PHONE["width"] for box in boxes)
+    opened.page.locator("#method-filter").fill("buffer=1")
+    assert opened.page.locator("#method-list label:visible span").all_inner_texts() == [
+        f"fedentopt (buffer={number})" for number in (1, 10, 11, 12)
+    ]
+    opened.page.locator("#no-methods").click()
+    assert len(opened.lines("accuracy-chart")) == 9
     opened.page.locator("#two-methods").click()
     assert opened.lines("accuracy-chart") == ["fedavg", opened.page.locator("#right option:checked").inner_text()]
+    opened.page.locator("#method-filter").fill("")
     opened.page.locator("#all-methods").click()
     assert len(opened.lines("accuracy-chart")) == 13
-    colours = [trace["line"]["color"] for trace in opened.drawn("accuracy-chart") if trace.get("meta")]
+    drawn = [trace for trace in opened.drawn("accuracy-chart") if trace.get("meta")]
+    assert len({(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in drawn}) == 13
+    assert len({t["line"]["color"] for t in drawn}) == 10
+    colours = [trace["line"]["color"] for trace in drawn]
     assert [colour for colour in colours if contrast_with_white(colour) < 2] == []
+    assert opened.complaints == []
+    opened.context.close()
+
+
+def test_a_picture_has_a_legend_a_title_and_the_marks_of_accuracy_png(browser: Browser, tmp_path: Path) -> None:
+    algorithms = ("fedavg", "fedprox", "fednova", "scaffold", "fedrs", "fedlc", "fedavgm", "fedadam", "feddyn")
+    for algorithm in algorithms:
+        write_run(tmp_path, run_config(clients=8, cohort="2", rounds=5, algorithm=algorithm), classes=tuple("abc"))
+    opened = Opened(browser, write_report(tmp_path))
+    tools = opened.page.locator(".tools:has(+ #accuracy-chart)")
+    assert tools.evaluate("place => getComputedStyle(place).opacity") == "0"
+    opened.page.locator("#accuracy-chart").hover()
+    assert tools.evaluate("place => getComputedStyle(place).opacity") == "1"
+    for chart in ("accuracy-chart", "entropy-chart", "bytes-chart", "participation-chart"):
+        svg = opened.page.evaluate(
+            "async id => decodeURIComponent((await Plotly.toImage(...pictureOf(id))).split(',').slice(1).join(','))",
+            chart,
+        )
+        named = [name for name in algorithms if f">{name}" in svg]
+        assert named == [name for name in algorithms if name in opened.lines(chart)]
+        assert len(named) > 1, chart
+        assert opened.page.locator(f"section:has(#{chart}) h2").inner_text() in svg
+        assert "8 clients, 2 per round" in svg
+    with opened.page.expect_download() as saving:
+        tools.locator("button").click()
+    assert saving.value.suggested_filename == "fedentopt-accuracy-chart.svg"
+
+    from matplotlib.colors import to_hex
+
+    from fedentopt.report.curve_plot import accuracy_figure
+    from fedentopt.report.styles import MATPLOTLIB_MARKS
+    from fedentopt.results.aggregate import by_method
+    from fedentopt.results.reading import find_runs
+
+    lines = accuracy_figure(by_method(find_runs(tmp_path)), "all").axes[0].lines
+    beside = {line.get_label(): (to_hex(line.get_color()).upper(), line.get_marker()) for line in lines}
+    drawn = {
+        t["meta"]: (t["line"]["color"], t["marker"]["symbol"]) for t in opened.drawn("accuracy-chart") if "meta" in t
+    }
+    assert {name: (colour, MATPLOTLIB_MARKS[mark]) for name, (colour, mark) in drawn.items()} == beside
+    assert len(set(beside.values())) == 9
     assert opened.complaints == []
     opened.context.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import gzip
 import json
 import math
@@ -22,7 +23,10 @@ from fedentopt.report import write_report
 from fedentopt.report.figures import best_of, costs, curve, figures, thin
 from fedentopt.report.grouping import group_runs
 from fedentopt.report.page import LARGEST_PAGE
+from fedentopt.report.paper import PaperFigures
 from fedentopt.report.payload import LEVELS, group_payload
+from fedentopt.report.styles import style
+from fedentopt.report.tables import summary_table
 from fedentopt.results.reading import read_folder
 from fedentopt.results.statistics import Spread
 from result_folders import write_comparison, write_run
@@ -108,8 +112,12 @@ def test_findings_compare_seed_by_seed(comparison: Path) -> None:
 
     gains = [after - before for before, after in zip(accuracies("fedavg"), accuracies("fedentopt"), strict=True)]
     text = write_report(comparison).read_text()
-    expected = f"gains {statistics.mean(gains):.2f} (± {statistics.stdev(gains):.2f}) points, seed by seed over 3 seeds"
-    assert expected in text
+    half = 4.302652729749462 * statistics.stdev(gains) / 3**0.5  # Student's t for two degrees of freedom
+    mean = statistics.mean(gains)
+    assert (
+        f"Against fedavg fedentopt gains {mean:.2f} points, mean of the differences seed by seed over 3 seeds" in text
+    )
+    assert f"its 95 % interval (Student) is {mean - half:+.2f} to {mean + half:+.2f}" in text
 
 
 def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path) -> None:
@@ -124,12 +132,12 @@ def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path)
     groups = group_runs(read_folder(tmp_path).runs)
     labels = {group.title: [method.label for method in group.methods] for group in groups}
     assert labels == {
-        "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 3 rounds": [
+        "digits · dir:0.1 · lenet5 · 20 clients, 10% per round · 3 rounds": [
             "fedentopt (buffer=5)",
             "fedentopt (buffer=10)",
         ],
-        "digits · dir:0.1 · lenet5 · 20 clients, 10% a round · 30 % dropout · 3 rounds": ["fedavg"],
-        "digits · classes:2 · lenet5 · 20 clients, 10% a round · 3 rounds": ["fedavg"],
+        "digits · dir:0.1 · lenet5 · 20 clients, 10% per round · 30 % dropout · 3 rounds": ["fedavg"],
+        "digits · classes:2 · lenet5 · 20 clients, 10% per round · 3 rounds": ["fedavg"],
     }
     page = write_report(tmp_path)
     assert len(payloads(page)) == 3
@@ -326,7 +334,7 @@ def test_names_from_users_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_many_long_runs_stay_under_six_megabytes(tmp_path: Path) -> None:
-    # 50 runs of 500 rounds and 100 of 1000 clients a round. Copies of one run under other settings, each with fresh
+    # 50 runs of 500 rounds and 100 of 1000 clients per round. Copies of one run under other settings, each with fresh
     # random picks: copies of the same picks would compress away.
     settings = run_config(clients=1000, rounds=500, cohort="100", partition="iid")
     folder = write_run(tmp_path / "first", settings, classes=CLASSES, samples=20_000)
@@ -382,6 +390,32 @@ def test_curves_average_seeds_and_keep_their_ends(comparison: Path) -> None:
     values = [run.rounds.accuracy[-1] for run in runs]
     assert line.mean[-1] == pytest.approx(statistics.mean(values))
     assert line.std[-1] == pytest.approx(statistics.stdev(values))
+
+
+def test_every_column_with_a_better_direction_has_its_star(tmp_path: Path) -> None:
+    rows = []
+    for selector, value in (("random", 1.0), ("fedentopt", 2.0)):
+        folder = tmp_path / selector
+        write_run(folder, run_config(clients=8, cohort="2", rounds=3, selector=selector), classes=CLASSES)
+        [group] = group_runs(read_folder(folder).runs)
+        [method] = group.methods
+        same = figures(method)
+        spread = Spread.of([value])
+        both = ("accuracy", "worst_class", "entropy", "full_cover", "h_norm", "never_selected", "bytes_sent")
+        rows.append((method, dataclasses.replace(same, **dict.fromkeys(both, spread))))
+    table = summary_table(rows, PaperFigures(None), 0)
+    stars = [["★" in cell for cell in re.findall(r"<td.*?</td>", row)] for row in table.split("<tr ")[1:]]
+    fewer, more = stars  # five columns where more is better, two where less is, and the number of seeds
+    assert fewer == [False] * 5 + [True] * 2 + [False]
+    assert more == [True] * 5 + [False] * 3
+
+
+def test_no_two_methods_are_drawn_alike() -> None:
+    many = [style(place, marked=True) for place in range(60)]
+    assert len(set(many)) == 60
+    assert len({one.light for one in many[:10]}) == len({one.mark for one in many[:11]}) - 1 == 10
+    assert {one.light for one in many[10:]} == {one.light for one in many[2:10]}, "black and blue do not come again"
+    assert {one.mark for one in (style(place, marked=False) for place in range(7))} == {None}
 
 
 def test_best_is_marked_where_there_is_one() -> None:

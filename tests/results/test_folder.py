@@ -427,5 +427,5 @@ def test_the_commit_is_that_of_a_checkout_and_of_nothing_else(tmp_path: Path) ->
 def test_the_command_names_every_setting_that_is_not_the_default() -> None:
     assert command_of(CONFIG.replace(algorithm="fedrs", settings={"soft": True}, model="my.nets:make it")) == (
         "fedentopt run --clients 6 --model 'my.nets:make it' --algorithm fedrs --selector fedentopt --cohort 2 "
-        "--epsilon 0.5 --rounds 7 --fedrs-soft --buffer 2"
+        "--epsilon 0.5 --rounds 7 --fedrs-soft --buffer 2 --lr 0.01 --flip 0.5"
     )

@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fedentopt.errors import InputError
-from fedentopt.report.curve_plot import COLOURS
+from fedentopt.report.styles import COLOURS
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.memory import MemoryRecorder
 from fedentopt.results.reading import RunResult, read_run
@@ -114,9 +114,11 @@ def test_the_plot_is_a_figure_of_its_own_with_a_line_per_method(result: Result) 
     assert isinstance(figure, Figure)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == ["random", "KL", "prox", "nova"]
-    assert [to_hex(line.get_color()).upper() for line in axes.lines] == list(COLOURS[:4])
+    assert [to_hex(line.get_color()).upper() for line in axes.lines] == [
+        COLOURS[i][0] for i in (0, 4, 3, 2)
+    ]  # as on the page
     assert axes.lines[1].get_xydata().tolist() == [[2, 22]]
-    assert axes.get_title() == "digits · dir:0.1 · lenet5 · 4 clients, 2 a round · 2 rounds"
+    assert axes.get_title() == "digits · dir:0.1 · lenet5 · 4 clients, 2 per round · 2 rounds"
     assert result.plot("mine, for $5 and $6").axes[0].get_title() == r"mine, for \$5 and \$6"
     assert pyplot.get_fignums() == []
 

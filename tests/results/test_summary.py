@@ -11,12 +11,12 @@ import pytest
 
 from configs import run_config
 from fedentopt.report.curve_plot import plot_accuracy
-from fedentopt.results.aggregate import by_method, reached_by_all
+from fedentopt.results.aggregate import by_method, difference, reached_by_all
 from fedentopt.results.label_counts import LabelTable
 from fedentopt.results.reading import RunResult
 from fedentopt.results.records import RoundRecord
 from fedentopt.results.rounds import RoundTable
-from fedentopt.results.summary import accuracy_curve, rounds_to, summarise
+from fedentopt.results.summary import accuracy_curve, averaged_rounds, rounds_to, summarise
 from fedentopt.simulation.config import RunConfig
 
 
@@ -122,8 +122,37 @@ def test_methods_are_means_over_seeds_with_the_sample_standard_deviation() -> No
     }
     assert kl.to_dict()["accuracy"] == {"mean": 9, "std": None}
     assert [spread.mean for spread in average.curve.values()] == [15, 35, 55]
-    assert reached_by_all([average]) == 50
-    assert reached_by_all([average, kl]) == 5
+
+
+def test_the_target_that_is_offered_is_above_chance() -> None:
+    [high, low] = by_method([result(CONFIG, [10.0, 62.0]), result(replace(CONFIG, selector="kl"), [50.0, 54.9])])
+    assert [run.summary["chance"] for run in (*high.runs, *low.runs)] == [50, 50]
+    assert reached_by_all([high]) == 60
+    assert reached_by_all([high, low]) is None, "50 % is what guessing reaches"
+
+
+def test_the_number_of_rounds_behind_an_accuracy_is_the_true_one() -> None:
+    def said(rounds: int) -> str:
+        return averaged_rounds([result(replace(CONFIG, rounds=rounds), [50.0] * rounds).summary])
+
+    assert [said(n) for n in (1, 2, 3)] == [
+        "of the last round", "mean of the last two rounds", "mean of the last three rounds"
+    ]  # fmt: skip
+    assert said(10) == said(11) == "mean of the last ten rounds"
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    first = [result(replace(CONFIG, seed=seed), [value]) for seed, value in ((0, 50.0), (1, 60.0), (7, 1.0))]
+    other = [result(replace(CONFIG, selector="kl", seed=seed), [value]) for seed, value in ((0, 52.0), (1, 66.0))]
+    average, kl = by_method([*first, *other])
+    found = difference(kl, average)  # differences 2 and 6: deviation 2√2, t(0.975, 1) = 12.706
+    assert (found.mean, found.seeds) == (4, 2)
+    assert found.low == pytest.approx(4 - 12.7062 * 2, abs=1e-3)
+    assert found.high == pytest.approx(4 + 12.7062 * 2, abs=1e-3)
+    [alone] = by_method(other[:1])
+    assert difference(alone, average).to_dict() == {"mean": 2, "low": None, "high": None, "seeds": 1}
+    [stranger] = by_method([result(replace(CONFIG, selector="kl", seed=9), [52.0])])
+    assert difference(stranger, average).to_dict() == {"mean": None, "low": None, "high": None, "seeds": 0}
 
 
 def test_methods_of_one_name_are_told_apart_by_what_differs() -> None:

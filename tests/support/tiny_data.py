@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def image(path: Path, value: int, *, mode: str = "RGB", side: int = 8) -> None:
 
 
 def class_folders(root: Path, splits: Mapping[str, int], classes: tuple[str, ...], kind: str = "png") -> None:
-    """`splits`: images a class by split folder; image i of class c has the value 20 c + i."""
+    """`splits`: images per class by split folder; image i of class c has the value 20 c + i."""
     for split, count in splits.items():
         for c, name in enumerate(classes):
             for i in range(count):
@@ -66,6 +67,25 @@ def medmnist(
         arrays[f"{split}_labels"] = (np.arange(count) % classes).astype(np.uint8)[:, None]
     np.savez_compressed(path, **arrays)
     return arrays
+
+
+def idx(values: np.ndarray) -> bytes:
+    """A uint8 array in the IDX format, packed."""
+    axes = b"".join(length.to_bytes(4, "big") for length in values.shape)
+    return gzip.compress(bytes([0, 0, 8, values.ndim]) + axes + values.tobytes(), mtime=0)
+
+
+def idx_files(folder: Path, name: str, *, train: int = 20, test: int = 10, side: int = 28) -> dict[str, bytes]:
+    """The four files of MNIST or its kin in `folder / name`, by name; labels cycle through the classes."""
+    rng = np.random.default_rng(7)
+    made = {}
+    for stem, count in (("train", train), ("t10k", test)):
+        made[f"{stem}-images-idx3-ubyte.gz"] = idx(rng.integers(0, 256, (count, side, side), dtype=np.uint8))
+        made[f"{stem}-labels-idx1-ubyte.gz"] = idx((np.arange(count) % 10).astype(np.uint8))
+    (folder / name).mkdir(parents=True)
+    for file, content in made.items():
+        (folder / name / file).write_bytes(content)
+    return made
 
 
 def tar_gz(path: Path, members: Mapping[str, bytes]) -> None:

@@ -1,8 +1,8 @@
-"""How fast the engine trains: samples a second of whole local training, beside the arithmetic floor of the machine.
+"""How fast the engine trains: samples per second of whole local training, beside the arithmetic floor of the machine.
 
 Work: N clients with 500 random 32x32 images each, five epochs, batch 64, augmentation on, from start models to trained
 models (gather, augmentation, forward, backward, optimiser). The floor divides the machine's measured fp32 matrix rate
-by the model's operations a sample: a bound that no fp32 implementation without tensor cores beats.
+by the model's operations per sample: a bound that no fp32 implementation without tensor cores beats.
 """
 
 from __future__ import annotations

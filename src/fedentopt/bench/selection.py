@@ -156,7 +156,7 @@ def dense_counts(case: Case) -> np.ndarray:
 
 
 def _sparse(case: Case) -> SimpleNamespace:
-    """Compressed rows with 1 to `held` different classes a client."""
+    """Compressed rows with 1 to `held` different classes per client."""
     assert case.held is not None
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, case.held + 1, case.clients)

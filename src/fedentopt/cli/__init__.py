@@ -6,8 +6,7 @@ import sys
 
 import typer
 
-from fedentopt import __version__
-from fedentopt.cli import bench, compare, data, methods, partition, plan, report, reproduce, run, select
+from fedentopt.cli import bench, compare, data, methods, partition, plan, report, reproduce, run, select, version
 from fedentopt.cli.console import fail
 from fedentopt.errors import InputError
 
@@ -20,23 +19,42 @@ app = typer.Typer(
 )
 
 
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"fedentopt {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
-    version: bool = typer.Option(
-        False, "--version", help="Print the version and stop.", callback=_version, is_eager=True
-    ),
+    context: typer.Context,
+    show_version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    json: bool = typer.Option(False, "--json", help="With --version: all versions and the devices."),
 ) -> None:
-    pass
+    if show_version:
+        version.show(json)
+        raise typer.Exit
+    if json:
+        raise InputError("json: goes with --version here; accepted: --version --json, or behind a command")
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 for _module in (compare, run, reproduce, plan, select, methods, partition, data, report, bench):
     _module.register(app)
+
+# One line per command at 80 columns; what else a command says of itself is in its own help.
+SUMMARIES = {
+    "compare": "Compare methods on one setting: a table, plots, a page.",
+    "run": "Train one method on one setting.",
+    "reproduce": "Run the paper cell by cell, ours beside the printed figures.",
+    "plan": "Say what selection would do for a table of label counts.",
+    "select": "Select balanced cohorts from a table of label counts.",
+    "methods": "List the algorithms and selectors with their settings.",
+    "partition": "Split samples among clients with label skew.",
+    "data": "List, fetch and check data sets.",
+    "report": "Make one self-contained HTML page of runs.",
+    "bench": "Measure the speed of selection and training.",
+}
+for _command in app.registered_commands:
+    _command.short_help = SUMMARIES.get(str(_command.name or getattr(_command.callback, "__name__", "")))
+for _group in app.registered_groups:
+    _group.short_help = SUMMARIES.get(str(_group.name))
 
 
 # What the code imports, by the extra that brings it.

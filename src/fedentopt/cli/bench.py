@@ -1,4 +1,4 @@
-"""`fedentopt bench`: samples a second of local training, and the time and memory of a cohort."""
+"""`fedentopt bench`: samples per second of local training, and the time and memory of a cohort."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def engine(
         bool, typer.Option("--selectors", help="what selectors with feedback cost a stack of runs, beside random ones")
     ] = False,
 ) -> None:
-    """Measure local training: samples a second by model and number of clients side by side."""
+    """Measure local training: samples per second by model and number of clients side by side."""
     from rich.table import Table
 
     from fedentopt.bench.engine import CPU_CASES, GPU_CASES, as_json, bench_engine

@@ -12,7 +12,7 @@ from fedentopt.cli.console import out, print_json
 from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, gather, note_unused, option, run_settings, setting_options, shared_options
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.jobs import DATASET_DEFAULTS, DEFAULT_METHODS, make_jobs
+from fedentopt.simulation.jobs import DEFAULT_METHODS, make_jobs
 from fedentopt.simulation.natural import with_own_clients
 
 SET_BY_METHOD = ("algorithm", "selector")
@@ -26,8 +26,7 @@ def compare(given: dict[str, Any]) -> None:
     with true and with noisy label counts (fedentopt, fedentopt-dp), three seeds.
     """
     request = gather(given, settings=run_settings(SET_BY_METHOD), defaults=DEFAULTS, methods=True)
-    given_settings = with_own_clients(request.settings, request.options.data_path)
-    settings = {**DATASET_DEFAULTS.get(request.settings.get("dataset", "digits"), {}), **given_settings}
+    settings = with_own_clients(request.settings, request.options.data_path)
     jobs = make_jobs(
         request.methods or DEFAULT_METHODS,
         settings=settings,
@@ -63,7 +62,7 @@ def title(config: RunConfig) -> str:
     """The setting in one line."""
     return (
         f"{Path(config.dataset).name}, {config.partition}, {config.model}: "
-        f"{config.cohort_size} of {config.clients} clients a round"
+        f"{config.cohort_size} of {config.clients} clients per round"
     )
 
 
@@ -73,11 +72,5 @@ def register(app: typer.Typer) -> None:
         f"a method, such as fedprox+fedentopt:mu=0.1 or kl; repeat it for each (default: {', '.join(DEFAULT_METHODS)})"
     )
     method = option("method", list[str] | None, "--method", text, metavar="NAME")
-    settings = run_settings(SET_BY_METHOD)
-    shown = {
-        name: f"{settings[name].default}; {dataset} {value}"
-        for dataset, values in DATASET_DEFAULTS.items()
-        for name, value in values.items()
-    }
-    listed = setting_options(settings, {**DEFAULTS, **shown})
+    listed = setting_options(run_settings(SET_BY_METHOD), DEFAULTS)
     app.command("compare")(command(compare, [method, *listed, *shared_options()]))

@@ -28,7 +28,7 @@ def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[st
     missing = [name for name in ("torch", "safetensors", *also_needs) if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"this needs {', '.join(missing)}; pip install 'fedentopt[sim]' brings what is missing")
-    from fedentopt.datasets.npz import is_text
+    from fedentopt.datasets.class_labels import is_text
 
     if options.page and not is_text(options.out):
         raise InputError(

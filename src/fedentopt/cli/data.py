@@ -77,13 +77,14 @@ def fetch(
     folder = resolve_data_dir(data_dir)
     size = image_size or default_image_size(name)
     check_image_size(size)
-    file = chosen(name, folder, size)
+    files = chosen(name, folder, size)
     there = complete(name, folder, size)
     if there:
         note(f"{name}: the official files are in {folder} already")
     else:
-        size_told = f", about {file.megabytes:,} MB" if file.megabytes else ""
-        note(f"{name}: {file.filename}{size_told}, into {folder}")
+        megabytes = sum(file.megabytes or 0 for file in files)
+        size_told = f", about {megabytes:,} MB" if megabytes else ""
+        note(f"{name}: {', '.join(file.filename for file in files)}{size_told}, into {folder}")
         with _bar("downloading", "bytes") as progress:
             download(name, folder, image_size=size, progress=progress)
     with _bar("converting", "images") as progress:

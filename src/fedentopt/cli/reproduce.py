@@ -47,7 +47,7 @@ def reproduce(
     partition: Annotated[list[str] | None, _filter("these partitions; several with commas between")] = None,
     method: Annotated[list[str] | None, _filter("these methods; several with commas between")] = None,
     availability: Annotated[list[str] | None, _filter("dropout or straggling")] = None,
-    participation: Annotated[list[str] | None, _filter("this per cent of clients a round")] = None,
+    participation: Annotated[list[str] | None, _filter("this per cent of clients per round")] = None,
     seeds: Annotated[str | None, _filter("these seeds, such as 0,1,2 or 0-4 (else five or three)")] = None,
     rounds: Annotated[int | None, _filter("this many rounds, for a trial: such a cell never counts as done")] = None,
     cells: Annotated[Path | None, _filter("the cells of this TOML file, instead of the paper's")] = None,
@@ -197,7 +197,7 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
     for name, count in absent.items():
         note(f"{name}: its files are not there yet, which {count} of these runs need (`fedentopt data list`)")
     machine = "one H200" if kind == "cuda" else "two CPU cores"
-    source = f"{speed:,.0f} samples a second" if speed else f"the speed measured on {machine}"
+    source = f"{speed:,.0f} samples per second" if speed else f"the speed measured on {machine}"
     print_estimate(lines, len(request.cells), wanted, source)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_list(listed: Sequence[dict[str, Any]]) -> None:
-    """One line a cell, and how many are in which state."""
+    """One line per cell, and how many are in which state."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for cell in listed:
         groups.setdefault(f"{cell['table']}, {cell['model']}, {cell['dataset']}", []).append(cell)

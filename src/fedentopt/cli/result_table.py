@@ -55,6 +55,8 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
     console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
     console.print(table, soft_wrap=True)
     console.print(_legend(methods, targets), style="dim")
+    if len(methods) > 1:
+        _print_differences(methods)
     for method in methods:
         for seed, number in method.diverged.items():
             chance = method.runs[0].summary["chance"]
@@ -64,10 +66,40 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
             )
 
 
+def _print_differences(methods: Sequence[MethodResult]) -> None:
+    """How much more accurate each method is than the first, seed by seed."""
+    from fedentopt.results.aggregate import difference
+
+    first = methods[0]
+    found = [(method, difference(method, first)) for method in methods[1:]]
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for method, one in found:
+        if not one.seeds:
+            cells = ("–", "", "no seed in common")
+        elif one.low is None or one.high is None:
+            cells = (f"{one.mean:+.1f}", "", "one seed: no interval")
+        else:
+            unclear = "" if one.low > 0 or one.high < 0 else "may be chance"
+            cells = (f"{one.mean:+.1f}", f"{one.low:+.1f} to {one.high:+.1f}", unclear)
+        table.add_row(escape(method.label), *cells)
+    console = out()
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console.print(f"\naccuracy beside {first.label}, in points", style="bold", markup=False)
+    console.print(table, soft_wrap=True)
+    if any(one.low is not None for _, one in found):
+        console.print("mean of the differences seed by seed, and its 95 % interval (Student)", style="dim")
+
+
 def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
+    from fedentopt.results.summary import averaged_rounds
+
     seeds = max(len(method.runs) for method in methods)
     classes = len(methods[0].runs[0].summary["class_accuracy"])
-    parts = ["accuracy: test accuracy, mean of the last ten rounds"]
+    parts = [f"accuracy: test accuracy, {averaged_rounds(run.summary for method in methods for run in method.runs)}"]
     if seeds > 1:
         parts.append(f"±: sample standard deviation over {seeds} seeds")
     if targets:
@@ -82,7 +114,7 @@ def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
 
 
 def as_json(runs: Sequence[RunResult], methods: Sequence[MethodResult], targets: Sequence[float]) -> dict[str, Any]:
-    """All figures of all runs, and of the methods over their seeds."""
+    """All figures of all runs, of the methods over their seeds, and how each method differs from the first."""
     return {
         "runs": [
             {
@@ -95,8 +127,14 @@ def as_json(runs: Sequence[RunResult], methods: Sequence[MethodResult], targets:
             }
             for run in runs
         ],
-        "methods": [method.to_dict(targets) for method in methods],
+        "methods": [{**method.to_dict(targets), "difference": _difference(method, methods[0])} for method in methods],
     }
+
+
+def _difference(method: MethodResult, first: MethodResult) -> dict[str, Any] | None:
+    from fedentopt.results.aggregate import difference
+
+    return None if method is first else {"to": first.label, **difference(method, first).to_dict()}
 
 
 def size(count: float) -> str:

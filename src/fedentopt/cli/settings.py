@@ -18,7 +18,7 @@ from fedentopt.cli.console import note
 from fedentopt.errors import InputError
 from fedentopt.settings import Setting, read_toml, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, option_of, options
-from fedentopt.simulation.jobs import Job, serves
+from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job, serves
 from fedentopt.simulation.methods import parse_seeds
 from fedentopt.simulation.options import RunOptions
 
@@ -57,7 +57,10 @@ def setting_options(settings: Mapping[str, Setting], defaults: Mapping[str, Any]
         default = defaults.get(name, declared.default)
         help_text = declared.help
         if default not in (None, ()):
-            help_text += f" (default: {_word(default)})"
+            by_dataset = "".join(
+                f"; {dataset}: {_word(values[name])}" for dataset, values in DATASET_DEFAULTS.items() if name in values
+            )
+            help_text += f" (default: {_word(default)}{by_dataset})"
         flag = f"--{name.replace('_', '-')}"
         annotation: Any = str | None
         metavar: str | None = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}.get(declared.kind)

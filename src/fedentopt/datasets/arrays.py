@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedentopt.datasets.cache import in_memory
+from fedentopt.datasets.class_labels import label_classes, read_labels
 from fedentopt.datasets.clients import client_ids
 from fedentopt.datasets.dataset import Dataset
 from fedentopt.datasets.loading import check_image_size, default_image_size
-from fedentopt.datasets.npz import check_images, image_pieces, label_classes, read_labels
+from fedentopt.datasets.npz import check_images, image_pieces
 from fedentopt.datasets.source import Content, Labels
 from fedentopt.errors import InputError
 
@@ -57,8 +58,8 @@ def from_arrays(
     client_train: Any = None,
     image_size: int | None = None,
 ) -> Dataset:
-    """A data set of images (uint8, or floats in 0..1; (n, H, W), (n, H, W, 1 or 3) or (n, 1 or 3, H, W)) and integer
-    labels, one per image; anything with `__array__` will do.
+    """A data set of images and labels in any form that an .npz file may hold them in (see `npz`); anything with
+    `__array__` will do.
 
     `client_train`: whole numbers or text, the client of every training image, for the partition `natural`.
     Images become squares of `image_size` pixels, 32 unless another size is asked for.
@@ -68,7 +69,7 @@ def from_arrays(
     held = {}
     for key, values in zip(KEYS, (x_train, y_train, x_test, y_test), strict=True):
         try:
-            array = np.asarray(values)
+            array = _plain(np.asarray(values))
         except (ValueError, TypeError, RuntimeError) as error:
             raise InputError(f"dataset: {key} cannot be read as an array ({error})") from error
         held[key] = HeldArray(key, array)
@@ -84,3 +85,11 @@ def from_arrays(
     if client_train is not None:
         clients = client_ids("dataset: client_train", np.asarray(client_train), len(train))
     return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes, clients)
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    """Text that pandas keeps as objects, and NumPy's text of any length, as text; anything else as it is."""
+    objects = values.dtype == object and values.size and all(isinstance(value, str) for value in values.flat)
+    if objects or values.dtype.kind == "T":
+        return values.astype(str)
+    return values

@@ -3,7 +3,8 @@ files and converted arrays lie, and what to say when the files are not there.
 
 Sources of the checksums: CIFAR-10/-100 https://www.cs.toronto.edu/~kriz/cifar.html; CINIC-10 the archive of
 https://doi.org/10.7488/ds/2448 as checked by its common loaders; MedMNIST `medmnist/info.py`, version 3.0.2
-(https://github.com/MedMNIST/MedMNIST), record https://zenodo.org/records/10519652.
+(https://github.com/MedMNIST/MedMNIST), record https://zenodo.org/records/10519652; MNIST and Fashion-MNIST
+torchvision's loaders of both (https://github.com/pytorch/vision, `torchvision/datasets/mnist.py`).
 """
 
 from __future__ import annotations
@@ -45,14 +46,20 @@ def resolve_data_dir(data_dir: Path | str | None) -> Path:
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _CINIC = "https://datashare.ed.ac.uk"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"  # its publisher's own address does not answer any more
+_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+_IDX_FILES = "train- and t10k-images-idx3-ubyte.gz, train- and t10k-labels-idx1-ubyte.gz"
 _MEDMNIST = "https://zenodo.org/records/10519652/files"
 
 
 @dataclass(frozen=True)
 class Download:
-    """A published file. `into`: the folder it is unpacked into; None if it is used as it is."""
+    """A published file. `into`: the folder it is unpacked into; None if it is used as it is.
 
-    filename: str
+    Several without an `image_size` are the parts of one set, and are fetched together.
+    """
+
+    filename: str  # below the data folder
     urls: tuple[str, ...]  # tried in this order
     md5: str
     megabytes: int | None  # None where its publisher's page has not been read
@@ -84,10 +91,55 @@ def _medmnist(name: str, files: dict[int, tuple[str, int | None]]) -> tuple[Down
     return tuple(downloads)
 
 
+def _idx(name: str, address: str, files: dict[str, tuple[str, int]]) -> tuple[Download, ...]:
+    return tuple(
+        Download(f"{name}/{file}.gz", (f"{address}/{file}.gz",), md5, megabytes)
+        for file, (md5, megabytes) in files.items()
+    )
+
+
 ENTRIES = {
     entry.name: entry
     for entry in (
         Entry("digits", "scikit-learn's digits", 10, 1_438, 359, 32, "nothing: built in", embedded=True),
+        Entry(
+            "mnist",
+            "MNIST, handwritten digits",
+            10,
+            60_000,
+            10_000,
+            32,
+            f"mnist/ with {_IDX_FILES}",
+            _idx(
+                "mnist",
+                _MNIST,
+                {
+                    "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 10),
+                    "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", 0),
+                    "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", 2),
+                    "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", 0),
+                },
+            ),
+        ),
+        Entry(
+            "fashion-mnist",
+            "Fashion-MNIST, clothes",
+            10,
+            60_000,
+            10_000,
+            32,
+            f"fashion-mnist/ with {_IDX_FILES}",
+            _idx(
+                "fashion-mnist",
+                _FASHION,
+                {
+                    "train-images-idx3-ubyte": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26),
+                    "train-labels-idx1-ubyte": ("25c81989df183df01b3e8a0aad5dffbe", 0),
+                    "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", 4),
+                    "t10k-labels-idx1-ubyte": ("bb300cfdad3c16e7a12a480ee83cd310", 0),
+                },
+            ),
+        ),
         Entry(
             "cifar10",
             "CIFAR-10",

@@ -20,7 +20,7 @@ from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 
 PIXELS = 3 * 32 * 32
-PIECE = 10_000  # images a piece
+PIECE = 10_000  # images per piece
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ _BLOCK = 1 << 20
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where the server tells
 
 
-def chosen(name: str, data_dir: Path, image_size: int | None = None) -> Download:
-    """Which file `fetch` would get: of sets published in several sizes the smallest that needs no upscaling.
+def chosen(name: str, data_dir: Path, image_size: int | None = None) -> tuple[Download, ...]:
+    """Which files `fetch` would get: of sets published in several sizes the smallest that needs no upscaling.
 
     Sets that cannot be fetched are refused; the message says what to put where.
     """
@@ -45,19 +45,20 @@ def chosen(name: str, data_dir: Path, image_size: int | None = None) -> Download
     if not entry.downloads:
         raise InputError(f"{name}: {remedy(name, data_dir)}")
     size = entry.image_size if image_size is None else image_size
-    for download in entry.downloads:
-        if download.image_size is None or download.image_size >= size:
-            return download
-    return entry.downloads[-1]
+    if entry.downloads[0].image_size is None:
+        return entry.downloads
+    large_enough = [download for download in entry.downloads if (download.image_size or 0) >= size]
+    return (large_enough[0] if large_enough else entry.downloads[-1],)
 
 
 def complete(name: str, data_dir: Path, image_size: int | None = None) -> bool:
     """Whether the official files are there already, and in order."""
-    entry, download = ENTRIES[name], chosen(name, data_dir, image_size)
-    if download.into is None and not (data_dir / download.filename).is_file():
+    entry, downloads = ENTRIES[name], chosen(name, data_dir, image_size)
+    sized = downloads[0].image_size
+    if sized is not None and not (data_dir / downloads[0].filename).is_file():
         return False
     try:
-        labels = source(name, data_dir, download.image_size or entry.image_size).open().labels[""]
+        labels = source(name, data_dir, sized or entry.image_size).open().labels[""]
     except InputError:
         return False
     return (len(labels.train), len(labels.test)) == (entry.train, entry.test)
@@ -68,19 +69,21 @@ def fetch(name: str, data_dir: Path, *, image_size: int | None = None, progress:
 
     Refused: sets that cannot be fetched, failing downloads, files that differ from the published ones.
     """
-    download = chosen(name, data_dir, image_size)
+    downloads = chosen(name, data_dir, image_size)
     staging = data_dir / CACHE / f"fetch-{secrets.token_hex(4)}"
     try:
         staging.mkdir(parents=True)
         _sweep(staging.parent)
-        file = staging / download.filename
-        _download(name, download, file, progress)
-        root = staging
-        if download.into is not None:
-            root = staging / "unpacked"
-            _unpack(file, root / download.into)
-            file.unlink()
-        source(name, root, download.image_size or ENTRIES[name].image_size).open()
+        root = staging / "whole"
+        root.mkdir()
+        for download in downloads:
+            file = (root if download.into is None else staging) / download.filename
+            file.parent.mkdir(exist_ok=True)
+            _download(name, download, file, progress)
+            if download.into is not None:
+                _unpack(file, root / download.into)
+                file.unlink()
+        source(name, root, downloads[0].image_size or ENTRIES[name].image_size).open()
         for item in sorted(root.iterdir()):
             _move(item, data_dir / item.name, staging / "replaced")
     except OSError as error:
@@ -143,7 +146,7 @@ def _stream(url: str, target: Path, progress: Progress | None) -> str:
 def _unpack(archive: Path, into: Path) -> None:
     if not hasattr(tarfile, "data_filter"):
         raise InputError(f"{archive.name}: this Python cannot unpack safely; accepted: Python 3.11.4 or newer")
-    into.mkdir(parents=True)
+    into.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(into, filter="data")

@@ -1,4 +1,4 @@
-"""Class folders: a folder a split, in it a folder a class, in it image files; CINIC-10, Brain Tumor MRI, one's own.
+"""Class folders: a folder a split, in it a folder per class, in it image files; CINIC-10, Brain Tumor MRI, one's own.
 
 `train/<class>/*` and `test/<class>/*` (also Training and Testing), or `<class>/*` alone, of which a fixed
 stratified fifth becomes the test split (`dataset.held_out`). Where `test` holds classes and the folders of `train` hold
@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedentopt.datasets.catalog import missing
+from fedentopt.datasets.class_labels import absent, check_names
 from fedentopt.datasets.clients import client_ids
 from fedentopt.datasets.dataset import held_out
-from fedentopt.datasets.npz import absent, check_names, own_key
+from fedentopt.datasets.npz import own_key
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 
@@ -118,7 +119,7 @@ class Folders:
             for split, found in inside.items()
         }
         if not any(splits["test"].values()):
-            raise InputError(f"{test}: no class folders with images; accepted: one folder a class, as in {train}")
+            raise InputError(f"{test}: no class folders with images; accepted: one folder per class, as in {train}")
         return _Scan(self._checked(names), splits, (*self._unused(folders), *_beside(self.path, train, test)))
 
     def _scan_clients(self, train: Path, clients: dict[str, Path], test: Path, tested: dict[str, Path]) -> _Scan:

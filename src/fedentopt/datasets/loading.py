@@ -78,6 +78,10 @@ def source(name: str, data_dir: Path, size: int) -> Source:
         from fedentopt.datasets.medmnist import MedMnist
 
         return MedMnist.choose(name, data_dir, size)
+    if name in ("mnist", "fashion-mnist"):
+        from fedentopt.datasets.idx import Idx
+
+        return Idx(name, data_dir)
     from fedentopt.datasets.folders import Folders
 
     if name == "cinic10":
@@ -89,7 +93,7 @@ def source(name: str, data_dir: Path, size: int) -> Source:
     if name == "brain-tumor-mri":
         # Slices of MRI are grey; some files of this set only store them as RGB.
         return Folders(name, data_dir / name, BRAIN_CLASSES, data_dir, grey=True)
-    from fedentopt.datasets.npz import is_text
+    from fedentopt.datasets.class_labels import is_text
 
     if not is_text(name):
         raise InputError(f"dataset: {name!r} cannot be written to a table; accepted: a path in UTF-8")

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from fedentopt.datasets.catalog import ENTRIES, Download, missing
+from fedentopt.datasets.class_labels import check_range, read_labels
 from fedentopt.datasets.fingerprint import md5
-from fedentopt.datasets.npz import array, check_images, check_range, image_pieces, read_labels
+from fedentopt.datasets.npz import array, check_images, image_pieces
 from fedentopt.datasets.source import Content, Labels
 from fedentopt.errors import InputError
 
@@ -86,7 +87,10 @@ class MedMnist:
         images, labels = {}, {}
         for split in ("train", "test"):
             images[split] = array(path, f"{split}_images")
-            labels[split] = read_labels(array(path, f"{split}_labels"), images[split])
+            given = array(path, f"{split}_labels")
+            labels[split] = read_labels(given, images[split])
+            if labels[split].dtype != np.int64:
+                raise InputError(f"{given}; accepted: whole numbers, one per image")
             check_range(path, f"{split}_labels", labels[split], len(names))
         channels = {check_images(found) for found in images.values()}
         if channels != {1 if self.name == "tissuemnist" else 3} or any(a.dtype != np.uint8 for a in images.values()):

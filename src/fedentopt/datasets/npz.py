@@ -2,9 +2,11 @@
 
 Its arrays are read piece by piece and without pickle, so that files larger than memory can be converted.
 
-Images: uint8, or floats in 0..1 (scaled by 255 and rounded), shaped (n, H, W), (n, H, W, 1 or 3) or
-(n, 1 or 3, H, W). Labels: integers, one an image. With class_names (text, one a class) the labels are
-0..C-1; without, the distinct labels of both splits in ascending order are the classes, named by their value.
+Images: uint8, uint16 (of 16 bits, whose upper eight are kept), or floats in 0..1 (scaled by 255 and rounded), shaped
+(n, H, W), (n, H, W, 1, 3 or 4) or (n, 1, 3 or 4, H, W); the fourth channel is how opaque a pixel is, over black.
+Labels: whole numbers or text, one per image, or one-hot rows. With class_names (text, one per class) numbers are
+0..C-1 and text is one of them; without, the distinct labels of both splits in ascending order are the classes, named by
+their value, and the columns of one-hot rows 0..C-1.
 client_train (whole numbers or text, one per training image): which client it belongs to.
 """
 
@@ -14,37 +16,21 @@ import hashlib
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
 
+from fedentopt.datasets.class_labels import label_classes, read_labels
 from fedentopt.datasets.clients import ClientIds, client_ids
-from fedentopt.datasets.source import Content, Images, Labels
+from fedentopt.datasets.source import ArraySource, Content, Images, Labels
 from fedentopt.errors import InputError
 
 PIECE_BYTES = 64 << 20
-
-
-class ArraySource(Protocol):
-    """An array that is read when it is needed: one of an .npz file, or one in memory."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def pieces(self) -> Iterator[np.ndarray]: ...
-
-    def read(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +87,7 @@ def array(path: Path, key: str) -> NpzArray:
     if fortran and len(shape) > 1:
         raise InputError(f"{path}: {key} is stored column by column; save it with np.ascontiguousarray")
     if not shape:
-        raise InputError(f"{path}: {key} is a single value; accepted: an array with one row a sample")
+        raise InputError(f"{path}: {key} is a single value; accepted: an array with one row per sample")
     return NpzArray(path, key, shape, dtype)
 
 
@@ -125,7 +111,9 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
     return shape, fortran, dtype
 
 
-_SHAPES = "(n, H, W), (n, H, W, 1 or 3) or (n, 1 or 3, H, W)"
+_CHANNELS = (1, 3, 4)
+_SHAPES = "(n, H, W), (n, H, W, 1, 3 or 4) or (n, 1, 3 or 4, H, W)"
+_LEAST_OF_16_BITS = 1 << 12  # what has no larger value would keep four bits or fewer
 
 
 @dataclass(frozen=True)
@@ -193,29 +181,6 @@ class Npz:
             raise InputError(f"{given}: not text ({error}); accepted: one text per class") from error
 
 
-def label_classes(
-    where: str, train: np.ndarray, test: np.ndarray, given: Sequence[str] | None
-) -> tuple[tuple[str, ...], tuple[np.ndarray, np.ndarray], tuple[str, ...]]:
-    """Names of the classes, labels 0..C-1 of both splits, and notes on classes without images.
-
-    With names `given` the labels are their places; without, the distinct labels in ascending order are the classes.
-    """
-    if given is not None:
-        names = tuple(given)
-        check_names(where, names)
-        if len(set(names)) < len(names):
-            raise InputError(f"{where}: class_names holds a name twice; accepted: distinct names")
-        for key, labels in (("y_train", train), ("y_test", test)):
-            check_range(where, key, labels, len(names))
-    else:
-        distinct = np.unique(np.concatenate([train, test]))
-        names = tuple(str(label) for label in distinct)
-        train, test = np.searchsorted(distinct, train), np.searchsorted(distinct, test)
-    if len(names) < 2:
-        raise InputError(f"{where}: y_train holds one class only ({', '.join(names)}); accepted: two or more")
-    return names, (train.astype(np.int64), test.astype(np.int64)), absent(where, names, train, test)
-
-
 def own_key(path: Path) -> str:
     """Cache folder of a user's own data: a readable name, made unique by the whole path."""
     whole = str(path.expanduser().resolve())
@@ -223,60 +188,21 @@ def own_key(path: Path) -> str:
     return f"own-{readable}-{hashlib.sha256(os.fsencode(whole)).hexdigest()[:12]}"
 
 
-def check_names(where: str, names: Sequence[str]) -> None:
-    """Refuse names of classes that no table can hold: blank ones, and those that are not Unicode text."""
-    for name in names:
-        if not name.strip() or not is_text(name):
-            raise InputError(f"{where}: the class name {name!r} cannot be written to a table; accepted: text in UTF-8")
-
-
-def is_text(name: str) -> bool:
-    """Whether a name, such as that of a file with stray bytes in it, can be written as UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def absent(where: str, names: tuple[str, ...], train: np.ndarray, test: np.ndarray) -> tuple[str, ...]:
-    """Notes on classes without a single image in one of the splits."""
-    notes = []
-    for split, labels in (("training", train), ("test", test)):
-        without = [names[i] for i in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)]
-        if without:
-            notes.append(f"{where}: no {split} images of {', '.join(without)}")
-    return tuple(notes)
-
-
-def check_range(path: Path | str, key: str, labels: np.ndarray, classes: int) -> None:
-    """Refuse a label outside 0..classes-1, by its place."""
-    wrong = (labels < 0) | (labels >= classes)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise InputError(f"{path}: {key}[{at}] is {labels[at]}; accepted: 0 to {classes - 1}")
-
-
-def read_labels(found: ArraySource, images: ArraySource) -> np.ndarray:
-    """Labels as int64 (n,); refused unless they are integers, one for every image."""
-    shape = found.shape
-    if found.dtype.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
-        raise InputError(f"{found}; accepted: integers of shape (n,), one label an image")
-    if shape[0] != images.shape[0]:
-        raise InputError(f"{found}; accepted: {images.shape[0]} labels, as many as {images.key} has images")
-    values = found.read().reshape(-1)
-    if values.size and int(values.max()) > np.iinfo(np.int64).max:
-        raise InputError(f"{found}: {values.max()} is too large a label")
-    return values.astype(np.int64)
-
-
 def check_images(found: ArraySource) -> int:
-    """The number of channels; refused are shapes and types that are not images."""
-    if found.dtype != np.uint8 and found.dtype.kind != "f":
-        raise InputError(f"{found}; accepted: uint8 (0 to 255), or floats from 0 to 1")
+    """The number of channels, 1 or 3; refused are shapes and types that are not images."""
+    if found.dtype not in (np.uint8, np.uint16) and found.dtype.kind != "f":
+        raise InputError(f"{found}; accepted: uint8 (0 to 255), uint16 (0 to 65535), or floats from 0 to 1")
     if 0 in found.shape:
         raise InputError(f"{found}; accepted: at least one image, {_SHAPES}")
-    return _axis(found)[1]
+    channels = min(_axis(found)[1], 3)
+    if found.dtype == np.uint16:
+        highest = max(int(piece.max()) for piece in found.pieces())
+        if highest < _LEAST_OF_16_BITS:
+            raise InputError(
+                f"{found}: no value above {highest}, so these are no images of 16 bits; accepted: values up to 65535, "
+                "or the same as uint8 or as floats from 0 to 1"
+            )
+    return channels
 
 
 def _axis(found: ArraySource) -> tuple[int | None, int]:
@@ -284,11 +210,11 @@ def _axis(found: ArraySource) -> tuple[int | None, int]:
     shape = found.shape
     if len(shape) == 3:
         return None, 1
-    if len(shape) == 4 and (shape[1] in (1, 3)) != (shape[3] in (1, 3)):
-        axis = 1 if shape[1] in (1, 3) else 3
+    if len(shape) == 4 and (shape[1] in _CHANNELS) != (shape[3] in _CHANNELS):
+        axis = 1 if shape[1] in _CHANNELS else 3
         return axis, shape[axis]
-    if len(shape) == 4 and shape[1] in (1, 3):
-        raise InputError(f"{found}; the channels may be axis 1 or axis 3; accepted: {_SHAPES} with H and W above 3")
+    if len(shape) == 4 and shape[1] in _CHANNELS:
+        raise InputError(f"{found}; the channels may be axis 1 or axis 3; accepted: {_SHAPES} with H and W above 4")
     raise InputError(f"{found}; accepted: {_SHAPES}")
 
 
@@ -304,7 +230,7 @@ def image_pieces(found: ArraySource) -> Images:
                 piece = piece[:, None]
             elif axis == 3:
                 piece = piece.transpose(0, 3, 1, 2)
-            yield from resized(_bytes(found, piece), side)
+            yield from resized(_over_black(_bytes(found, piece)), side)
 
     return iterate
 
@@ -312,8 +238,19 @@ def image_pieces(found: ArraySource) -> Images:
 def _bytes(found: ArraySource, piece: np.ndarray) -> np.ndarray:
     if piece.dtype == np.uint8:
         return np.ascontiguousarray(piece)
+    if piece.dtype == np.uint16:  # as of image files of 16 bits
+        upper: np.ndarray = (piece >> 8).astype(np.uint8)
+        return upper
     low, high = float(piece.min()), float(piece.max())
     if not (low >= 0 and high <= 1):  # NaN fails both
         raise InputError(f"{found}: values from {low:g} to {high:g}; accepted: floats from 0 to 1, or uint8")
     scaled: np.ndarray = np.rint(piece * 255).astype(np.uint8)
     return scaled
+
+
+def _over_black(images: np.ndarray) -> np.ndarray:
+    """Images with a fourth channel, how opaque a pixel is, as they look on black; others as they are."""
+    if images.shape[1] != 4:
+        return images
+    seen: np.ndarray = np.rint(images[:, :3] * (images[:, 3:] / 255)).astype(np.uint8)
+    return seen

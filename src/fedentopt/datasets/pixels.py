@@ -14,7 +14,7 @@ from fedentopt.errors import InputError
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 PIECE_BYTES = 32 << 20
 _BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
-GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"})
+GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"})
 
 
 def piece_length(channels: int, side: int) -> int:
@@ -62,7 +62,7 @@ def decode(path: Path, side: int, channels: int) -> np.ndarray:
 
 
 def _eight_bit(picture: Image.Image, file: Image.Image, channels: int) -> Image.Image:
-    """The picture of a file in 8 bits a channel; `file` is what was opened, and knows its format."""
+    """The picture of a file in 8 bits per channel; `file` is what was opened, and knows its format."""
     target = "L" if channels == 1 else "RGB"
     if picture.mode.startswith("I;16") or (picture.mode == "I" and file.format in ("PNG", "PPM")):
         # Pillow's own conversion clips 16 bits at 255 instead of scaling them. It calls some 16-bit files "I", and
@@ -70,8 +70,11 @@ def _eight_bit(picture: Image.Image, file: Image.Image, channels: int) -> Image.
         tags = getattr(file, "tag_v2", {}) if file.format == "TIFF" else {}
         values = np.asarray(picture, np.int64) >> (tags.get(_BITS, (16,))[0] - 8)
         picture = Image.fromarray((255 - values if tags.get(_PHOTOMETRIC) == 0 else values).astype(np.uint8))
+    elif picture.mode == "F" and ((shares := np.asarray(picture)) >= 0).all() and (shares <= 1).all():
+        picture = Image.fromarray(np.rint(shares * 255).astype(np.uint8))
     elif picture.mode in ("I", "F"):
-        raise InputError(f"pixels of mode {picture.mode} have no known range; accepted: 8 or 16 bits a channel")
+        accepted = "8 or 16 bits per channel, or floats from 0 to 1"
+        raise InputError(f"pixels of mode {picture.mode} have no known range; accepted: {accepted}")
     if picture.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in picture.info:
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture.convert("RGBA"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,23 @@ class Content:
     notes: tuple[str, ...] = ()
     verified: bool = False  # the files have the published checksums
     clients: ClientIds | None = None  # where the data says whose a training sample is
+
+
+class ArraySource(Protocol):
+    """An array that is read when it is needed: one of an .npz file, or one in memory."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def pieces(self) -> Iterator[np.ndarray]: ...
+
+    def read(self) -> np.ndarray: ...
 
 
 class Source(Protocol):

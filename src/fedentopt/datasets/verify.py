@@ -50,7 +50,7 @@ def begun(name: str, data_dir: Path) -> bool:
 
 
 def caches(found: Source, data_dir: Path) -> list[Path]:
-    """The folders of arrays converted from a source, one an image size."""
+    """The folders of arrays converted from a source, one per image size."""
     pattern = re.compile(re.escape(found.key) + r"-(\d+)")
     folder = data_dir / CACHE
     return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name)) if folder.is_dir() else []

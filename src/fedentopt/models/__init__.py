@@ -1,13 +1,14 @@
 """Models: plain `torch.nn.Module`s, nothing federated inside.
 
 `build` makes one by name, from a seed, on the CPU; `head_name` tells where its last linear layer is;
-`dropout_key` gives the handle by which a trainer keys the dropout masks of a step.
+`dropout_key` gives the handle by which a trainer keys the dropout masks of a step, `keyed_draws` what keys other draws.
 """
 
 from __future__ import annotations
 
 from fedentopt.models.building import NAMES, build
 from fedentopt.models.head import find_head, head_name
+from fedentopt.models.keyed_draws import keyed_draws
 from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
 
-__all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "find_head", "head_name"]
+__all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "find_head", "head_name", "keyed_draws"]

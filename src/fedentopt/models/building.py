@@ -14,7 +14,8 @@ from torch import nn
 
 from fedentopt.errors import InputError
 from fedentopt.models.head import find_head, marking_head
-from fedentopt.models.keyed_dropout import key_dropout
+from fedentopt.models.keyed_draws import key_draws
+from fedentopt.models.keyed_dropout import DropoutKey, key_dropout
 from fedentopt.models.networks import efficientnet, lenet5, vgg11
 from fedentopt.models.weights import load_weights
 from fedentopt.own_code import describe_error, make_own
@@ -34,11 +35,16 @@ def own_model(spec: str, num_classes: int, factory: Callable[[int], nn.Module] |
     return model.to("cpu")
 
 
-def check_own_model(model: nn.Module, spec: str, num_classes: int, image_size: int) -> None:
-    """Try a zero image, which also tells where the last linear layer is.
+def check_own_model(
+    model: nn.Module, spec: str, num_classes: int, image_size: int, channels: int, key: DropoutKey | None
+) -> None:
+    """Try a zero image, which also tells where the last linear layer is, how many channels the model takes of grey
+    images, and whether it draws beside its dropout layers.
 
-    Refused are a failing forward, another width than `num_classes`, nothing to train, unkeyed randomness.
+    Refused are a failing forward, another width than `num_classes`, nothing to train, randomness that cannot be keyed.
     """
+    if channels == 1:
+        _take_grey(model, spec, image_size)
     images = torch.zeros(2, 3, image_size, image_size)
     model.eval()
     with marking_head(model):
@@ -47,18 +53,37 @@ def check_own_model(model: nn.Module, spec: str, num_classes: int, image_size: i
         got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(
             f"model: {spec} gives {got} for images of shape {tuple(images.shape)}; accepted: one row of "
-            f"{num_classes} logits an image, (2, {num_classes})"
+            f"{num_classes} logits per image, (2, {num_classes})"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model: {spec} has no parameter that requires a gradient; accepted: at least one")
+    try:
+        key_draws(model, images, key)
+    except InputError as error:
+        accepted = "layers and functions of torch that draw in the forward pass of training"
+        raise InputError(f"model: {spec}: {error}; accepted: {accepted}") from error
+    except Exception as error:
+        raise _failed(spec, images, error) from error
     model.train()
-    before = torch.default_generator.get_state()
-    _forward(copy.deepcopy(model), images, spec)  # a copy: batch statistics must stay untouched
-    if not torch.equal(before, torch.default_generator.get_state()):
-        raise InputError(
-            f"model: {spec} draws from torch's global generator while training (such as torch.nn.functional.dropout); "
-            "accepted: nn.Dropout layers, whose masks can be keyed"
-        )
+
+
+def _take_grey(model: nn.Module, spec: str, image_size: int) -> None:
+    """Let a model that takes no other see grey images as one channel; any other sees them as three equal ones."""
+    three = torch.zeros(2, 3, image_size, image_size)
+    try:
+        _forward(copy.deepcopy(model).eval(), three, spec)  # a copy: a lazy layer would take the size for its own
+    except InputError as error:
+        hook = model.register_forward_pre_hook(first_channel)
+        try:
+            _forward(copy.deepcopy(model).eval(), three, spec)
+        except InputError as also:
+            hook.remove()
+            raise InputError(f"{error}; with one channel: {str(also).partition(': ')[2]}") from error
+
+
+def first_channel(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One channel of images whose channels are all the same."""
+    return (inputs[0][:, :1], *inputs[1:])
 
 
 def _forward(model: nn.Module, images: torch.Tensor, spec: str) -> Any:
@@ -66,8 +91,11 @@ def _forward(model: nn.Module, images: torch.Tensor, spec: str) -> Any:
         with torch.no_grad():
             return model(images)
     except Exception as error:
-        reason = describe_error(error)
-        raise InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {reason}") from error
+        raise _failed(spec, images, error) from error
+
+
+def _failed(spec: str, images: torch.Tensor, error: Exception) -> InputError:
+    return InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {describe_error(error)}")
 
 
 NAMES = ("lenet5", "vgg11", "efficientnet-b0", "efficientnet-b3")
@@ -81,13 +109,15 @@ def build(
     image_size: int = 32,
     weights: str | None = None,
     factory: Callable[[int], nn.Module] | None = None,
+    channels: int = 3,
 ) -> nn.Module:
-    """The model `name` for `num_classes` classes and square RGB images, on the CPU, in training mode.
+    """The model `name` for `num_classes` classes and square images, on the CPU, in training mode.
 
     `name`: one of `NAMES`, or "package.module:factory" for one's own. Its start depends on `seed` alone;
     torch's global generators are left as they were. `weights`: a local file to start from (see
     `load_weights`). `factory`: makes one's own model in the place of what `name` stands for. Dropout layers become
-    keyed ones (see `keyed_dropout`).
+    keyed ones (see `keyed_dropout`), other draws of one's own model are keyed too (see `keyed_draws`). Images come as
+    RGB; of data with one of `channels`, one's own model may take that one.
     """
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes} is out of range; accepted: at least 2")
@@ -97,9 +127,9 @@ def build(
         # Not torch.manual_seed: that would also reseed the CUDA generators, which are not forked here.
         torch.default_generator.manual_seed(seed % 2**63)
         model = _make(name, num_classes, image_size, factory)
-        key_dropout(model)
+        key = key_dropout(model)
         if ":" in name or factory is not None:
-            check_own_model(model, name, num_classes, image_size)
+            check_own_model(model, name, num_classes, image_size, channels, key)
         if weights is not None:
             load_weights(model, weights, find_head(model))
     return model.train()

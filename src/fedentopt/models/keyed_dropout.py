@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedentopt.errors import InputError
 from fedentopt.randomness import GOLDEN, mix64_torch, shift_right, signed
 
 
@@ -92,29 +91,22 @@ _CHANNELS: dict[type[nn.Module], tuple[int | None, int]] = {
     nn.Dropout2d: (2, 0),  # torch takes three dimensions as (batch, channels, length) here
     nn.Dropout3d: (2, 4),
 }
-_UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
-_INNER_DROPOUT = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def key_dropout(model: nn.Module) -> DropoutKey | None:
     """Replace every dropout layer inside `model` by its keyed twin; return their key, None if there is none.
 
-    Layers that draw but have no keyed twin are refused.
+    What else draws is the business of `keyed_draws`.
     """
     # Without torchvision loaded no model can hold its layer, and loading it takes seconds.
     stochastic_depth = getattr(sys.modules.get("torchvision.ops"), "StochasticDepth", ())
     key, count = DropoutKey(), 0
     twins: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
 
-    def twin(layer: nn.Module, name: str) -> nn.Module | None:
+    def twin(layer: nn.Module) -> nn.Module | None:
         nonlocal count
         if layer in twins:
             return twins[layer]
-        if isinstance(layer, _UNKEYED) or (isinstance(layer, _INNER_DROPOUT) and layer.dropout > 0):
-            raise InputError(
-                f"model: layer {name!r} ({type(layer).__name__}) draws random numbers that cannot be keyed; "
-                "accepted: nn.Dropout, nn.Dropout1d/2d/3d, torchvision.ops.StochasticDepth"
-            )
         if isinstance(layer, stochastic_depth):
             made: nn.Module = KeyedStochasticDepth(layer.p, key, count, layer.mode)
         elif type(layer) in _CHANNELS:
@@ -126,23 +118,24 @@ def key_dropout(model: nn.Module) -> DropoutKey | None:
         twins[layer] = made
         return made
 
-    def swap(module: nn.Module, prefix: str) -> None:
+    def swap(module: nn.Module) -> None:
         for name, child in list(module._modules.items()):  # named_children() hides a layer's second name
             if child is None:
                 continue
-            made = twin(child, prefix + name)
+            made = twin(child)
             if made is None:
-                swap(child, f"{prefix}{name}.")
+                swap(child)
             else:
                 setattr(module, name, made)
 
-    swap(model, "")
+    swap(model)
     return key if count else None
 
 
 def dropout_key(model: nn.Module) -> DropoutKey | None:
-    """The key that `model`'s dropout layers share, None if it has none."""
+    """The key that `model`'s dropout layers and its other draws share, None if it draws nothing."""
     for layer in model.modules():
         if isinstance(layer, KeyedDropout):
             return layer.key
-    return None
+    draws = vars(model).get("keyed_draws")  # see that module, which knows this one
+    return None if draws is None else draws.key

@@ -41,7 +41,7 @@ def training_samples(config: RunConfig, train: int) -> int:
 def estimate(
     runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], float | None]
 ) -> list[Estimate]:
-    """One line for each model and data set. `train_size` is by data set, `speed` (samples a second) by model."""
+    """One line for each model and data set. `train_size` is by data set, `speed` (samples per second) by model."""
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
         groups.setdefault((run.model, run.dataset), []).append(run)

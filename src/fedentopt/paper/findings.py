@@ -12,7 +12,7 @@ from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.measures import TARGETS
 from fedentopt.paper.sizes import shapes
-from fedentopt.results.statistics import mean
+from fedentopt.results.statistics import Interval, mean, paired_interval
 
 NOT_YET = "Not run yet."
 FAR = 5.0
@@ -70,6 +70,29 @@ def far(entries: Entries) -> list[Comparison]:
     """Cells whose accuracy is more than `FAR` points from the printed one, farthest first."""
     found = [entry for entry in _accuracies(entries) if abs(entry.difference or 0.0) > FAR]
     return sorted(found, key=lambda entry: -abs(entry.difference or 0.0))
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A method whose mean accuracy is above FedEntOpt's in a setting.
+
+    `interval` is that of the difference seed by seed, None for fewer than two seeds in common.
+    """
+
+    entry: Comparison
+    fedentopt: Comparison
+    interval: Interval | None
+
+
+def ahead(entries: Entries) -> list[Ahead]:
+    """Every such method of the tables that compare all methods, farthest ahead first."""
+    found = []
+    compared = [entry for entry in entries if entry.cell.table in ("table1", "table4") and entry.ours is not None]
+    for row in _rows(compared):
+        for own in _by(row, "fedentopt")[:1]:
+            others = [entry for entry in row if not _ours(entry) and (entry.ours or 0.0) > (own.ours or 0.0)]
+            found += [Ahead(entry, own, paired_interval(entry.values, own.values)) for entry in others]
+    return sorted(found, key=lambda one: (one.fedentopt.ours or 0.0) - (one.entry.ours or 0.0))
 
 
 def _accuracies(entries: Entries) -> list[Comparison]:

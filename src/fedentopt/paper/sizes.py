@@ -1,6 +1,6 @@
 """Table 5: what travels. Exact sizes of our models beside the printed ones; nothing is trained for it.
 
-The paper counts 4 bytes a parameter, and 4·C·K bytes for the label counts of all clients, sent once. What a client
+The paper counts 4 bytes per parameter, and 4·C·K bytes for the label counts of all clients, sent once. What a client
 really sends also holds the running statistics of its normalisation layers, which are not parameters.
 """
 

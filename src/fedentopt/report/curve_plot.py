@@ -8,36 +8,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedentopt.files import write_aside
+from fedentopt.report.styles import MARKED, MATPLOTLIB_LINES, MATPLOTLIB_MARKS, styles_by_run
 from fedentopt.results.aggregate import MethodResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Okabe and Ito's colours, which people with colour-blindness tell apart; line styles for print without colour.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-STYLES = ("-", "--", "-.", ":")
 
 
 def accuracy_figure(methods: Sequence[MethodResult], title: str) -> Figure:
     """The figure, which belongs to nobody else: pyplot does not know it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(7.5 + 2.5 * (len(methods) >= MARKED), 4.5), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for number, method in enumerate(methods):
-        colour = COLOURS[number % len(COLOURS)]
-        style = STYLES[number // len(COLOURS) % len(STYLES)]
+    by_run = styles_by_run(run for method in methods for run in method.runs)
+    for method in methods:
+        look = by_run[method.runs[0].run_id]
+        colour = look.light
         curve = method.curve
         rounds, spreads = list(curve), list(curve.values())
-        axes.plot(rounds, [s.mean for s in spreads], style, color=colour, linewidth=1.6, label=_literal(method.label))
+        axes.plot(
+            rounds,
+            [s.mean for s in spreads],
+            linestyle=MATPLOTLIB_LINES[look.dash],
+            marker=None if look.mark is None else MATPLOTLIB_MARKS[look.mark],
+            markevery=max(1, len(rounds) // 8),
+            markersize=5,
+            color=colour,
+            linewidth=1.6,
+            label=_literal(method.label),
+        )
         half = [s.std if s.count > 1 else 0.0 for s in spreads]
         low = [s.mean - std for s, std in zip(spreads, half, strict=True)]
         high = [s.mean + std for s, std in zip(spreads, half, strict=True)]
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.15 / max(1, len(methods) / 4), linewidth=0)
     axes.set(xlabel="round", ylabel="test accuracy (%)", title=_literal(title))
     axes.grid(alpha=0.3, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    # Many names would cover the lines.
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "fontsize": "small"}
+    axes.legend(frameon=False, **(beside if len(methods) >= MARKED else {"loc": "lower right"}))
     return figure
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from fedentopt.report.figures import Figures, best_of
 from fedentopt.report.grouping import Group, Method
-from fedentopt.results.statistics import Spread, paired_differences
+from fedentopt.results.statistics import Spread, mean_interval, paired_differences
+from fedentopt.results.summary import averaged_rounds
 
 
 def plus_minus(value: Spread, digits: int = 2) -> str:
@@ -28,23 +31,27 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
         if len(scored) > len(best):
             names = f"The best of {len(scored)} methods {'is' if len(best) == 1 else 'are'} {names}"
         accuracy = plus_minus(scored[best[0]][1].accuracy)
-        sentences.append(f"{names}: {accuracy} % test accuracy, mean of the last ten rounds.")
+        sentences.append(f"{names}: {accuracy} % test accuracy, {averaged_rounds(_summaries(rows))}.")
     plain, balanced = group.plain(), group.balanced()
     if plain is None or balanced is None:
         return sentences
-    gain = Spread.of(paired_gains(plain, balanced))
-    if gain.count:
-        verb = "gains" if gain.mean >= 0 else "loses"
-        seeds = f"{gain.count} seeds" if gain.count > 1 else "one seed"
-        spread = f" (± {gain.std:.2f})" if gain.count > 1 else ""
-        sentences.append(
-            f"Against random selection {balanced.label} {verb} {abs(gain.mean):.2f}{spread} points, "
-            f"seed by seed over {seeds}."
-        )
+    gains = paired_gains(plain, balanced)
+    if gains:
+        mean, interval = Spread.of(gains).mean, mean_interval(gains)
+        verb = "gains" if mean >= 0 else "loses"
+        sentence = f"Against {plain.label} {balanced.label} {verb} {abs(mean):.2f} points"
+        if interval is None:
+            sentences.append(f"{sentence} in the one seed that both have.")
+        else:
+            chance = "" if interval.clear else ", so it may be chance"
+            sentences.append(
+                f"{sentence}, mean of the differences seed by seed over {len(gains)} seeds; its 95 % interval "
+                f"(Student) is {interval.low:+.2f} to {interval.high:+.2f}{chance}."
+            )
     ours, random = figures_of[balanced.label].full_cover, figures_of[plain.label].full_cover
     sentences.append(
         f"Every class was in the cohort in {ours.mean:.1f} % of the rounds with {balanced.label}, "
-        f"in {random.mean:.1f} % with random selection."
+        f"in {random.mean:.1f} % with {plain.label}."
     )
     return sentences
 
@@ -57,3 +64,7 @@ def paired_gains(plain: Method, balanced: Method) -> list[float]:
 def _accuracies(method: Method) -> dict[int, float]:
     values = {run.seed: run.summary.get("accuracy") for run in method.finished}
     return {seed: float(value) for seed, value in values.items() if isinstance(value, (int, float))}
+
+
+def _summaries(rows: list[tuple[Method, Figures]]) -> list[Mapping[str, Any]]:
+    return [run.summary for method, _ in rows for run in method.finished or method.runs]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedentopt.results.reading import RunResult
+from fedentopt.selection import SELECTORS, EntropySelector, RandomSelector
 
 SETTING = (
     "dataset", "fine_labels", "image_size", "partition", "model",
     "clients", "cohort", "dropout", "stragglers", "rounds",
 )  # fmt: skip
-# Printing order of a setting's methods: plain averaging first, the method of the paper last.
-_SELECTOR_ORDER = {"random": 0, "kl": 1, "fedentopt": 2}
+PLAIN, BALANCED = RandomSelector.name, EntropySelector.name
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Group:
 
     def plain(self) -> Method | None:
         """Federated averaging with random selection, what the others are measured against."""
-        return self._typical(algorithm="fedavg", selector="random")
+        return self._typical(algorithm=averaging(), selector=PLAIN)
 
     def balanced(self) -> Method | None:
         """Entropy selection, without noise where there is such a run."""
         return (
-            self._typical(algorithm="fedavg", selector="fedentopt", epsilon=None)
-            or self._typical(algorithm="fedavg", selector="fedentopt")
-            or self._typical(selector="fedentopt")
+            self._typical(algorithm=averaging(), selector=BALANCED, epsilon=None)
+            or self._typical(algorithm=averaging(), selector=BALANCED)
+            or self._typical(selector=BALANCED)
         )
 
     def _typical(self, *, selector: str, **wanted: Any) -> Method | None:
@@ -85,6 +85,13 @@ def group_runs(runs: Iterable[RunResult]) -> tuple[Group, ...]:
         for title, group in zip(titles, members, strict=True)
     ]
     return tuple(Group(title, _methods(group)) for title, group in zip(titles, members, strict=True))
+
+
+def averaging() -> str:
+    """The name of plain averaging. Imported when asked for: reading results takes no algorithms."""
+    from fedentopt.algorithms import FedAvg
+
+    return FedAvg.name
 
 
 def _key(config: Mapping[str, Any], names: Iterable[str]) -> str:
@@ -128,11 +135,13 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
 
 
 def _method_order(method: Method) -> tuple[int, int, bool, str, str]:
+    """Plain averaging first, entropy selection last, other selectors between them in the order of the registry."""
     config = method.config
-    selector = _SELECTOR_ORDER.get(str(config.get("selector")), 3)
+    known = [PLAIN, *(name for name in SELECTORS.names if name not in (PLAIN, BALANCED))]
+    selector = str(config.get("selector"))
     return (
-        selector,
-        int(config.get("algorithm") != "fedavg"),
+        len(known) + 1 if selector == BALANCED else known.index(selector) if selector in known else len(known),
+        int(config.get("algorithm") != averaging()),
         config.get("epsilon") is not None,
         _in_order(method.label),
         method.label,
@@ -149,7 +158,7 @@ def setting_title(config: Mapping[str, Any], *, short: bool = True) -> str:
         parts[0] += " (fine labels)"
     if not short and config.get("image_size") is not None:
         parts.append(f"{config['image_size']} px")
-    parts.append(f"{config.get('clients', '?')} clients, {config.get('cohort', '?')} a round")
+    parts.append(f"{config.get('clients', '?')} clients, {config.get('cohort', '?')} per round")
     for name, word in (("dropout", "dropout"), ("stragglers", "stragglers")):
         if config.get(name):
             parts.append(f"{100 * float(config[name]):g} % {word}")

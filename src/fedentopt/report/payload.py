@@ -17,6 +17,7 @@ import numpy as np
 
 from fedentopt.report.figures import costs, curve, figures, thin
 from fedentopt.report.grouping import Group, Method
+from fedentopt.report.styles import styles
 from fedentopt.results.reading import RunResult
 
 
@@ -61,12 +62,13 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
         return table_of[key]
 
     methods = []
-    for method in group.methods:
+    for method, style in zip(group.methods, styles(group), strict=True):
         shown = method.runs if detail.all_seeds else _of_seed(method, seed)
         values = figures(method)
         methods.append(
             {
                 "label": method.label,
+                "style": style.to_dict(),
                 "accuracy": _curve(method, "accuracy", 2, detail),
                 "entropy": _curve(method, "entropy", 4, detail),
                 "classAccuracy": _list(values.class_accuracy.tolist(), 2),
@@ -133,11 +135,12 @@ def _curve(method: Method, field: str, digits: int, detail: Detail) -> dict[str,
 
 
 def _targets(group: Group) -> list[int]:
-    """Whole per cents from just above nothing to the best accuracy anyone reached."""
+    """Whole per cents from just above guessing to the best accuracy anyone reached."""
     best = max(
         (float(np.nanmax(run.rounds.accuracy)) for m in group.methods for run in m.runs if _evaluated(run)), default=0.0
     )
-    return list(range(1, math.floor(best) + 1))
+    chance = 100 / len(group.methods[0].runs[0].labels.classes)
+    return list(range(math.floor(chance) + 1, math.floor(best) + 1))
 
 
 def _evaluated(run: RunResult) -> bool:

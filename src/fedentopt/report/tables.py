@@ -13,11 +13,15 @@ from typing import Any
 
 from fedentopt.report.figures import Figures, best_of
 from fedentopt.report.findings import paired_gains, plus_minus
-from fedentopt.report.grouping import SETTING, Group, Method
+from fedentopt.report.grouping import BALANCED, PLAIN, SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
 from fedentopt.results.statistics import Spread
+from fedentopt.selection import SELECTORS
 
 Rows = list[tuple[Method, Figures]]
+FEWER = ("never_selected", "bytes_sent", "simulated_seconds")
+BETTER = ("accuracy", "worst_class", "entropy", "full_cover", "h_norm", *FEWER)
+"""Figures that have a better direction: up, or down for the `FEWER`. The best of each column is marked."""
 
 
 def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
@@ -34,22 +38,23 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
     with_time = any(method.config.get("speed_spread") for method, _ in rows)
     heads += [("Simulated time (s)", "number")] if with_time else []
     heads += [("Seeds", "number")]
-    best = [_best(rows, field) for field in ("accuracy", "worst_class", "entropy", "full_cover")]
+    best = {field: _best(rows, field, fewer=field in FEWER) for field in BETTER}
     lines = []
     for index, ((method, values), figure) in enumerate(zip(rows, printed, strict=True)):
-        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index in best[0])]
+        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index in best["accuracy"])]
         if with_paper:
             gap = math.nan if figure is None else values.accuracy.mean - figure
             cells += [_number_cell(figure, "{:.2f}"), _number_cell(gap, "{:+.2f}")]
         cells += [
-            _spread_cell(values.worst_class, index in best[1]),
-            _spread_cell(values.entropy, index in best[2], 3),
-            _spread_cell(values.full_cover, index in best[3], 1),
-            _spread_cell(values.h_norm, False, 3),
-            _spread_cell(values.never_selected, False, 1),
-            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}"),
+            _spread_cell(values.worst_class, index in best["worst_class"]),
+            _spread_cell(values.entropy, index in best["entropy"], 3),
+            _spread_cell(values.full_cover, index in best["full_cover"], 1),
+            _spread_cell(values.h_norm, index in best["h_norm"], 3),
+            _spread_cell(values.never_selected, index in best["never_selected"], 1),
+            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}", index in best["bytes_sent"]),
         ]
-        cells += [_number_cell(values.simulated_seconds.mean, "{:,.0f}")] if with_time else []
+        if with_time:
+            cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", index in best["simulated_seconds"]))
         cells += [_number_cell(values.finished + values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     return _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
@@ -57,13 +62,14 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
 
 def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
     """One row per setting, for folders with several: best method, gain of entropy selection, a button that shows it."""
+    gain = f"{SELECTORS.label(BALANCED)} − {SELECTORS.label(PLAIN).lower()}"
     heads = [
         ("Setting", "text"),
         ("Methods", "number"),
         ("Runs", "number"),
         ("Best method", "text"),
         ("Accuracy %", "number"),
-        ("FedEntOpt − random", "number"),
+        (gain, "number"),
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
@@ -72,16 +78,21 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
         name = ", ".join(method.label for method, _ in best) or "–"
         accuracy = best[0][1].accuracy if best else Spread.of([])
         plain, balanced = group.plain(), group.balanced()
-        gain = Spread.of(paired_gains(plain, balanced) if plain and balanced else [])
+        gains = Spread.of(paired_gains(plain, balanced) if plain and balanced else [])
         button = f'<button type="button" class="link" data-show-group="{number}">{escape(group.title)}</button>'
         lines.append(
             f'<tr><th scope="row" data-value="{escape(group.title)}">{button}</th>'
             f"{_number_cell(len(group.methods), '{:.0f}')}"
             f"{_number_cell(sum(len(method.runs) for method in group.methods), '{:.0f}')}"
             f'<td class="text" data-value="{escape(name)}">{escape(name)}</td>'
-            f"{_spread_cell(accuracy, False)}{_spread_cell(gain, False)}</tr>"
+            f"{_spread_cell(accuracy, False)}{_spread_cell(gains, False)}</tr>"
         )
-    return _table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
+    note = (
+        f"{gain}: mean of the differences in accuracy, in points, seed by seed over the seeds that both have, ± the "
+        "sample standard deviation of these differences."
+    )
+    table = _table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
+    return f'{table}<p class="note">{escape(note)}</p>'
 
 
 def settings_tables(group: Group) -> str:
@@ -128,8 +139,9 @@ def _commands(commands: Sequence[str]) -> str:
     return f'{blocks[0]}<details class="more">{folded}</details>'
 
 
-def _best(rows: Rows, field: str) -> tuple[int, ...]:
-    return best_of([getattr(values, field).mean for _, values in rows])
+def _best(rows: Rows, field: str, *, fewer: bool = False) -> tuple[int, ...]:
+    means = [getattr(values, field).mean for _, values in rows]
+    return best_of([-mean for mean in means] if fewer else means)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -175,29 +187,36 @@ def _method_cell(method: Method, values: Figures) -> str:
     note = f'<small class="warn">{escape("; ".join(notes))}</small>' if notes else ""
     return (
         f'<th scope="row" data-value="{escape(method.label)}"><span class="swatch" aria-hidden="true"></span>'
-        f"{escape(method.label)}{note}</th>"
+        f"{escape(method.label).replace('+', '+<wbr>')}{note}</th>"
     )
 
 
 def _planned(method: Method) -> str:
-    """Of how many rounds, where this is known before the end: FedConcat, or an algorithm of the user's own that is
-    built on it, divides its budget among two stages and has more or fewer rounds than were asked for."""
+    """Of how many rounds, where this is known before the end: an algorithm with a second stage, or one of the user's
+    own that may have one, divides its budget among two stages and has more or fewer rounds than were asked for."""
+    from fedentopt.algorithms import ALGORITHMS, Algorithm
+
     algorithm, rounds = str(method.config.get("algorithm", "")), method.config.get("rounds")
-    return "" if rounds is None or algorithm == "fedconcat" or ":" in algorithm else f" of {rounds}"
+    if rounds is None or algorithm not in ALGORITHMS:
+        return ""
+    staged = ALGORITHMS.get(algorithm).second_stage is not Algorithm.second_stage
+    return "" if staged else f" of {rounds}"
 
 
 def _spread_cell(value: Spread, best: bool, digits: int = 2) -> str:
-    mark = ' <span class="best" title="best">★<span class="unseen"> best</span></span>' if best else ""
     number = f"{value.mean:.6g}" if math.isfinite(value.mean) else ""
-    return (
-        f'<td class="number{" is-best" if best else ""}" data-value="{number}">{plus_minus(value, digits)}{mark}</td>'
-    )
+    return _marked_cell(number, plus_minus(value, digits), best)
 
 
-def _number_cell(value: float | None, form: str) -> str:
+def _number_cell(value: float | None, form: str, best: bool = False) -> str:
     if value is None or not math.isfinite(value):
         return '<td class="number" data-value="">–</td>'
-    return f'<td class="number" data-value="{value:.10g}">{form.format(value)}</td>'
+    return _marked_cell(f"{value:.10g}", form.format(value), best)
+
+
+def _marked_cell(number: str, shown: str, best: bool) -> str:
+    mark = ' <span class="best" title="best">★<span class="unseen"> best</span></span>' if best else ""
+    return f'<td class="number{" is-best" if best else ""}" data-value="{number}">{shown}{mark}</td>'
 
 
 def _text(value: Any) -> str:

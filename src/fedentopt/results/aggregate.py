@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedentopt.results.reading import RunResult
-from fedentopt.results.statistics import Spread
+from fedentopt.results.statistics import Spread, finite, mean_interval, paired_differences
 from fedentopt.results.summary import rounds_to
 
 
@@ -86,10 +86,45 @@ def by_method(runs: Iterable[RunResult]) -> list[MethodResult]:
     return [MethodResult(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
 
 
+@dataclass(frozen=True)
+class Difference:
+    """How much more accurate a method is than another, seed by seed over the seeds both have.
+
+    `low` and `high` are the ends of the 95 % interval, None for fewer than two such seeds.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """JSON form."""
+        return {"mean": finite(self.mean), "low": self.low, "high": self.high, "seeds": self.seeds}
+
+
+def difference(ours: MethodResult, theirs: MethodResult) -> Difference:
+    """Accuracy of `ours` minus that of `theirs`."""
+    pairs = paired_differences(_accuracies(ours), _accuracies(theirs))
+    interval = mean_interval(pairs)
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return Difference(Spread.of(pairs).mean, low, high, len(pairs))
+
+
+def _accuracies(method: MethodResult) -> dict[int, float]:
+    values = {run.seed: run.summary["accuracy"] for run in method.runs}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
 def reached_by_all(methods: Sequence[MethodResult]) -> float | None:
-    """The highest multiple of five per cent that every run reached: a target that says something about each."""
-    best = min((run.summary["best_accuracy"] or 0 for method in methods for run in method.runs), default=0)
-    return float(best // 5 * 5) or None
+    """The highest multiple of five per cent that every run reached: a target that says something about each.
+
+    None where that is no more than guessing reaches.
+    """
+    runs = [run for method in methods for run in method.runs]
+    best = min((run.summary["best_accuracy"] or 0 for run in runs), default=0) // 5 * 5
+    chance = max((run.summary["chance"] for run in runs), default=0)
+    return float(best) if best > chance else None
 
 
 def _settings(run: RunResult) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fedentopt.selection.measures import selection_entropy
 LAST = 10
 """Rounds at the end whose mean accuracy is reported."""
 
+NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TARGETS = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0)
 """Accuracies in per cent whose first round is always written down."""
 
@@ -44,6 +45,12 @@ def with_chance(
 def rounds_to(curve: Mapping[int, float], target: float) -> int | None:
     """First evaluated round with at least `target` per cent, or None."""
     return next((number for number in sorted(curve) if curve[number] >= target), None)
+
+
+def averaged_rounds(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """What a run's accuracy is the mean of, in words: its last ten rounds, or all of them where there are fewer."""
+    most = max((min(LAST, summary["rounds"]) for summary in summaries if summary.get("rounds")), default=LAST)
+    return "of the last round" if most == 1 else f"mean of the last {NUMBERS[most - 2]} rounds"
 
 
 def summarise(

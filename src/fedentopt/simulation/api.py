@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
 from fedentopt.simulation.config import FIELDS, RunConfig
-from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job, make_jobs
+from fedentopt.simulation.jobs import Job, dataset_defaults, make_jobs
 from fedentopt.simulation.natural import with_own_clients
 from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.result import Result
@@ -48,7 +48,7 @@ def compare(
     notebooks), or a function that is called after every round. `options` says where and how to run.
     """
     data, name = _data(dataset, settings)
-    chosen = {**DATASET_DEFAULTS.get(name, {}), **{k: v for k, v in settings.items() if k in FIELDS}, "dataset": name}
+    chosen = {**{k: v for k, v in settings.items() if k in FIELDS}, "dataset": name}
     for reserved in ("algorithm", "selector"):
         if reserved in settings:
             raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
@@ -70,14 +70,18 @@ def simulate(
     progress: bool | Callable[[RoundEvent], None] | None = None,
     options: RunOptions | None = None,
 ) -> Result:
-    """Train one run; its config says everything, unless data or a model are given as objects (see `compare`)."""
+    """Train one run, with data or a model given as objects where wanted (see `compare`).
+
+    A `RunConfig` says everything. In a mapping, settings that it leaves out are those of `compare` on that data set.
+    """
     data = None
     if dataset is not None:
         size = config.image_size if isinstance(config, RunConfig) else config.get("image_size")
         data, name = _data(dataset, {"image_size": size})
         config = config.replace(dataset=name) if isinstance(config, RunConfig) else {**config, "dataset": name}
     if not isinstance(config, RunConfig):
-        config = RunConfig.from_dict(with_own_clients(config, (options or RunOptions()).data_path, data))
+        settings = with_own_clients(config, (options or RunOptions()).data_path, data)
+        config = RunConfig.from_dict({**dataset_defaults(settings), **settings})
     given = config
     job = Job(given, given.method)
     if model is not None:

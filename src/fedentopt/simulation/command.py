@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 
 from fedentopt.simulation.config import PARTS, RunConfig
+from fedentopt.simulation.jobs import DATASET_DEFAULTS
 
 
 def command_of(config: RunConfig) -> str:
-    """The command that makes this run again, alone: every setting that is not the default."""
+    """The command that makes this run again, alone: every setting that is not the default, and all that the command
+    would fill in for the data set."""
     words = ["fedentopt", "run"]
-    for name, value in config.changed().items():
+    filled_in = {name: getattr(config, name) for name in DATASET_DEFAULTS.get(config.dataset, {})}
+    for name, value in (config.changed() | filled_in).items():
         part, dot, own = name.partition(".")
         if dot and part in PARTS:
             other = next(p for p in PARTS if p != part)

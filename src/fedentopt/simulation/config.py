@@ -64,7 +64,7 @@ class RunConfig:
     )
     algorithm: str = setting("fedavg", f"{', '.join(ALGORITHMS.names)}, or package.module:factory")
     selector: str = setting("random", f"{', '.join(SELECTORS.names)}, or package.module:factory")
-    cohort: str = setting("10%", "clients a round, M: a number or a per cent of K", amount=True)
+    cohort: str = setting("10%", "clients per round, M: a number or a per cent of K", amount=True)
     epsilon: float | None = setting(
         None, "privacy budget of the label counts (Laplace noise of scale 1/epsilon); none: true counts", above=0
     )
@@ -175,7 +175,7 @@ class RunConfig:
 
     @property
     def cohort_size(self) -> int:
-        """Clients a round, M."""
+        """Clients per round, M."""
         return amount(self.cohort, self.clients, "cohort")
 
     @property

@@ -141,7 +141,7 @@ class Stack:
         models = {
             seed: build(
                 config.model, data.num_classes, seed=key(seed, "model") >> 1, image_size=data.image_size,
-                weights=config.weights, factory=tasks[0].model,
+                weights=config.weights, factory=tasks[0].model, channels=data.x_train.shape[1],
             )
             for seed in sorted({task.config.seed for task in tasks})
         }  # fmt: skip

@@ -40,8 +40,15 @@ DEFAULT_SEEDS = 3
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     # Digits are learnt in few rounds with larger steps, and a mirrored digit is no digit.
     "digits": {"rounds": 30, "lr": 0.03, "flip": 0.0},
+    "mnist": {"flip": 0.0},
 }
-"""Settings of a comparison on a data set, where nothing else is said."""
+"""What `run`, `compare` and the API fill in for a data set where nothing else is said. `RunConfig` itself does not, so
+that a config means the same whatever stands here."""
+
+
+def dataset_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is filled in for the data set that `settings` name, or that a run without a name has."""
+    return DATASET_DEFAULTS.get(settings.get("dataset", FIELDS["dataset"].default), {})
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def make_jobs(
 
     `settings` are those of all runs; `own` settings of single methods, applied where a method has them and refused
     where none has; `offered` likewise, but of no matter where none has. `epsilon` among the settings is that of the
-    methods that ask for noise.
+    methods that ask for noise. What the settings leave open is filled in by `dataset_defaults`.
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         raise InputError(f"methods: {methods!r} cannot be used; accepted: a list, such as ['fedavg', 'fedentopt']")
@@ -126,7 +133,8 @@ def make_jobs(
     jobs = []
     for method in asked:
         for seed in chosen:
-            config = RunConfig.from_dict({**base, **method.settings, "seed": seed})
+            asked_for = {**base, **method.settings, "seed": seed}
+            config = RunConfig.from_dict({**dataset_defaults(asked_for), **asked_for})
             sources = (*method.sources, *([factory] if factory is not None else []))
             algorithm = None if method.algorithm is None else copy.deepcopy(method.algorithm)
             jobs.append(Job(config, method.label, algorithm, method.selector, factory, sources))
@@ -247,10 +255,11 @@ def _seeds(seeds: int | Sequence[int] | None, settings: Mapping[str, Any]) -> tu
 
 
 def with_own(settings: Mapping[str, Any], own: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of one method with `own` and, where it has them, `offered` ones worked in."""
+    """The settings of one method with `own` and, where it has them, `offered` ones worked in, and what they leave open
+    filled in by `dataset_defaults`."""
     methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
     [made] = _with_own([_Method("+".join(methods.values()), {**methods, **settings})], own, offered)
-    return complete(made.settings)
+    return {**dataset_defaults(settings), **complete(made.settings)}
 
 
 def _with_own(methods: list[_Method], own: Mapping[str, Any], offered: Mapping[str, Any]) -> list[_Method]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
-from fedentopt.results.aggregate import MethodResult
+from fedentopt.results.aggregate import MethodResult, difference
 from fedentopt.results.reading import RunResult
 from fedentopt.results.rounds import columns_of
-from fedentopt.results.statistics import Spread, paired_differences, paired_interval
+from fedentopt.results.statistics import Spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,25 +76,25 @@ class Result:
     def summary(self) -> pd.DataFrame:
         """One row per method: means over its seeds.
 
-        `accuracy` is the mean test accuracy of the last ten rounds, `std` its sample standard deviation over the
-        `seeds`. `difference` is the mean of the differences in accuracy to the first method, seed by seed over the
-        seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two shared seeds). `diverged`
-        counts the seeds that diverged. `validation_accuracy` is there where clients hold data out.
+        `accuracy` is the mean test accuracy of the last ten rounds (of all where there are fewer), `std` its sample
+        standard deviation over the `seeds`. `difference` is the mean of the differences in accuracy to the first
+        method, seed by seed over the seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two
+        shared seeds). `diverged` counts the seeds that diverged. `validation_accuracy` is there where
+        clients hold data out.
         """
         import pandas as pd
 
         return pd.DataFrame([self._row(method) for method in self.methods])
 
     def _row(self, method: MethodResult) -> dict[str, Any]:
-        first = next(iter(self._groups))
-        accuracy = Spread.of(_accuracies(method.runs).values())
-        difference = low = high = math.nan
-        if method.label != first:
-            ours, theirs = _accuracies(method.runs), _accuracies(self._groups[first].values())
-            difference = Spread.of(paired_differences(ours, theirs)).mean
-            interval = paired_interval(ours, theirs)
-            if interval is not None:
-                low, high = interval.low, interval.high
+        first = self.methods[0]
+        accuracy = Spread.of(run.summary["accuracy"] for run in method.runs if run.summary["accuracy"] is not None)
+        mean = low = high = math.nan
+        if method.label != first.label:
+            found = difference(method, first)
+            mean = found.mean
+            if found.low is not None and found.high is not None:
+                low, high = found.low, found.high
         held_out = any("validation_accuracy" in run.summary for run in self.runs)
         means = {name: method.spread(name) for name in (*MEANS, *(("validation_accuracy",) if held_out else ()))}
         return {
@@ -102,7 +102,7 @@ class Result:
             "seeds": len(method.runs),
             "accuracy": accuracy.mean,
             "std": accuracy.std,
-            "difference": difference,
+            "difference": mean,
             "low": low,
             "high": high,
             **{name: math.nan if spread is None else spread.mean for name, spread in means.items()},
@@ -151,8 +151,3 @@ class Result:
 
     def _repr_html_(self) -> str:
         return str(self.summary.to_html(index=False, float_format="{:.4g}".format, na_rep="–"))
-
-
-def _accuracies(runs: Iterable[RunResult]) -> dict[int, float]:
-    values = {run.seed: run.summary["accuracy"] for run in runs}
-    return {seed: value for seed, value in values.items() if value is not None}

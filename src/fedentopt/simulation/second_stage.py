@@ -1,7 +1,7 @@
 """The second stages of all runs of a stack that have one: their new layers trained and evaluated together.
 
 The new layers are rows of one matrix, a row per client, and the samples of a client pass its own run's encoders only.
-Runs whose new layers have one size form a group. Its rows are a rectangle with a line a run; a run with fewer clients
+Runs whose new layers have one size form a group. Its rows are a rectangle with a line per run; a run with fewer clients
 than the longest leaves empty rows, which never move and count in no mean. On CUDA groups are as large as they can be;
 on the CPU each run is a group of its own, so that its bits do not depend on its neighbours.
 """

@@ -52,7 +52,7 @@ const drawCohort = (side) => {
   const total = totals.reduce((a, b) => a + b, 0);
   const all = everyone.reduce((a, b) => a + b, 0) || 1;
   traces.push({
-    type: "scatter", mode: "markers", x: classes, y: everyone.map((count) => (count / all) * total), name: "all clients, scaled",
+    type: "scatter", mode: "markers", x: classes, y: everyone.map((count) => (count / all) * total), name: "all clients, scaled", meta: "all clients, scaled",
     marker: { symbol: "line-ew-open", size: 20, color: "#E69F00", line: { width: 3, color: "#E69F00" } },
     hovertemplate: "all clients, scaled: %{y:.0f}<extra></extra>",
   });
@@ -124,7 +124,7 @@ const drawClients = () => {
       type: "scatter", mode: "markers", x: clients.map((client) => Math.floor(client / size)),
       y: clients.map(() => (index === 0 ? -gap : classes.length - 1 + gap)), cliponaxis: false,
       marker: { color: colourOf(method), symbol: clients.map((client) => (absent.includes(client) ? "x" : index === 0 ? "triangle-up" : "triangle-down")), size: 10 },
-      customdata: clients.map((client) => plain(clipped(names[client], 30))), name: shownName(method),
+      customdata: clients.map((client) => plain(clipped(names[client], 30))), name: shownName(method), meta: method.label,
       hovertemplate: "client %{customdata} chosen by %{fullData.name}<extra></extra>",
     };
   });

@@ -15,8 +15,8 @@ const bandAndLine = (method, curve, unit, digits) => {
     });
   }
   traces.push({
-    x: curve.x, y: curve.mean, name: plain(clipped(method.label, 40)), mode: curve.x.length < 2 ? "markers" : "lines",
-    line: { color: colour, width: 2.2, dash: method.style.dash }, marker: { color: colour },
+    x: curve.x, y: curve.mean, name: plain(clipped(method.label, 40)), mode: modeOf(method, curve.x.length),
+    line: lineOf(method), marker: markOf(method),
     customdata: curve.std, meta: method.label,
     hovertemplate: method.seeds > 1 ? `%{y:.${digits}f} ± %{customdata:.${digits}f}${unit}` : `%{y:.${digits}f}${unit}`,
   });
@@ -68,13 +68,12 @@ const drawParticipation = () => {
     const run = runOf(method);
     const order = run.times.map((_, client) => client);
     if (!byClient) order.sort((a, b) => run.times[b] - run.times[a] || a - b);
-    const colour = colourOf(method);
     return {
       x: order.map((_, rank) => rank + (byClient ? 0 : 1)), y: order.map((client) => run.times[client]),
       customdata: order.map((client) => plain(clipped(names[client], 30))),
       name: `${shownName(method, isNarrow() ? 22 : 40)}: H_norm ${method.hNorm === null ? "–" : method.hNorm.toFixed(3)}`, meta: method.label,
-      mode: byClient ? "markers" : "lines", line: { color: colour, width: 2.2, shape: "hvh", dash: method.style.dash },
-      marker: { color: colour, size: 6, opacity: 0.8 },
+      mode: byClient ? "markers" : modeOf(method, order.length), line: lineOf(method, { shape: "hvh" }),
+      marker: byClient ? { ...markOf(method), size: 6, maxdisplayed: 0, opacity: 0.8 } : markOf(method),
       hovertemplate: "client %{customdata}: chosen %{y} times<extra>%{fullData.name}</extra>",
     };
   });
@@ -106,12 +105,12 @@ const drawBytes = () => {
   const byAll = (method, cost) => cost && cost[2] === method.seeds;
   const methods = shownMethods().filter((method) => method.costs.some((cost) => byAll(method, cost)));
   drawTargetTable();
-  if (!methods.length) return drawEmpty("bytes-chart", "No method that is switched on reached one per cent with every seed.");
+  if (!methods.length) return drawEmpty("bytes-chart", "No method that is switched on reached more than guessing does with every seed.");
   const traces = methods.map((method) => {
     const reached = targets.map((_, i) => i).filter((i) => byAll(method, method.costs[i]));
     return {
       x: reached.map((i) => targets[i]), y: reached.map((i) => method.costs[i][1] / 1e6), name: plain(clipped(method.label, 40)), meta: method.label,
-      mode: "lines", line: { color: colourOf(method), width: 2.2, dash: method.style.dash, shape: "hv" },
+      mode: modeOf(method, reached.length), line: lineOf(method, { shape: "hv" }), marker: markOf(method),
       customdata: reached.map((i) => method.costs[i][0]),
       hovertemplate: "%{y:,.1f} MB, %{customdata} rounds",
     };

@@ -1,11 +1,4 @@
-// Colours, line styles and the plain look that all charts share.
-// Okabe and Ito's palette: told apart by readers with any common colour vision. The neutral one goes to plain
-// averaging, the blues to entropy selection; past eight methods the dashes tell them apart.
-const PALETTE = ["#E69F00", "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#0072B2", "#56B4E9"];
-// Yellow cannot be seen on white: there it is olive.
-const ON_WHITE = { "#F0E442": "#8F8300" };
-const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-
+// Line styles and the plain look that all charts share. Which colour, line and mark a method has comes with the data.
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -20,20 +13,11 @@ const clipped = (text, most = 18) => {
 // The first of these lengths at which no two names read alike, else the last.
 const lengthApart = (names, lengths) => lengths.find((most) => new Set(names.map((name) => clipped(name, most))).size === names.length) ?? lengths.at(-1);
 
-const styleMethods = (group) => {
-  let next = 0;
-  group.methods.forEach((method, index) => {
-    if (index === group.left && group.methods.length > 1) method.style = { light: "#000000", dark: "#FFFFFF", dash: "solid" };
-    else if (index === group.right) method.style = { light: "#0072B2", dark: "#3D9BD6", dash: "solid" };
-    else {
-      const colour = PALETTE[next % PALETTE.length];
-      method.style = { light: ON_WHITE[colour] ?? colour, dark: colour, dash: DASHES[Math.min(DASHES.length - 1, 1 + Math.floor(next / PALETTE.length))] };
-      if (next < 4) method.style.dash = "solid";
-      next += 1;
-    }
-  });
-};
 const colourOf = (method) => (isDark() ? method.style.dark : method.style.light);
+const lineOf = (method, more = {}) => ({ color: colourOf(method), width: 2.2, dash: method.style.dash, ...more });
+// A few marks along a line, where there are so many methods that colours alone do not tell them apart.
+const markOf = (method) => ({ color: colourOf(method), symbol: method.style.mark ?? "circle", size: 8, maxdisplayed: 8 });
+const modeOf = (method, points) => (points < 2 ? "markers" : method.style.mark ? "lines+markers" : "lines");
 const faded = (colour, opacity) => {
   const part = (at) => parseInt(colour.slice(at, at + 2), 16);
   return `rgba(${part(1)},${part(3)},${part(5)},${opacity})`;
@@ -84,18 +68,55 @@ const draw = (id, traces, chartLayout) => {
   const place = document.getElementById(id);
   const note = place.querySelector(":scope > .empty");
   if (note) note.remove();
-  return Plotly.react(place, traces, chartLayout, {
-    responsive: true,
-    displaylogo: false,
-    displayModeBar: isTouch() ? false : "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
-    toImageButtonOptions: { format: "svg", filename: id },
-  });
+  offerPicture(place);
+  // No toolbar: a double click undoes a zoom, and the picture has a button of its own.
+  return Plotly.react(place, traces, chartLayout, { responsive: true, displayModeBar: false });
+};
+
+// A button above the chart that is seen once the chart is pointed at, or the button reached by keyboard.
+const offerPicture = (place) => {
+  if (place.previousElementSibling?.classList.contains("tools")) return;
+  const tools = document.createElement("div");
+  tools.className = "tools";
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Save picture";
+  button.setAttribute("aria-label", `Save as a picture: ${place.getAttribute("aria-label")}`);
+  button.addEventListener("click", () => Plotly.downloadImage(...pictureOf(place.id)));
+  tools.append(button);
+  place.before(tools);
+};
+
+// A chart as it goes into a picture, which has to speak for itself: with its title, its setting and a legend.
+const pictureOf = (id) => {
+  const place = document.getElementById(id);
+  const width = Math.max(640, place.clientWidth);
+  const heading = place.closest("section").querySelector("h2").textContent;
+  const own = place.layout.title?.text ? `, ${place.layout.title.text}` : "";
+  const round = id.startsWith("cohort-") || id === "clients-chart" ? `, round ${currentRound() ?? "–"}` : "";
+  const named = place.data.filter((trace) => trace.meta);
+  const longest = Math.max(0, ...named.map((trace) => trace.name.length));
+  const columns = Math.max(1, Math.floor((width - 40) / (60 + 7.5 * longest)));
+  const legend = named.length ? 24 * Math.ceil(named.length / columns) + 16 : 0;
+  const { margin } = place.layout;
+  const below = place.layout.showlegend ? 60 : margin.b + 14; // one that shows its legend has made room for it
+  return [{
+    data: place.data.map((trace) => ({ ...trace, showlegend: Boolean(trace.meta) })),
+    layout: {
+      ...place.layout, width, height: place.clientHeight - margin.b - margin.t + below + legend + 64, autosize: false,
+      paper_bgcolor: cssColour("--page"), plot_bgcolor: cssColour("--page"),
+      margin: { ...margin, t: 64, b: below + legend },
+      title: { text: `${plain(heading)}${round}${own}<br><span style="font-size:12px">${plain(clipped(view.group.title, Math.floor(width / 7)))}</span>`, font: { size: 16 }, x: 0.02, xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 14 } },
+      showlegend: named.length > 0,
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, maxheight: 1, entrywidth: 1 / columns, entrywidthmode: "fraction" },
+    },
+  }, { format: "svg", width, height: place.clientHeight - margin.b - margin.t + below + legend + 64, filename: `fedentopt-${id}` }];
 };
 
 const drawEmpty = (id, reason) => {
   const place = document.getElementById(id);
   if (place.data) Plotly.purge(place);
+  if (place.previousElementSibling?.classList.contains("tools")) place.previousElementSibling.remove();
   const note = document.createElement("div");
   note.className = "empty";
   note.textContent = reason;

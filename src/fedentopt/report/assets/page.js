@@ -45,9 +45,11 @@ const fillSelect = (select, options, chosen) => {
 };
 
 const fillMethods = () => {
-  const place = byId("methods");
-  place.querySelectorAll("label").forEach((label) => label.remove());
+  const place = byId("method-list");
+  place.replaceChildren();
   byId("method-switches").hidden = view.group.methods.length < 4;
+  byId("method-filter").hidden = view.group.methods.length < 8;
+  byId("method-filter").value = "";
   view.group.methods.forEach((method, index) => {
     method.shown ??= true;
     const label = document.createElement("label");
@@ -55,25 +57,45 @@ const fillMethods = () => {
     box.type = "checkbox";
     box.checked = method.shown;
     box.dataset.method = index;
-    box.addEventListener("change", () => { method.shown = box.checked; drawShown(); });
+    box.addEventListener("change", () => { method.shown = box.checked; countMethods(); drawShown(); });
     const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     line.setAttribute("width", "26");
     line.setAttribute("height", "10");
     line.setAttribute("aria-hidden", "true");
-    label.append(box, line, method.label);
+    line.setAttribute("viewBox", "0 0 26 10");
+    const name = document.createElement("span");
+    name.textContent = method.label;
+    label.append(box, line, name);
     place.append(label);
   });
+  countMethods();
+};
+const countMethods = () => {
+  const { methods } = view.group;
+  byId("methods-count").textContent = `${methods.filter((method) => method.shown).length} of ${methods.length}`;
+};
+// Which methods the box lists, by what their names hold.
+const findMethods = () => {
+  const wanted = byId("method-filter").value.trim().toLowerCase();
+  byId("method-list").querySelectorAll("label").forEach((label) => { label.hidden = !label.textContent.toLowerCase().includes(wanted); });
 };
 
+const GLYPHS = { circle: "●", square: "■", "triangle-up": "▲", diamond: "◆", cross: "✚", x: "✖", star: "★", "triangle-down": "▼", pentagon: "⬟", hexagon: "⬢", bowtie: "⧓" };
 const SVG_DASHES = { solid: "", dash: "7 4", dot: "2 4", dashdot: "7 3 2 3", longdash: "11 4" };
 const paintSwatches = () => {
   const number = byId("group") ? byId("group").value : "0";
   view.group.methods.forEach((method, index) => {
     const colour = colourOf(method);
-    const line = byId("methods").querySelectorAll("svg")[index];
+    const line = byId("method-list").querySelectorAll("svg")[index];
     const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
     for (const [name, value] of Object.entries({ x1: 0, x2: 26, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": SVG_DASHES[method.style.dash] })) stroke.setAttribute(name, value);
     line.replaceChildren(stroke);
+    if (method.style.mark) {
+      const mark = document.createElementNS("http://www.w3.org/2000/svg", "text");
+      for (const [name, value] of Object.entries({ x: 13, y: 9.5, "text-anchor": "middle", "font-size": 13, fill: colour })) mark.setAttribute(name, value);
+      mark.textContent = GLYPHS[method.style.mark];
+      line.append(mark);
+    }
     const row = document.querySelector(`#summary .of-group[data-group="${number}"] tr[data-method="${index}"] .swatch`);
     if (row) row.style.background = colour;
   });
@@ -84,7 +106,6 @@ const showGroup = async (number) => {
   view.group = group;
   view.left = group.left;
   view.right = group.right;
-  styleMethods(group);
   document.querySelectorAll(".of-group").forEach((part) => { part.hidden = part.dataset.group !== String(number); });
   if (byId("group")) byId("group").value = String(number);
   byId("setting").textContent = group.title;
@@ -170,13 +191,23 @@ const wire = () => {
   byId("previous").addEventListener("click", () => step(-1));
   byId("next").addEventListener("click", () => step(1));
   byId("gap").addEventListener("click", stepToGap);
-  for (const [id, wanted] of [["all-methods", () => true], ["two-methods", (_, index) => index === view.left || index === view.right]]) {
+  // The first two switch what the box lists; the last one everything.
+  for (const [id, wanted, all] of [["all-methods", () => true], ["no-methods", () => false], ["two-methods", (index) => index === view.left || index === view.right, true]]) {
     byId(id).addEventListener("click", () => {
-      view.group.methods.forEach((method, index) => { method.shown = wanted(method, index); });
-      byId("methods").querySelectorAll("input").forEach((box) => { box.checked = view.group.methods[Number(box.dataset.method)].shown; });
+      byId("method-list").querySelectorAll("label").forEach((label, index) => {
+        if (!all && label.hidden) return;
+        view.group.methods[index].shown = wanted(index);
+        label.querySelector("input").checked = wanted(index);
+      });
+      countMethods();
       drawShown();
     });
   }
+  byId("method-filter").addEventListener("input", findMethods);
+  byId("methods-toggle").addEventListener("click", () => {
+    const open = byId("methods").toggleAttribute("data-open");
+    byId("methods-toggle").setAttribute("aria-expanded", String(open));
+  });
   byId("play").addEventListener("click", play);
   byId("target").addEventListener("input", drawBytes);
   byId("participation-order").addEventListener("change", drawParticipation);

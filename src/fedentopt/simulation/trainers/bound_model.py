@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedentopt.models import dropout_key
+from fedentopt.models import dropout_key, keyed_draws
 from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.layout import FlatLayout, TensorSlot
 from fedentopt.simulation.lowering import pool_before_relu
@@ -36,6 +37,9 @@ class BoundModel:
         self._gradients = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
         self._integers = _gather_integers(self.module, layout, device)
         self._key = dropout_key(self.module)
+        self._draws = keyed_draws(self.module)
+        if self._key is not None:
+            self._key.value = self._key.value.to(device)
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -88,6 +92,15 @@ class BoundModel:
         """The same from the keys of all steps (T,): a look-up, where the hash is a dozen kernels of one number each."""
         if self._key is not None:
             self._key.set(keys.index_select(0, step).reshape(()))
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws otherwise than in dropout layers."""
+        return self._draws is not None
+
+    def drawing(self) -> contextlib.AbstractContextManager[None]:
+        """Around a step of training: whatever the model draws there is drawn by the step's key."""
+        return contextlib.nullcontext() if self._draws is None else self._draws.step()
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Plain logits in evaluation mode."""

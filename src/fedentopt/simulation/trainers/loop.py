@@ -99,14 +99,15 @@ class Worker(BoundModel):
             self.set_dropout_key(work.dropout_key[i], position[t])
             if objective is None:
                 gradient.zero_()
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                with self.drawing(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     logits = self.module(x)
                 logits = plain = logits.float()
                 if scale is not None and shift is not None:
                     logits = logits * scale + shift
                 F.cross_entropy(logits, labels).backward()
             else:
-                plain = objective.backward(x, labels, wants_logits=sums is not None)
+                with self.drawing():
+                    plain = objective.backward(x, labels, wants_logits=sums is not None)
             if sums is not None:
                 _add_sample_losses(plain.detach(), labels, sums)
             sgd_step(parameters, self.velocity, gradient, anchor, push=push, mode=mode, **settings)

@@ -119,8 +119,8 @@ class Slot:
             with _untuned():
                 self._step(size)
             return
-        if self.stream is None or self.code is not None:
-            self._step(size)
+        if self.stream is None or self.code is not None or self.bound.draws:
+            self._step(size)  # what code of one's own does in a step, such as drawing on the CPU, may not be captured
             return
         if self.wants_losses not in self.graphs:
             self._capture()
@@ -149,7 +149,7 @@ class Slot:
         """Write the gradient of the client's loss on x (B, 3, H, W) with labels (1, B), -1 for padding."""
         t, row = self.trainer, self.fields
         self.bound.gradient.zero_()
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
+        with self.bound.drawing(), torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
             logits = self.bound.module(x)
         logits = logits.float()
         plain = logits.detach()[None]
@@ -161,7 +161,8 @@ class Slot:
     def _backward_code(self, x: torch.Tensor, labels: torch.Tensor) -> None:
         """The same where the loss is code; there is no padding then."""
         assert self._objective is not None
-        logits = self._objective.backward(x, labels[0], wants_logits=self.wants_losses)
+        with self.bound.drawing():
+            logits = self._objective.backward(x, labels[0], wants_logits=self.wants_losses)
         if logits is not None:
             self.trainer.kernels.add_sample_losses(logits[None], labels, self.sums)
 

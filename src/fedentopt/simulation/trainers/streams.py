@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedentopt.models import keyed_draws
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
@@ -92,7 +93,8 @@ class StreamsTrainer:
         self.bf16 = precision == "bf16"
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
-        self.sees_padding = bool(layout.buffers) or mixes_samples(model)
+        # Draws of a forward of one's own may be counted in any order, such as a recurrent layer's: step by step.
+        self.sees_padding = bool(layout.buffers) or mixes_samples(model) or keyed_draws(model) is not None
         self.model = model
         self._room = slots
         self._slots: list[Slot] = []

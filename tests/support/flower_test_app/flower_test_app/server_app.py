@@ -1,4 +1,4 @@
-"""Two clients a round out of four, checkpointed; every round leaves a line."""
+"""Two clients per round out of four, checkpointed; every round leaves a line."""
 
 import json
 from pathlib import Path
