@@ -182,9 +182,9 @@ def test_inside_a_dp_wrapper_the_cohorts_are_the_same(name: str) -> None:
     "wrapper", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping]
 )
 def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wrapper: Any, tmp_path: Path) -> None:
-    def build(accountant: Accountant) -> Any:
+    def build(accountant: Accountant | None, noise: float = 1.0) -> Any:
         strategy = FedEntOpt(**COMMON, checkpoint_dir=tmp_path, weighted_by_key="norm_bit")
-        return wrapper(strategy, 1.0, 0.5, 3, accountant=accountant)
+        return wrapper(strategy, noise, 0.5, 3, accountant=accountant)
 
     first, second = Accountant(), Accountant()
     start(build(first), federation(), model(), num_rounds=2)
@@ -192,7 +192,9 @@ def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wra
     start(build(second), federation(), model(), num_rounds=5)
     assert second.num_releases == 5  # the two releases before the stop are not forgotten
     with pytest.raises(InputError, match="accountant"):
-        start(wrapper(FedEntOpt(**COMMON, checkpoint_dir=tmp_path), 1.0, 0.5, 3), federation(), model(), num_rounds=6)
+        start(build(None), federation(), model(), num_rounds=6)
+    with pytest.raises(InputError, match=r"noise_multiplier: 2\.0, but the checkpoint was written with 1\.0"):
+        start(build(Accountant(), noise=2.0), federation(), model(), num_rounds=6)
 
 
 class StopError(Exception):
@@ -304,7 +306,9 @@ def test_a_stop_while_the_checkpoint_is_written_leaves_the_old_one(
     with pytest.raises(StopError):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
     assert (tmp_path / checkpoints.FILE).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.FILE]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {checkpoints.FILE, checkpoints.PREVIOUS}
+    assert not any(name.endswith(".part") for name in names)
 
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
@@ -342,7 +346,8 @@ def test_a_checkpoint_of_another_model_strategy_or_length_is_refused(tmp_path: P
         EntAdam(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
     with pytest.raises(InputError, match=r"num_rounds: 1, but .* round 2"):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
-    (tmp_path / checkpoints.FILE).write_bytes(b"PK\x03\x04 not an archive")
+    for name in (checkpoints.FILE, checkpoints.PREVIOUS):
+        (tmp_path / name).write_bytes(b"PK\x03\x04 not an archive")
     with pytest.raises(InputError, match=r"checkpoint\.npz cannot be read"):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
 

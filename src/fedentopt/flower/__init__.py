@@ -15,6 +15,18 @@ except ImportError as error:
 
 from fedentopt.flower.client import client_id, label_report
 from fedentopt.flower.loop import start
+from fedentopt.flower.progress import SelectionResult, to_tensorboard, to_wandb
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
 
-__all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection", "client_id", "label_report", "start"]
+__all__ = [
+    "FedEntOpt",
+    "LabelAware",
+    "NoClientsError",
+    "RoundSelection",
+    "SelectionResult",
+    "client_id",
+    "label_report",
+    "start",
+    "to_tensorboard",
+    "to_wandb",
+]
