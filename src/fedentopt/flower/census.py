@@ -77,8 +77,8 @@ class Census:
         self.clock = clock or Clock()
         self.members: dict[ClientId, Member] = {}
         self.refusals: dict[int, str] = {}
-        self.changed: dict[ClientId, None] = {}
-        """Clients let in, changed or gone since the register was last saved."""
+        self.changed: dict[ClientId, bool] = {}
+        """Clients let in, changed or gone since the register was last saved; True where one has left meanwhile."""
         self._client_on: dict[int, ClientId] = {}
         self._held: dict[int, tuple[Report, int | None]] = {}
         self._tries: dict[int, int] = {}
@@ -152,7 +152,7 @@ class Census:
         """Take notice of what a reply says about the client's counts: a new release is asked for."""
         release = _release(reply)
         member = self.members.get(client)
-        if member is None or release in (None, member.release, self._announced.get(client)):
+        if member is None or release in (None, member.release or 1, self._announced.get(client)):
             return
         log.info("client %s announces release %s of its label counts", client, release)
         self._announced[client] = release  # asked for once: a report need not say which release it is
@@ -284,7 +284,7 @@ class Census:
             member = self.members.pop(client)
             self._client_on.pop(member.node_id, None)
             self._refresh.discard(client)
-            self.changed[client] = None
+            self.changed[client] = True
 
     def restore(self, members: Mapping[ClientId, Member]) -> None:
         """Take over the members of a checkpoint, in the order they were let in."""
@@ -301,7 +301,7 @@ class Census:
             log.warning("node %d calls itself %r, before: %r", member.node_id, client, stood)
         self.members[client] = member
         self._client_on[member.node_id] = client
-        self.changed[client] = None
+        self.changed.setdefault(client, False)
 
 
 def _release(reply: Message) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,13 @@ class RegisterFiles:
         self._rows = 0
         self._named_before: list[str] = []
 
-    def save(self, members: Mapping[ClientId, Member], changed: Iterable[ClientId]) -> list[str]:
-        """Write what changed; returns the names of the parts that make up the register now."""
+    def save(self, members: Mapping[ClientId, Member], changed: Mapping[ClientId, bool]) -> list[str]:
+        """Write what changed; returns the names of the parts that make up the register now.
+
+        `changed` says of a client whether it has left meanwhile: one that came back since stands last.
+        """
         fresh = [client for client in changed if client in members]
-        gone = [client for client in changed if client not in members]
+        gone = [client for client, left in changed.items() if left]
         if self.parts and not fresh and not gone:
             return list(self.parts)
         outdated = self._rows + len(fresh) > 2 * len(members) + 100
