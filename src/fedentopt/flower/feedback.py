@@ -47,6 +47,8 @@ class Feedback:
     candidate_loss_keys: Sequence[str] = ("loss", "eval_loss")
     seen: set[str] = field(default_factory=set)
     """Needs that some reply has served."""
+    parameters: Sequence[str] = ()
+    """Names of the arrays that an update is made of: the floating-point ones of the start model."""
 
     def __post_init__(self) -> None:
         self.needs = frozenset(getattr(self.selector, "needs", ()))
@@ -121,7 +123,7 @@ class Feedback:
             if "head" in self.needs:
                 head = self._head(arrays, sent)
             if "update" in self.needs:
-                update = _update(arrays, sent)
+                update = _update(arrays, sent, self.parameters)
         weight = metrics[self.weight_key]
         assert isinstance(weight, int | float)
         return Observation(max(1, round(weight)), loss=loss, loss_rms=rms, head=head, update=update, seconds=seconds)
@@ -165,12 +167,14 @@ def head_names(arrays: ArrayRecord, num_classes: int, named: Sequence[str] = ())
     return weight, next((name for name in after if shapes[name] == (num_classes,)), None)
 
 
-def _update(arrays: ArrayRecord, sent: ArrayRecord) -> np.ndarray:
-    """The change of all floating-point arrays, in the model's order."""
+def parameters_of(start: ArrayRecord) -> list[str]:
+    """Names of the floating-point arrays of a start model; averaging makes floats of counters too, later on."""
+    return [name for name, array in start.items() if np.dtype(array.dtype).kind == "f"]
+
+
+def _update(arrays: ArrayRecord, sent: ArrayRecord, names: Sequence[str]) -> np.ndarray:
     changes = [
-        (arrays[name].numpy().astype(np.float32) - array.numpy().astype(np.float32)).ravel()
-        for name, array in sent.items()
-        if np.dtype(array.dtype).kind == "f"
+        (arrays[name].numpy().astype(np.float32) - sent[name].numpy().astype(np.float32)).ravel() for name in names
     ]
     return np.concatenate(changes) if changes else np.zeros(0, dtype=np.float32)
 

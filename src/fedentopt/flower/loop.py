@@ -26,6 +26,7 @@ from fedentopt.flower import checkpoint as checkpoints
 from fedentopt.flower import identity, server_state
 from fedentopt.flower.checkpoint import Checkpoint
 from fedentopt.flower.exchange import Answer, exchange, printable, replies
+from fedentopt.flower.feedback import parameters_of
 from fedentopt.flower.progress import SelectionResult, joined
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
@@ -114,6 +115,7 @@ class _Run:
         done = self._continue(num_rounds) if selection.checkpoint_dir is not None else 0
         selection.progress.begin(result.rounds)
         selection.round_timeout = self.timeout
+        selection.feedback.parameters = parameters_of(self.initial)
         log.info("Starting %s: rounds %d to %d", type(self.strategy).__name__, done + 1, num_rounds)
         self.strategy.summary()
         if done == 0 and evaluate_fn is not None:

@@ -16,7 +16,7 @@ one that entered first first, one at a time and only until a pick is possible; t
 
 First in, first out lets clients that were picked together leave the buffer together, and so be picked together again,
 as clients that claim even labels are. With `release="random"` the one to leave is drawn uniformly, with the seed, from
-the buffer's older half (of an odd number, the larger one).
+the quarter of the buffer that entered first (at least one client).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RELEASES = ("fifo", "random")
 @selector("fedentopt", label="FedEntOpt")
 class EntropySelector(Selector):
     """FedEntOpt: `cohort_size` is M, `buffer_size` Q, `target` a label prior other than uniform, `release` who leaves
-    the buffer: "fifo", the one that entered first, or "random", one of its older half.
+    the buffer: "fifo", the one that entered first, or "random", one of its oldest quarter.
 
     A buffer of more than K - M clients is refused at `select`, K being the most clients that were ever
     registered at a time: those who left since count as away.
@@ -61,7 +61,7 @@ class EntropySelector(Selector):
         ),
         "release": setting(
             "fifo",
-            help="who leaves the buffer: fifo, the one that entered first, or random, one of its older half",
+            help="who leaves the buffer: fifo, the one that entered first, or random, one of its oldest quarter",
             choices=RELEASES,
         ),
     }
@@ -165,8 +165,8 @@ class EntropySelector(Selector):
         """Who leaves a buffer that is one too full, after so many picks of this round."""
         if self.release == "fifo":
             return next(iter(buffer))
-        older = list(islice(buffer, (len(buffer) + 1) // 2))
-        return older[int(self.rng(pick, len(buffer)).integers(len(older)))]
+        oldest = list(islice(buffer, max(1, len(buffer) // 4)))
+        return oldest[int(self.rng(pick, len(buffer)).integers(len(oldest)))]
 
     def _check_sizes(self) -> None:
         most = max(self._most_clients - self.cohort_size, 0)
