@@ -20,14 +20,19 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    Bulyan,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedMedian,
     FedProx,
+    FedTrimmedAvg,
     FedXgbBagging,
     FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
     Strategy,
 )
 
@@ -70,6 +75,26 @@ class EntMedian(LabelAware, FedMedian):
     pass
 
 
+class EntTrimmed(LabelAware, FedTrimmedAvg):
+    pass
+
+
+class EntQ(LabelAware, QFedAvg):
+    pass
+
+
+class EntKrum(LabelAware, Krum):
+    pass
+
+
+class EntMultiKrum(LabelAware, MultiKrum):
+    pass
+
+
+class EntBulyan(LabelAware, Bulyan):
+    pass
+
+
 class Accountant:
     """Flower's accountant protocol, counting releases."""
 
@@ -103,6 +128,11 @@ JOINED: dict[str, Build] = {
     "FedAdagrad": lambda **more: EntAdagrad(**COMMON, **more),
     "FedAvgM": lambda **more: EntAvgM(**COMMON, server_momentum=0.9, **more),
     "FedMedian": lambda **more: EntMedian(**COMMON, **more),
+    "FedTrimmedAvg": lambda **more: EntTrimmed(**COMMON, beta=0.3, **more),
+    "QFedAvg": lambda **more: EntQ(**COMMON, client_learning_rate=0.1, **more),
+    "Krum": lambda **more: EntKrum(**COMMON, num_malicious_nodes=1, **more),
+    "MultiKrum": lambda **more: EntMultiKrum(**COMMON, num_malicious_nodes=1, num_nodes_to_select=2, **more),
+    "Bulyan": lambda **more: EntBulyan(**COMMON, **more),
 }
 # Noise multiplier 0: what is compared is state, and Flower's noise cannot be seeded.
 WRAPPED: dict[str, Build] = {
@@ -128,6 +158,11 @@ PLAIN: dict[str, Callable[..., FedAvg]] = {
     "FedAdagrad": FedAdagrad,
     "FedAvgM": lambda **o: FedAvgM(server_momentum=0.9, **o),
     "FedMedian": FedMedian,
+    "FedTrimmedAvg": lambda **o: FedTrimmedAvg(beta=0.3, **o),
+    "QFedAvg": lambda **o: QFedAvg(client_learning_rate=0.1, **o),
+    "Krum": lambda **o: Krum(num_malicious_nodes=1, **o),
+    "MultiKrum": lambda **o: MultiKrum(num_malicious_nodes=1, num_nodes_to_select=2, **o),
+    "Bulyan": Bulyan,
 }
 
 
@@ -150,7 +185,14 @@ def test_a_joined_strategy_aggregates_as_flowers_own_does(name: str) -> None:
     """With everybody in the cohort there is nothing to select, and the model must be Flower's."""
     cls = type(JOINED[name]())
     options = {**COMMON, "cohort_size": 8, "buffer_size": 0}
-    extra = {"FedProx": {"proximal_mu": 0.1}, "FedAvgM": {"server_momentum": 0.9}}.get(name, {})
+    extra = {
+        "FedProx": {"proximal_mu": 0.1},
+        "FedAvgM": {"server_momentum": 0.9},
+        "FedTrimmedAvg": {"beta": 0.3},
+        "QFedAvg": {"client_learning_rate": 0.1},
+        "Krum": {"num_malicious_nodes": 1},
+        "MultiKrum": {"num_malicious_nodes": 1, "num_nodes_to_select": 2},
+    }.get(name, {})
     grid = federation()
     got = cls(**options, **extra).start(grid, model(), num_rounds=3).arrays
     plain = PLAIN[name](fraction_evaluate=0.0)

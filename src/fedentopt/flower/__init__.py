@@ -14,6 +14,7 @@ except ImportError as error:
     raise ImportError("fedentopt.flower needs Flower; install it with: pip install 'fedentopt[flower]'") from error
 
 from fedentopt.flower.client import client_id, label_report
+from fedentopt.flower.configured import strategy_from
 from fedentopt.flower.loop import start
 from fedentopt.flower.progress import SelectionResult, to_tensorboard, to_wandb
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
@@ -27,6 +28,7 @@ __all__ = [
     "client_id",
     "label_report",
     "start",
+    "strategy_from",
     "to_tensorboard",
     "to_wandb",
 ]
