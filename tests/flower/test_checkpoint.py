@@ -16,11 +16,11 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp.strategy import (
+    Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
-    Bulyan,
     FedAdagrad,
     FedAdam,
     FedAvg,

@@ -32,6 +32,7 @@ from cryptography.x509.oid import NameOID
 from fedentopt import EntropySelector
 from fedentopt.datasets import load
 from fedentopt.flower import checkpoint as checkpoints
+from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.results.reading import find_runs
 from flower_processes import Programs, command_of, descendants, free_port, wait_for
 
@@ -172,7 +173,11 @@ def reported(traces: Path) -> dict[int, dict[str, Any]]:
     """What the server knows of each client, from its checkpoint."""
     found = checkpoints.load(traces / "checkpoint")
     assert found is not None
-    return {entry["client"]: entry for entry in found.meta["selection"]["clients"]}
+    members = RegisterFiles(traces / "checkpoint").load(found.meta["clients"], 10)
+    return {
+        int(client): {"node": m.node_id, "counts": m.report.counts.tolist(), "epsilon": m.report.epsilon}
+        for client, m in members.items()
+    }
 
 
 def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again(federation: Federation) -> None:
