@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -232,3 +234,28 @@ def test_a_named_federation_is_picked_from_by_name() -> None:
     grid = FakeGrid({9 + k: Node(name, labels[k]) for k, name in enumerate(["oslo", "bern", "riga", "12"])}, CLASSES)
     result = made().start(grid, model(), num_rounds=2)
     assert set(result.rounds[1]["cohort"]) <= {"oslo", "bern", "riga", 12}
+
+
+# --- a run that is kept running
+def test_a_run_that_crashes_is_started_again_until_its_results_say_that_it_finished(tmp_path: Path) -> None:
+    """`flwr run` ends with 0 after a crash; the recipe looks at the results instead."""
+    script = Path(__file__).parent.parent.parent / "examples" / "flower-server" / "keep-running.sh"
+    results, programs = tmp_path / "results", tmp_path / "bin"
+    programs.mkdir()
+    fake = programs / "flwr"
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
+        f"test $(wc -l < {tmp_path}/calls) -lt 3 && exit 0\n"
+        f"mkdir -p {results}/run && printf '{{\\n  \"finished\": true\\n}}' > {results}/run/summary.json\n"
+    )
+    fake.chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "PAUSE": "0"}
+    words = [str(script), str(results), "app", "federation", "--run-config", "rounds=3 a=1"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "run app federation --run-config rounds=3 a=1 --stream"
+    ] * 3
+    again = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3  # finished: nothing to start
