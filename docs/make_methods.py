@@ -21,6 +21,8 @@ Laplace noise on the label counts. Keys are settings of the method or of the run
 behind the name, with `--set NAME=VALUE`, in the `[settings]` of a TOML file, or by the option named here. [A method of
 your own](extending.md) is written the same way, by its import path.
 """
+TOLD = """What a client tells is what the server has to see of it beside the model that it sends when it trains. Changes
+of the last layer or of the model are part of that model, but have to be seen client by client. Time is measured."""
 
 
 def page() -> str:
@@ -29,10 +31,17 @@ def page() -> str:
 
 
 def _part(title: str, registry: Any) -> list[str]:
-    lines = [f"## {title}", "", "| name | | settings |", "| --- | --- | --- |"]
+    if registry is not SELECTORS:
+        lines = [f"## {title}", "", "| name | | settings |", "| --- | --- | --- |"]
+    else:
+        lines = [f"## {title}", "", TOLD, "", "| name | | a client tells | settings |", "| --- | --- | --- | --- |"]
     for entry in registry.describe():
         settings = "<br>".join(_setting(one) for one in entry["settings"])
-        lines.append(f"| `{entry['name']}` | **{entry['label']}.** {entry['about']} | {settings} |")
+        about = f"**{entry['label']}.** {entry['about']}"
+        if entry["largest"] is not None:
+            about += f" At most {entry['largest']:,} clients."
+        told = f" {', '.join(entry['leaves_client']) or 'nothing'} |" if registry is SELECTORS else ""
+        lines.append(f"| `{entry['name']}` | {about} |{told} {settings} |")
     return [*lines, ""]
 
 

@@ -22,7 +22,10 @@ MAY_IMPORT = {
     "own_code": {"errors"},
     "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
+    "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
+    "tables": {"errors", "labels"},
+    "plan": ROOTS | {"selection", "results"},
     "algorithms": ROOTS | {"selection"},
     "models": ROOTS,
     "datasets": ROOTS,
@@ -31,9 +34,11 @@ MAY_IMPORT = {
     "simulation": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report"},
     "paper": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation"},
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
-    "flower": ROOTS | {"selection"},
+    "flower": ROOTS | {"selection", "release"},
+    "nvflare": ROOTS | {"selection", "release"},
     "cli": ROOTS
-    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"},
+    | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"}
+    | {"tables", "plan"},
 }
 """Rooms by name. `simulation` may reach `report` for one thing: a comparison's own page and plot."""
 
@@ -95,6 +100,7 @@ def test_every_room_has_its_arrows() -> None:
     [
         ("fedentopt", ("torch", "typer", "rich", "scipy", "pandas")),
         ("fedentopt.algorithms", ("torch", "sklearn")),
+        ("fedentopt.release", ("torch", "flwr", "opendp")),
         ("fedentopt.results", ("torch", "pandas")),
         ("fedentopt.report", ("torch", "pandas", "fedentopt.simulation")),
         ("fedentopt.simulation", ("torch", "pandas")),

@@ -41,7 +41,10 @@ def test_import_is_light() -> None:
 
 
 def test_selection_library_is_light() -> None:
-    parts = ("labels", "privacy", "partition", "selection.measures", "selection.fedentropy", "selection.trial")
+    parts = (
+        "labels", "privacy", "partition", "selection.measures", "selection.fedentropy", "selection.trial",
+        "tables", "plan",
+    )  # fmt: skip
     held = modules_after("import " + ", ".join(f"fedentopt.{part}" for part in parts))
     assert held.isdisjoint({*HEAVY, "rich", "typer", "click"})
 
@@ -126,6 +129,21 @@ def test_bare_wheel_selects(bare: Path, tmp_path: Path) -> None:
     bad = run(bare / "fedentopt", "select", str(counts), "--cohort", "2", "--buffer", "3")
     assert bad.returncode == 2
     assert "--buffer: '3' gives 3 clients; accepted: at most 2" in bad.stderr
+
+
+def test_bare_wheel_plans(bare: Path, tmp_path: Path) -> None:
+    """Page included: its charts need no library, and its style is that of the other page."""
+    counts, page = tmp_path / "counts.csv", tmp_path / "plan.html"
+    counts.write_text("site;cat;dog\na;9;0\nb;0;9\nc;9;0\nd;0;9\ne;0;0\n")
+    said = run(bare / "fedentopt", "plan", str(counts), "--rounds", "5", "--out", str(page), "--json")
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout)["recommendation"]["selector"] == "fedentopt"
+    assert "left out, no samples: 'e'" in said.stderr
+    assert page.read_text(encoding="utf-8").count("<svg") > 10
+    (tmp_path / "counts.xlsx").write_bytes(b"")
+    refused = run(bare / "fedentopt", "plan", str(tmp_path / "counts.xlsx"))
+    assert refused.returncode == 2
+    assert "pip install 'fedentopt[tables]'" in refused.stderr
 
 
 def test_bare_wheel_has_its_other_light_commands(bare: Path, tmp_path: Path) -> None:

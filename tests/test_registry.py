@@ -78,6 +78,10 @@ def test_a_description_for_listings() -> None:
             "label": "Second",
             "needs": [],
             "reads_label_counts": False,
+            "sizes_only": False,
+            "own_weights": False,
+            "largest": None,
+            "leaves_client": [],
             "about": "The second one, on two lines.",
             "settings": [
                 {
@@ -95,11 +99,22 @@ def test_a_description_for_listings() -> None:
             "label": "First",
             "needs": [],
             "reads_label_counts": False,
+            "sizes_only": False,
+            "own_weights": False,
+            "largest": None,
+            "leaves_client": [],
             "about": "The first one.",
             "settings": [],
         },
     ]
     by_name = {entry["name"]: entry for entry in SELECTORS.describe()}
+    leaves = {name: entry["leaves_client"] for name, entry in by_name.items()}
+    assert (leaves["random"], leaves["fed-cbs"]) == ([], ["label counts"])
+    assert leaves["oort"] == ["number of samples", "the loss of its training", "how long it trained"]
+    assert leaves["divfl"] == ["its change of the last layer"]
+    assert [name for name, entry in by_name.items() if entry["own_weights"]] == [
+        "pow-d", "cpow-d", "rpow-d", "hics-fl", "clustered-size", "clustered-update", "clustered-label"
+    ]  # fmt: skip
     assert [by_name[name]["reads_label_counts"] for name in ("random", "fedentopt")] == [False, True]
 
 
@@ -148,3 +163,17 @@ def test_the_defaults_are_the_published_ones() -> None:
     assert defaults["moon"] == {"mu": 1.0, "tau": 0.5}
     assert np.all([not defaults[name] for name in ("fedavg", "fednova", "fedentropy")])
     assert {one.name: one.default for one in SELECTORS.settings("fedentopt").values()} == {"buffer": "50%"}
+    picks = {name: {one.name: one.default for one in SELECTORS.settings(name).values()} for name in SELECTORS.names}
+    assert picks["fed-cbs"] == {"lam": 10.0, "beta": 1.0}
+    assert picks["pow-d"] == picks["rpow-d"] == {"d": None}
+    assert picks["cpow-d"] == {"d": None, "batch": 64}
+    assert picks["hics-fl"] == {
+        "scale": 0.1, "temperature": None, "lam": 10.0, "groups": None, "gamma": 4.0, "horizon": None
+    }  # fmt: skip
+    assert picks["oort"] == {
+        "explore": 0.9, "decay": 0.95, "explore_least": 0.2, "clip": 0.98, "cut_off": 0.7, "window": 5.0,
+        "threshold": 10.0, "penalty": 2.0, "pace": 20, "pace_step": 5.0,
+    }  # fmt: skip
+    assert picks["divfl"] == {"greedy": "stochastic", "share": 0.1}
+    assert picks["flips"] == {"clusters": None}
+    assert not any(picks[name] for name in ("cycle", "clustered-size", "clustered-update", "clustered-label"))

@@ -4,7 +4,17 @@ The selection library is here; the rest (`fedentopt.partition`, `fedentopt.priva
 `fedentopt.flower`, ...) is imported from where it lives. Importing this package needs NumPy and nothing else.
 """
 
-from fedentopt.selection import ClientId, Cohort, CohortWarning, EntropySelector, KLSelector, RandomSelector, Selector
+from fedentopt.selection import (
+    ClientId,
+    Cohort,
+    CohortWarning,
+    EntropySelector,
+    KLSelector,
+    RandomSelector,
+    Selector,
+    cohorts,
+)
+from fedentopt.tables import read_counts
 
 __version__ = "0.1.0"
 
@@ -17,4 +27,6 @@ __all__ = [
     "RandomSelector",
     "Selector",
     "__version__",
+    "cohorts",
+    "read_counts",
 ]

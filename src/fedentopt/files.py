@@ -167,7 +167,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     def busy(holder: str) -> InputError:
         return InputError(
             f"out: {folder} is in use by another fedentopt (process {holder or 'unknown'}); "
-            f"wait for it, stop it, or give another --out"
+            f"wait for it, stop it, or give another folder"
         )
 
     path = folder / LOCK_NAME

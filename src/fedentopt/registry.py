@@ -83,6 +83,10 @@ class Registry(Generic[T]):
                 "label": self.label(name),
                 "needs": sorted(getattr(cls, "needs", ())),
                 "reads_label_counts": bool(getattr(cls, "reads_label_counts", False)),
+                "sizes_only": bool(getattr(cls, "sizes_only", False)),
+                "own_weights": bool(getattr(cls, "own_weights", False)),
+                "largest": getattr(cls, "largest", None),
+                "leaves_client": list(getattr(cls, "leaves_client", tuple)()),
                 "about": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
                 "settings": [
                     {"name": s.name, "default": s.default, "help": s.help, "accepted": s.bounds(), "option": s.option}

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import toy
 from fedentopt.algorithms import FedConcat, ModelSizes, SecondStage, cluster_clients, concat_budget
+from fedentopt.algorithms.fedconcat import ConcatBudget
 from fedentopt.errors import InputError
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.layout import FlatLayout
@@ -43,6 +44,23 @@ def test_fedconcat_shortens_stage_one_before_it_refuses():
     assert concat_budget(27, 0.9, 500, 10, 100, 5, sizes).second >= 10
 
 
+def test_the_least_budget_by_hand():
+    # One client, one encoder of 10, models of 10, a new layer of 10. Eleven rounds, one of them for stage 1, leave
+    # 2 * 10 * 10 - 10 = 190 for rounds of 2 * 10: 9.5, which rounds to ten. Ten rounds leave 8.5.
+    assert concat_budget(11, 0.9, 500, 1, 1, 1, (10, 10, 10)) == ConcatBudget(1, 10)
+    with pytest.raises(InputError, match="accepted: at least 11"):
+        concat_budget(10, 0.9, 500, 1, 1, 1, (10, 10, 10))
+
+
+def test_stage_one_has_one_round_at_least():
+    assert concat_budget(100, 0.001, 500, 10, 100, 5, (62006, 61156, 4210)) == ConcatBudget(1, 500)
+
+
+def test_the_new_layer_reads_all_encoders_and_a_bias():
+    # (5 * 83 + 1) * 10 = 4160 numbers; what is left, 2 * 50 * 10 * 62006 - 100 * 5 * 61156, pays for 377.7 rounds.
+    assert FedConcat().second_stage(500, 10, 100, ModelSizes(62006, 61156, 83, 10)).rounds == 378
+
+
 def test_clusters_follow_label_histograms():
     counts = np.array([[90, 10, 0], [45, 5, 0], [0, 3, 300], [0, 1, 100], [0, 0, -5]])
     clusters = cluster_clients(counts, 2, seed=0)
@@ -50,6 +68,27 @@ def test_clusters_follow_label_histograms():
     assert FedConcat(clusters=2).groups(counts, 0).tolist() == clusters.tolist()
     with pytest.raises(InputError, match="6 clusters for 5 clients"):
         cluster_clients(counts, 6, seed=0)
+
+
+def test_clusters_do_not_depend_on_how_much_a_client_holds():
+    clusters = cluster_clients(np.array([[1, 0], [100, 0], [0, 1], [0, 100]]), 2, seed=0)
+    assert clusters[0] == clusters[1] != clusters[2] == clusters[3]
+
+
+@pytest.mark.parametrize(("seed", "state"), [(7, 7), (2**31 + 7, 2**31 + 7), (2**32 + 7, 7)])
+def test_k_means_starts_ten_times_from_the_runs_seed(monkeypatch, seed, state):
+    import sklearn.cluster
+
+    made = []
+
+    class Noting(sklearn.cluster.KMeans):
+        def __init__(self, **options):
+            super().__init__(**options)
+            made.append(options)
+
+    monkeypatch.setattr(sklearn.cluster, "KMeans", Noting)
+    cluster_clients(np.eye(3), 2, seed)
+    assert made == [{"n_clusters": 2, "n_init": 10, "random_state": state}]
 
 
 @pytest.mark.parametrize("trainer", ["loop", "stacked"])

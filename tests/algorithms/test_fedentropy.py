@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import toy
 from fedentopt.algorithms import FedEntropy
+from fedentopt.errors import InputError
 from fedentopt.selection import Observation
 from fedentopt.selection.fedentropy import ValueSelector, judge
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
@@ -65,6 +67,20 @@ def test_a_client_that_leaves_is_forgotten():
     assert selector.memory() == {"values": [1.0, 0.5, 1.0]}
     selector.register({1: [1, 1]})
     assert selector.values == {0: 1.0, 2: 0.5, 3: 1.0, 1: 1.0}
+
+
+def test_large_cohorts_end():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sorted(made(300, 300).select().clients) == list(range(300))
+
+
+def test_a_state_with_values_of_others_is_refused():
+    selector = made(2, 1)
+    for values in ([1.0], [1.0, 2.0, 3.0], "ab"):
+        with pytest.raises(InputError, match=r"state: values of \d clients; accepted: of all 2"):
+            selector.load_state_dict(selector.state_dict() | {"values": values})
+    assert selector.values == {0: 1.0, 1: 1.0}
 
 
 def test_one_draw_in_five_is_uniform():

@@ -179,6 +179,13 @@ def test_fedadam_by_hand():
     assert FedAdam().initial("v") == pytest.approx(1e-6)
 
 
+def test_fedadam_with_a_short_memory_by_hand():
+    # v = 1/16 + 3/4 * 4 = 49/16: what is new counts 1 - beta2, also where beta2 is below one half.
+    server = {"m": t(0.0), "v": t(0.25)}
+    FedAdam(server_lr=0.5, beta1=0.5, beta2=0.25, tau=0.5).step(server, t(0.0), torch.tensor([[2.0]]), t(1.0))
+    torch.testing.assert_close(server["v"], t(49 / 16))
+
+
 def test_fedyogi_by_hand():
     algorithm = FedYogi(server_lr=0.5, beta1=0.5, beta2=0.75, tau=0.5)
     assert (algorithm.initial("m"), algorithm.initial("v")) == (0.0, 0.25)

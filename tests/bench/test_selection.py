@@ -31,7 +31,7 @@ def test_the_benchmark_would_notice_another_cohort(monkeypatch: pytest.MonkeyPat
 
 def test_many_clients_with_everything_there_is_to_rule_out() -> None:
     """Above the size from which most clients are ruled out unseen, against naive NumPy for a few picks."""
-    counts = benchmark._dense(benchmark.Case(140_000, 5, 12))
+    counts = benchmark.dense_counts(benchmark.Case(140_000, 5, 12))
     selector = EntropySelector(12, seed=2)
     selector.register(counts)
     cohort = selector.select()
@@ -42,11 +42,11 @@ def test_sparse_counts_stay_sparse() -> None:
     """100,000 clients with 1,000 classes would be 800 MB as a table; the whole process must stay below 300 MB."""
     code = (
         "from fedentopt import EntropySelector\n"
-        "from fedentopt.bench.selection import Case, _peak_mb, _sparse\n"
+        "from fedentopt.bench.selection import Case, peak_mb, _sparse\n"
         "selector = EntropySelector(20, buffer_size=50_000)\n"
         "selector.register(_sparse(Case(100_000, 1_000, 20, held=5)))\n"
         "cohort = selector.select()\n"
-        "print(len(cohort.clients), cohort.label_counts.size, _peak_mb())"
+        "print(len(cohort.clients), cohort.label_counts.size, peak_mb())"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     clients, classes, peak = said.stdout.split()
@@ -65,7 +65,7 @@ def test_the_table_fits_a_narrow_terminal_and_tells_of_differences(
 ) -> None:
     monkeypatch.setattr(benchmark, "run_case", lambda name: _slow_speed(name, name != "million"))
     monkeypatch.setenv("COLUMNS", "80")
-    selection(case=None, json=False)
+    selection(case=list(benchmark.CASES), selector=None, json=False)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert "million-sparse 1,000,000   1,000    100 1.5 s 999 ms 99.0 s 99.9 x 1,234 MB" in shown
@@ -93,6 +93,6 @@ def test_data_is_what_the_case_says() -> None:
     assert (lengths.min(), lengths.max()) == (1, 5)
     for start, stop in zip(sparse.indptr[:-1], sparse.indptr[1:], strict=True):
         assert len(set(sparse.indices[start:stop].tolist())) == stop - start
-    dense = benchmark._dense(benchmark.Case(500, 10, 5))
+    dense = benchmark.dense_counts(benchmark.Case(500, 10, 5))
     assert dense.shape == (500, 10)
     assert dense.sum(axis=1).min() >= 10

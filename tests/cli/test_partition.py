@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from command_line import Said, commander
-from fedentopt.cli.counts_file import read_counts
 from fedentopt.partition import partition
+from fedentopt.tables import read_counts
 
 Command = Callable[..., Said]
 

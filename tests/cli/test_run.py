@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from command_line import Said, commander
 from configs import run_config
@@ -24,7 +26,7 @@ from fedentopt.errors import InputError
 from fedentopt.simulation.command import command_of
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent
-from fedentopt.simulation.progress import RoundTally
+from fedentopt.simulation.progress import RoundTally, progress_bar
 
 SMALL = shlex.split("--clients 20 --cohort 2 --buffer 3 --rounds 3 --epochs 1 --device cpu --workers 1")
 
@@ -368,6 +370,26 @@ def test_progress_counts_only_what_this_command_does() -> None:
     tally.add(RoundEvent(configs[2].run_id, 2, 100, None))
     assert (tally.done, tally.total) == (4, 210)
     assert tally.describe() == "fedavg 40.0 %"
+
+
+def test_progress_names_four_methods_and_says_that_there_are_more() -> None:
+    names = ("random", "kl", "fedentopt")
+    configs = [run_config(selector=name) for name in names] + [run_config(algorithm="fedprox")]
+    tally = RoundTally([*configs, run_config(algorithm="fednova")])
+    assert tally.describe() == "training"
+    for config in configs:
+        tally.add(RoundEvent(config.run_id, 1, 9, 50.0))
+    assert tally.describe() == "fedavg 50.0 % · kl 50.0 % · fedentopt 50.0 % · fedprox 50.0 %"
+    tally.add(RoundEvent(run_config(algorithm="fednova").run_id, 1, 9, 50.0))
+    assert tally.describe() == "fedavg 50.0 % · kl 50.0 % · fedentopt 50.0 % · fedprox 50.0 % …"
+
+
+@pytest.mark.parametrize(("terminal", "show", "shown"), [
+    (True, None, True), (False, None, False), (True, False, False), (False, True, True)
+])  # fmt: skip
+def test_progress_is_shown_on_terminals_unless_said_otherwise(terminal: bool, show: bool | None, shown: bool) -> None:
+    with progress_bar([], Console(file=io.StringIO(), force_terminal=terminal), show=show) as advance:
+        assert (advance is not None) == shown
 
 
 def test_ones_own_data_and_ones_own_model(

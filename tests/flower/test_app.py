@@ -125,9 +125,12 @@ def test_the_shares_of_the_nodes_are_the_simulators_partition() -> None:
     ("node", "told"),
     [
         ({}, "set data .* or partition-id"),
-        ({"partition-id": 20}, "partition-id: 20; accepted: 0 to 5"),
-        ({"partition-id": 3, "client-id": "4"}, "client-id: 4, but partition-id is 3; accepted: 3, a text"),
-        ({"partition-id": 0, "num-partitions": 4}, "clients: the app says 6, this node's num-partitions 4"),
+        ({"partition-id": 20, "num-partitions": 20}, "partition-id: 20; accepted: 0 to 19"),
+        (
+            {"partition-id": 3, "num-partitions": 20, "client-id": "4"},
+            "client-id: 4, but partition-id is 3; accepted: 3, a text",
+        ),
+        ({"partition-id": 0}, "num-partitions: not in the node config"),
     ],
 )
 def test_a_node_that_is_no_share_says_why(node: dict[str, Any], told: str) -> None:
@@ -143,19 +146,48 @@ def test_a_nodes_own_classes_are_matched_by_name(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     images = np.zeros((4, 8, 8), dtype=np.uint8)
     np.savez(path, x_train=images, y_train=[0, 1, 1, 0], x_test=images, y_test=[0, 1, 0, 1], class_names=["owl", "ant"])
-    told = context({"data": str(path)}, class_names="ant, bee, owl")
+    told = context({"data": str(path), "class-names": "ant, bee, owl"}, class_names="owl, ant")
     assert node_labels(told).tolist() == [2, 0, 0, 2]
     assert number_of_classes(told) == 3
-    with pytest.raises(InputError, match="class 'owl' is not among the app's class-names"):
-        node_labels(context({"data": str(path)}, class_names="ant, bee"))
+    with pytest.raises(InputError, match="class 'owl' is not among the class-names"):
+        node_labels(context({"data": str(path), "class-names": "ant, bee"}))
+    with pytest.raises(InputError, match="class-names: not in the node config"):
+        node_labels(context({"data": str(path)}, class_names="ant, bee, owl"))
 
 
 def test_a_share_may_have_a_name() -> None:
     from fedentopt_app.data import node_labels
 
-    labels = node_labels(context({"partition-id": 3}))
+    share = {"partition-id": 3, "num-partitions": 20}
+    labels = node_labels(context(share))
     for name in ("ward-d", 3, "3", 20):
-        assert np.array_equal(node_labels(context({"partition-id": 3, "client-id": name})), labels)
+        assert np.array_equal(node_labels(context({**share, "client-id": name})), labels)
+
+
+def test_a_real_node_trains_on_the_share_its_owner_says_or_not_at_all() -> None:
+    from fedentopt_app.data import check_agreement, node_labels
+
+    owner = {"partition-id": 3, "num-partitions": 20}
+    labels = node_labels(context(owner))
+    check_agreement(context(owner, clients=20))
+    for other in ({"partition": "dir:9"}, {"clients": 21}, {"seed": 1}, {"dataset": "/etc/passwd"}):
+        told = context(owner, **{"clients": 20, **other})
+        assert np.array_equal(node_labels(told), labels)
+        with pytest.raises(InputError, match=r"the app says .* this node's owner"):
+            check_agreement(told)
+    check_agreement(context({**owner, "seed": 1, "partition": "dir:9"}, clients=20, seed=1, partition="dir:9"))
+
+
+def test_a_simulated_node_holds_the_share_the_run_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedentopt_app.data import check_agreement, node_labels
+
+    share = {"partition-id": 3, "num-partitions": 10}
+    owners = node_labels(context(share))
+    monkeypatch.setattr("fedentopt.flower.client.simulated", lambda: True)
+    told = context(share, clients=10, partition="dir:9", seed=1)
+    check_agreement(told)
+    assert not np.array_equal(node_labels(told), owners)
+    assert np.array_equal(node_labels(context(share, clients=10)), owners)
 
 
 class Run:

@@ -363,6 +363,62 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
         checkpoints.load(tmp_path)
 
 
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_pickle_is_opened_and_no_later_version_read(tmp_path: Path) -> None:
+    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FORMAT, "version": 1, "round": 1, "meta": {}}
+
+    def write(array: np.ndarray, **change: Any) -> None:
+        text = json.dumps(header | {"groups": ["model"], "names": [["model", "w"]]} | change).encode()
+        np.savez(path, **{"header": np.frombuffer(text, dtype=np.uint8), "000000": array})  # type: ignore[arg-type]
+
+    write(np.ones(2))
+    found = checkpoints.load(tmp_path)
+    assert found is not None
+    assert found.arrays["model"]["w"].tolist() == [1, 1]
+    write(np.array([Trap(tmp_path / "sprung")], dtype=object))
+    with pytest.raises(InputError, match="cannot be read"):
+        checkpoints.load(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    for version in (0, 2):
+        write(np.ones(2), version=version)
+        with pytest.raises(InputError, match=f"version {version}"):
+            checkpoints.load(tmp_path)
+
+
+def test_a_checkpoint_is_its_owners_alone_in_a_folder_made_where_it_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    checkpoints.make_folder(folder)
+    checkpoints.make_folder(folder)
+    other = tmp_path / "c" / "d"
+    for _ in range(2):
+        checkpoints.save(other, checkpoints.Checkpoint(1, {"model": {"w": np.ones(2)}}, {}))
+    if os.name == "posix":
+        assert (other / checkpoints.FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_start_model_is_evaluated_as_round_0() -> None:
+    asked: list[int] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        asked.append(server_round)
+        return MetricRecord({"round": server_round})
+
+    result = start(FedEntOpt(**COMMON), federation(), model(), num_rounds=2, evaluate_fn=evaluate)
+    assert asked == [0, 1, 2]
+    assert {number: dict(record) for number, record in result.evaluate_metrics_serverapp.items()} == {
+        number: {"round": number} for number in range(3)
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -386,6 +442,9 @@ def test_a_checkpoint_of_another_model_strategy_or_length_is_refused(tmp_path: P
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), other, num_rounds=3)
     with pytest.raises(InputError, match="written by FedEntOpt, continued by EntAdam"):
         EntAdam(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+    EntAdam(**COMMON, checkpoint_dir=tmp_path / "adam").start(federation(), model(), num_rounds=2)
+    with pytest.raises(InputError, match="written by EntAdam, continued by FedEntOpt"):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path / "adam").start(federation(), model(), num_rounds=3)
     with pytest.raises(InputError, match=r"num_rounds: 1, but .* round 2"):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
     for name in (checkpoints.FILE, checkpoints.PREVIOUS):
@@ -460,3 +519,10 @@ def test_a_wrapper_started_by_flower_says_how_to_get_checkpoints(tmp_path: Path)
 def test_a_strategy_without_selection_is_refused() -> None:
     with pytest.raises(InputError, match="FedAvg neither is nor wraps a LabelAware strategy"):
         start(FedAvg(), federation(), model())
+
+
+def test_a_wrapper_of_a_wrapper_without_selection_is_refused() -> None:
+    outer, inner = FedAvg(), FedAvg()
+    outer.strategy, inner.strategy = inner, None  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="FedAvg neither is nor wraps a LabelAware strategy"):
+        start(outer, federation(), model())

@@ -1,12 +1,12 @@
-"""The client's reply: which epsilon, what leaves the node, and that asking again teaches nothing."""
+"""The client's reply: whose settings count, what leaves the node, and that asking again teaches nothing."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import stat
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,37 +14,55 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedentopt.errors import InputError
-from fedentopt.flower import label_report
-from fedentopt.flower.budget import settle_epsilon
-from fedentopt.flower.kept_report import open_report_file
+from fedentopt.flower import client as client_module
+from fedentopt.flower import discreet, label_report, owner_context
 from fedentopt.flower.report import normal_id, read_report
 from flower_fake_grid import label_query
 
 LABELS = np.array([0] * 700 + [2] * 300)  # counts 700, 0, 300
 SECRET = "patient-4711"
+REFUSAL = "refused by this node; its log says why"
+
+
+@pytest.fixture(autouse=True)
+def ledger_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("FEDENTOPT_LABEL_EPSILON", raising=False)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an actor of Flower's simulation."""
+    monkeypatch.setattr(client_module, "simulated", lambda: True)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> dict[str, Any]:
+    return {"label-epsilon": 0.5, "label-report-file": str(tmp_path / "report.json")}
 
 
 def ask(
     labels: Any = LABELS,
     *,
+    classes: int = 3,
     node: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
     state: RecordDict | None = None,
     node_id: int = 99,
+    **options: Any,
 ) -> Message:
     """Route a query through a real ClientApp, as Flower does."""
     app = ClientApp()
     load = labels if callable(labels) else lambda context: labels
-    app.query("label_counts")(label_report(load, 3))
-    query = label_query(node_id)
+    app.query("label_counts")(label_report(load, classes, **options))
     context = Context(
         1, node_id, {"partition-id": 4, **(node or {})}, state if state is not None else RecordDict(), run or {}
     )
-    return app(query, context)
+    return app(label_query(node_id), context)
 
 
 def counts(reply: Message) -> list[float]:
@@ -58,239 +76,231 @@ def refusal(reply: Message) -> str:
     return reply.error.reason
 
 
-@pytest.mark.parametrize(
-    ("app", "owner", "used"),
-    [
-        (0.5, None, 0.5),
-        (None, 0.5, 0.5),
-        (0.5, 2.0, 0.5),
-        (2.0, 0.5, 0.5),
-        (1, "0.25", 0.25),
-        (0.5, "none", 0.5),
-        ("none", 0.5, 0.5),
-        (None, "none", None),
-        ("none", "None", None),
-        ("", "none", None),
-    ],
-)
-def test_the_smaller_epsilon_is_used_and_only_the_owner_can_switch_noise_off(
-    app: Any, owner: Any, used: float | None
-) -> None:
-    assert settle_epsilon(app, owner) == used
-
-
-@pytest.mark.parametrize(("app", "owner"), [(None, None), ("none", None), ("", ""), ("none", "")])
-def test_without_the_owners_word_nothing_is_settled(app: Any, owner: Any) -> None:
-    with pytest.raises(InputError, match="neither by the app nor by the node's owner"):
-        settle_epsilon(app, owner)
-
-
-@pytest.mark.parametrize("bad", [0, -1, 0.0, float("nan"), float("inf"), 10**400, "much", True, False])
-def test_an_epsilon_that_is_no_budget_is_refused_on_either_side(bad: Any) -> None:
-    with pytest.raises(InputError, match="run config"):
-        settle_epsilon(bad, 1.0)
-    with pytest.raises(InputError, match="node config"):
-        settle_epsilon(1.0, bad)
-
-
 def test_true_counts_leave_when_the_owner_says_none() -> None:
-    report = read_report(ask(node={"label-epsilon": "none"}), 3)
+    reply = ask(node={"label-epsilon": "none"}, run={"label-epsilon": 1.0})
+    report = read_report(reply, 3)
     assert report.client == 4
     assert report.counts.tolist() == [700, 0, 300]
     assert not report.noisy
+    assert "release" not in reply.content["client"]
 
 
-def test_the_owner_of_simulated_nodes_speaks_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDENTOPT_LABEL_EPSILON", "none")
-    assert counts(ask()) == [700, 0, 300]
-    assert read_report(ask(run={"label-epsilon": 2.0}), 3).epsilon == 2.0
-    assert read_report(ask(node={"label-epsilon": 0.5}), 3).epsilon == 0.5  # the node's own config comes first
-
-
-def test_with_neither_side_set_the_node_refuses_with_a_reason() -> None:
-    reason = refusal(ask())
-    assert "label-epsilon" in reason
-    assert "700" not in reason
-
-
-def test_noise_is_added_at_the_smaller_epsilon_and_the_report_says_so() -> None:
-    report = read_report(ask(node={"label-epsilon": 0.5}, run={"label-epsilon": 5.0}), 3)
-    assert report.epsilon == 0.5
-    assert report.counts.tolist() != [700, 0, 300]
+def test_the_report_says_what_the_node_used_whatever_the_app_asked_for(owner: dict[str, Any]) -> None:
+    for asked in (5.0, 0.1, "none", "nonsense", None):
+        report = read_report(ask(node=owner, run={} if asked is None else {"label-epsilon": asked}), 3)
+        assert (report.epsilon, report.release, report.samples_per_person) == (0.5, 1, None)
     assert np.abs(report.counts - [700, 0, 300]).max() < 2 * 40  # P(|noise| > 40 scales) < 1e-16
 
 
-def test_asking_again_in_a_run_gives_the_same_bytes() -> None:
-    state = RecordDict()
-    first = ask(node={"label-epsilon": 0.5}, state=state)
-    second = ask(node={"label-epsilon": 0.5}, state=state)
-    assert np.array(counts(first)).tobytes() == np.array(counts(second)).tobytes()
-    other_run = ask(node={"label-epsilon": 0.5}, state=RecordDict())
-    assert counts(other_run) != counts(first)  # nothing was kept: no file, another run
+def test_an_app_cannot_stand_in_for_a_silent_owner(caplog: pytest.LogCaptureFixture) -> None:
+    assert refusal(ask(run={"label-epsilon": 0.5})) == REFUSAL
+    assert "label-epsilon: not set by the owner" in caplog.text
 
 
-def test_the_owners_file_keeps_the_report_across_runs(tmp_path: Path) -> None:
-    node = {"label-epsilon": 0.5, "label-report-file": str(tmp_path / "report.json")}
-    first = ask(node=node, state=RecordDict())
+@pytest.mark.parametrize("word", ["none", "100.0"])
+def test_a_real_node_does_not_read_the_environment(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDENTOPT_LABEL_EPSILON", word)
+    assert refusal(ask()) == REFUSAL
+    assert refusal(ask(run={"label-epsilon": "none"})) == REFUSAL
+
+
+def test_noise_without_a_file_is_refused_since_every_run_would_draw_anew(caplog: pytest.LogCaptureFixture) -> None:
+    assert refusal(ask(node={"label-epsilon": 0.5})) == REFUSAL
+    assert "label-report-file: not set" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "run", "used"),
+    [
+        (None, 2.0, 2.0),
+        (None, "none", None),
+        ("none", None, None),
+        ("none", 2.0, 2.0),
+        ("0.5", 2.0, 0.5),
+        ("3", 2.0, 2.0),
+        ("0.5", "none", 0.5),
+    ],
+)
+@pytest.mark.usefixtures("simulated")
+def test_simulated_nodes_take_the_smaller_epsilon_of_run_config_and_environment(
+    variable: str | None, run: Any, used: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("FEDENTOPT_LABEL_EPSILON", variable)
+    assert read_report(ask(run={} if run is None else {"label-epsilon": run}), 3).epsilon == used
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_simulated_node_says_why_it_refuses_and_keeps_its_answer_for_the_run() -> None:
+    assert "label-epsilon" in refusal(ask())
+    state, labels = RecordDict(), np.arange(60)  # of 60 noisy counts two draws are the same with a chance below 1e-50
+    first = counts(ask(labels, classes=60, run={"label-epsilon": 0.5}, state=state))
+    assert counts(ask(labels + 0, classes=60, run={"label-epsilon": 0.5}, state=state)) == first
+    assert counts(ask(labels, classes=60, run={"label-epsilon": 0.5}, state=RecordDict())) != first
+
+
+def test_only_an_actor_of_flowers_simulation_is_a_simulated_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ray(started: bool, actor: str | None) -> Any:
+        return SimpleNamespace(
+            is_initialized=lambda: started, get_runtime_context=lambda: SimpleNamespace(get_actor_id=lambda: actor)
+        )
+
+    actors = "flwr.simulation.ray_transport.ray_actor"
+    monkeypatch.delitem(sys.modules, actors, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray(True, "a1"))
+    assert not client_module.simulated()  # somebody else's actor
+    monkeypatch.setitem(sys.modules, actors, SimpleNamespace())
+    assert client_module.simulated()
+    monkeypatch.setitem(sys.modules, "ray", ray(True, None))
+    assert not client_module.simulated()  # a node whose app uses Ray is its driver
+    monkeypatch.setitem(sys.modules, "ray", ray(False, None))
+    assert not client_module.simulated()
+
+
+def test_importing_the_client_does_not_bring_the_simulation() -> None:
+    program = "import sys, fedentopt.flower; print('flwr.simulation.ray_transport.ray_actor' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_what_the_server_sends_does_not_reach_the_functions_that_count() -> None:
+    met: list[Context] = []
+
+    def load(context: Context) -> Any:
+        met.append(context)
+        return LABELS
+
+    app = ClientApp()
+    app.query("label_counts")(label_report(load, lambda context: met.append(context) or 3))  # type: ignore[func-returns-value]
+    state = RecordDict({"left-by-training": MetricRecord({"class": 2})})
+    app(label_query(7), Context(5, 7, {"label-epsilon": "none"}, state, {"class-names": "b,a"}))
+    assert len(met) == 2
+    for context in met:
+        assert (context.run_id, context.node_id, context.node_config) == (0, 0, {"label-epsilon": "none"})
+        assert context.run_config == {}
+        assert not context.state
+        with pytest.raises(InputError, match=r"'class-names'.* set class-names in the node config"):
+            context.run_config["class-names"]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_simulated_nodes_functions_get_the_run_config() -> None:
+    context = Context(5, 7, {}, RecordDict(), {"seed": 3})
+    assert owner_context(context) is context
+
+
+def test_asking_again_gives_the_same_bytes_in_every_run(owner: dict[str, Any], tmp_path: Path) -> None:
+    first = ask(node=owner)
     written = (tmp_path / "report.json").stat().st_mtime_ns
     for again in range(3):
-        reply = ask(node=node, state=RecordDict(), node_id=500 + again)  # another run, another node id
+        reply = ask(np.array([again]), node=owner, node_id=500 + again)  # another run, node id, even other data
         assert np.array(counts(reply)).tobytes() == np.array(counts(first)).tobytes()
     assert (tmp_path / "report.json").stat().st_mtime_ns == written
+    (tmp_path / "report.json").unlink()
+    assert counts(ask(node=owner)) == counts(first)
 
 
-def test_a_node_without_a_name_has_one_report_whatever_id_the_superlink_gives_it(tmp_path: Path) -> None:
-    node = {"label-epsilon": 0.5, "label-report-file": str(tmp_path / "report.json")}
+def test_a_node_without_a_name_has_one_report_whatever_id_the_superlink_gives_it(owner: dict[str, Any]) -> None:
     answer = label_report(lambda _: LABELS, 3)
     first, second = (
-        counts(answer(label_query(number), Context(1, number, node, RecordDict(), {}))) for number in (500, 501)
+        counts(answer(label_query(number), Context(1, number, owner, RecordDict(), {}))) for number in (500, 501)
     )
     assert np.array(second).tobytes() == np.array(first).tobytes()
 
 
-def test_the_file_holds_no_true_counts_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    ask(node={"label-epsilon": 0.5, "label-report-file": str(path)})
-    kept = json.loads(path.read_text())["reports"]["4"]
-    assert 700 not in kept["counts"]
-    assert set(kept) == {"counts", "epsilon", "salt", "fingerprint", "drawn", "draws", "epsilon_spent"}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_link_is_followed_and_stays_so_that_the_next_run_finds_the_report(tmp_path: Path) -> None:
-    link, volume = tmp_path / "report.json", tmp_path / "volume"
-    volume.mkdir()
-    node = {"label-epsilon": 0.5, "label-report-file": str(link)}
-    link.symlink_to(volume / "kept.json")  # nothing there yet
-    first = counts(ask(node=node))
-    assert link.is_symlink()
-    assert (volume / "kept.json").is_file()
-    link.unlink()
-    link.symlink_to(volume / "kept.json")  # a new container: the volume alone has stayed
-    assert counts(ask(node=node)) == first
-    assert counts(ask(node={**node, "label-report-file": str(volume / "kept.json")})) == first
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe", "link to itself"])
-def test_what_is_no_regular_file_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"{SECRET}.json"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link to a pipe":
-        os.mkfifo(tmp_path / "pipe")
-        path.symlink_to(tmp_path / "pipe")
-    else:
-        path.symlink_to(path)
-    mode = path.lstat().st_mode
-    with pytest.raises(InputError, match="is not a regular file"), open_report_file(path):
-        pass
-    reason = refusal(ask(node={"label-epsilon": 0.5, "label-report-file": str(path)}))
-    assert "label-report-file" in reason
-    assert SECRET not in reason
-    assert path.lstat().st_mode == mode
-
-
-def test_two_nodes_may_share_a_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "report.json")
-    a = ask(node={"label-epsilon": 0.5, "label-report-file": path, "partition-id": 1})
-    b = ask(node={"label-epsilon": 0.5, "label-report-file": path, "partition-id": 2})
-    assert counts(a) != counts(b)
-    assert counts(ask(node={"label-epsilon": 0.5, "label-report-file": path, "partition-id": 1})) == counts(a)
-
-
-def _drawn_in_a_process(path: str, queue: Any) -> None:
-    queue.put(counts(ask(node={"label-epsilon": 0.5, "label-report-file": path})))
-
-
-def test_two_processes_asked_at_once_give_one_answer(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    workers = [
-        context.Process(target=_drawn_in_a_process, args=(str(tmp_path / "report.json"), queue)) for _ in range(4)
-    ]
-    for worker in workers:
-        worker.start()
-    answers = [queue.get(timeout=60) for _ in workers]
-    for worker in workers:
-        worker.join(timeout=60)
-    assert all(answer == answers[0] for answer in answers)
-
-
-def test_a_larger_epsilon_gets_the_kept_report_and_a_smaller_one_a_refusal(tmp_path: Path) -> None:
-    path = str(tmp_path / "report.json")
-    first = ask(run={"label-epsilon": 0.5}, node={"label-report-file": path})
-    larger = ask(run={"label-epsilon": 4.0}, node={"label-report-file": path})
-    assert counts(larger) == counts(first)
-    assert read_report(larger, 3).epsilon == 0.5
-    # A server that lowers epsilon step by step must not collect one draw a step.
-    assert "epsilon 0.5 is kept and epsilon 0.4" in refusal(
-        ask(run={"label-epsilon": 0.4}, node={"label-report-file": path})
-    )
-
-
-def test_changed_labels_are_drawn_again_only_when_the_owner_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    node = {"label-epsilon": 0.5, "label-report-file": str(path)}
-    first = counts(ask(node=node))
+def test_the_owner_announces_new_counts_by_a_release_within_the_total(
+    owner: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    owner |= {"label-epsilon": 1000.0, "label-epsilon-total": 2000.0}
+    assert counts(ask(node=owner)) == [700, 0, 300]  # P(any noise at epsilon 1000) < 1e-400
     more = np.append(LABELS, 1)
-    assert "labels changed" in refusal(ask(more, node=node))
-    assert counts(ask(more, node={**node, "label-report-changed": "keep"})) == first
-    redrawn = counts(ask(more, node={**node, "label-report-changed": "redraw"}))
-    assert redrawn != first
-    assert counts(ask(more, node=node)) == redrawn
-    kept = json.loads(path.read_text())["reports"]["4"]
-    assert (kept["draws"], kept["epsilon_spent"]) == (2, 1.0)
-    assert "accepted: refuse, keep, redraw" in refusal(ask(node={**node, "label-report-changed": "maybe"}))
+    assert counts(ask(more, node=owner)) == [700, 0, 300]
+    second = ask(more, node=owner | {"label-report-release": 2})
+    assert counts(second) == [700, 1, 300]
+    assert read_report(second, 3).release == 2
+    assert refusal(ask(more, node=owner | {"label-report-release": 3})) == REFUSAL
+    assert "label-epsilon-total" in caplog.text
+    assert counts(ask(more, node=owner)) == [700, 0, 300]
 
 
-def test_a_report_of_another_number_of_classes_is_not_sent(tmp_path: Path) -> None:
-    node = {
-        "label-epsilon": 0.5,
-        "label-report-file": str(tmp_path / "r.json"),
-        "partition-id": 4,
-    }
-    ask(node=node)
-    for changed in ("refuse", "keep", "redraw"):  # the app says how many classes there are, so it could ask for draws
-        context = Context(1, 1, {**node, "label-report-changed": changed}, RecordDict(), {})
-        reply = label_report(lambda _: LABELS, 5)(label_query(1), context)
-        assert "one label-report-file serves one data set" in refusal(reply)
+def test_a_kept_report_of_another_number_of_classes_is_sent_for_the_server_to_refuse(owner: dict[str, Any]) -> None:
+    first = counts(ask(node=owner))
+    reply = ask(node=owner, classes=5)
+    assert counts(reply) == first
+    with pytest.raises(InputError, match="client 4"):
+        read_report(reply, 5)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": "other"}', '{"format": "fedentopt label reports", "reports": {"4": {}}}']
-)
-def test_a_damaged_file_is_a_refusal_that_names_no_path(tmp_path: Path, content: str) -> None:
-    path = tmp_path / f"{SECRET}.json"
-    path.write_text(content)
-    reason = refusal(ask(node={"label-epsilon": 0.5, "label-report-file": str(path)}))
-    assert "label-report-file" in reason
-    assert SECRET not in reason
-    assert path.read_text() == content
+def test_an_old_report_file_goes_on_giving_its_answer(owner: dict[str, Any], tmp_path: Path) -> None:
+    kept = {"counts": [701.5, -1.25, 300.0], "epsilon": 0.5, "salt": "00", "fingerprint": "ab", "drawn": "2026",
+            "draws": 1, "epsilon_spent": 0.5}  # fmt: skip
+    old = {"format": "fedentopt label reports", "version": 1, "reports": {"4": kept}}
+    (tmp_path / "report.json").write_text(json.dumps(old))
+    assert counts(ask(node=owner)) == kept["counts"]
+    assert refusal(ask(node=owner | {"label-report-release": 2})) == REFUSAL
 
 
-@pytest.mark.parametrize("path", ["report.json", "/no/such/folder/report.json"])
-def test_a_file_that_cannot_be_kept_is_a_refusal(path: str) -> None:
-    assert "label-report-file" in refusal(ask(node={"label-epsilon": 0.5, "label-report-file": path}))
+def test_persons_are_clipped_and_the_noise_grows(owner: dict[str, Any], tmp_path: Path) -> None:
+    labels, persons = np.array([0] * 50 + [1, 2, 2]), ["ann"] * 50 + ["bob"] * 3
+    exact = owner | {"label-epsilon": 1e6}
+    reply = ask(labels, node=exact, load_persons=lambda _: persons, samples_per_person=2)
+    assert sum(counts(reply)) == 4
+    assert counts(reply)[0] == 2
+    assert read_report(reply, 3).samples_per_person == 2
+    with pytest.raises(InputError, match="samples_per_person"):
+        label_report(lambda _: labels, 3, samples_per_person=2)
+    with pytest.raises(InputError, match="samples_per_person: 0"):
+        label_report(lambda _: labels, 3, load_persons=lambda _: persons, samples_per_person=0)
 
 
-def test_what_goes_wrong_with_the_labels_stays_on_the_node() -> None:
+def test_what_goes_wrong_with_the_labels_stays_on_the_node(caplog: pytest.LogCaptureFixture) -> None:
     def broken(context: Context) -> Any:
         raise RuntimeError(SECRET)
 
     for labels in (broken, np.array([0, 1, 4711]), np.array([0.5]), np.array([[1]])):
-        reason = refusal(ask(labels, node={"label-epsilon": "none"}))
-        assert "could not count its labels" in reason
-        assert "4711" not in reason
+        assert refusal(ask(labels, node={"label-epsilon": "none"})) == REFUSAL
+    assert SECRET in caplog.text
 
 
-def test_no_exception_carries_counts_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(counts: np.ndarray, epsilon: float) -> np.ndarray:
-        raise RuntimeError(f"{counts} {SECRET}")
+def weight(node: dict[str, Any], samples: int = 1000) -> int:
+    context = Context(1, 2, {"partition-id": 4, **node}, RecordDict(), {"num-examples": "exact"})
+    return label_report(lambda _: LABELS, 3).weight(context, samples)
 
-    monkeypatch.setattr("fedentopt.flower.client.secure_laplace", failing)
-    assert refusal(ask(node={"label-epsilon": 0.5})) == "label report failed on this node; its log says why"
+
+def test_the_weight_of_a_node_is_its_owners_choice(owner: dict[str, Any]) -> None:
+    noisy = weight(owner)
+    assert noisy == max(1, sum(counts(ask(node=owner))))
+    assert weight(owner, samples=3) == noisy
+    assert weight(owner | {"num-examples": "uniform"}) == 1
+    assert weight(owner | {"num-examples": "exact"}) == 1000
+    assert weight({"label-epsilon": "none"}) == 1000
+
+
+def test_a_weight_that_cannot_be_had_is_refused_in_the_words_of_every_refusal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(InputError, match=f"^{REFUSAL}$"):
+        weight({"label-epsilon": 0.5})
+    assert "label-report-file" in caplog.text
+
+
+def test_a_discreet_app_tells_exceptions_to_its_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp(mods=[discreet])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise ValueError(f"label 7 of {SECRET}")
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"m": MetricRecord({"loss": 0.5})}), reply_to=message)
+
+    context = Context(1, 2, {}, RecordDict(), {})
+    reply = app(Message(RecordDict(), dst_node_id=2, message_type="train"), context)
+    assert refusal(reply) == REFUSAL
+    assert SECRET in caplog.text
+    reply = app(Message(RecordDict(), dst_node_id=2, message_type="evaluate"), context)
+    assert reply.content["m"]["loss"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -317,3 +327,11 @@ def test_a_node_without_a_name_goes_by_flowers_id() -> None:
 def test_a_client_id_that_cannot_be_one_is_refused(bad: Any) -> None:
     with pytest.raises(InputError, match="client-id"):
         normal_id(bad)
+
+
+@pytest.mark.parametrize(("key", "bad"), [("release", 0), ("release", 1.5), ("samples-per-person", "two")])
+def test_a_report_about_itself_must_be_sane(owner: dict[str, Any], key: str, bad: Any) -> None:
+    reply = ask(node=owner)
+    reply.content["client"][key] = bad
+    with pytest.raises(InputError, match=f"client 4: {key} {bad!r} is not a whole number from 1"):
+        read_report(reply, 3)

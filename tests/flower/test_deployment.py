@@ -101,7 +101,8 @@ class Federation:
     def start_node(self, client: int, name: str = "") -> None:
         config = (
             f'client-id={client} data="{self.folder / f"data{client}.npz"}" label-epsilon=0.5 '
-            f'label-report-file="{self.folder / f"report{client}.json"}"'
+            f'class-names="{",".join(load("digits").class_names)}" '
+            f'label-report-file="{self.folder / f"report{client}.json"}" label-ledger="{self.folder / "ledger"}"'
         )
         self.nodes[client] = self.supernode(name or f"node{client}", self.folder / f"key{client}", config)
 
@@ -188,7 +189,7 @@ def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again
     # Round 1: the client that was picked second dies in the middle of its training; the round ends with the rest.
     federation.run(TEST_APP, f'traces="{traces}" held-rounds="1,3" round-timeout=40.0 min-nodes=3')
     wait_for("training in round 1", lambda: len(list(traces.glob("training-*-1"))) == 2, PATIENCE, superlink)
-    reports = [json.loads((folder / f"report{k}.json").read_text())["reports"][str(k)] for k in range(NODES)]
+    reports = [json.loads((folder / f"report{k}.json").read_text())["clients"][str(k)][0] for k in range(NODES)]
     selector = EntropySelector(2, 2, seed=1)
     selector.register(np.array([report["counts"] for report in reports]), noisy=True)
     expected = list(selector.select().clients)
@@ -237,7 +238,7 @@ def test_a_federation_survives_dead_nodes_a_dead_serverapp_and_being_asked_again
     assert [line["round"] for line in rounds(traces)] == [1, 2, 3]
     here = [client for client in range(NODES) if client != victim]
     assert rounds(traces)[2]["clients"] == list(selector.select(available=here).clients)
-    assert rounds(traces)[2]["weight"] == 3.0
+    assert rounds(traces)[2]["weight"] == 3.0, rounds(traces)[2]
     assert list(traces.glob("asked-*")) == []
 
     # Another app, another run, the nodes' own data: asked again, the nodes give the same bytes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp.strategy import FedXgbCyclic
+from flwr.serverapp.strategy import FedAvg, FedXgbCyclic
 
 from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
-from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError
+from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, start
 from fedentopt.selection.fedentropy import ValueSelector
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, dead, federation, model, says, silent, skewed
 
@@ -203,6 +204,13 @@ def test_two_unknown_nodes_under_one_id_are_both_kept_out_until_one_is_gone(capl
     assert len(grid.sent("query")) == 1  # both had answered already
 
 
+def test_a_contested_id_keeps_nobody_else_out() -> None:
+    grid, made = federation(), strategy()
+    grid.nodes[7] = Node(0, skewed(8)[0])  # contested, and the first in order
+    made.start(grid, model(), num_rounds=1)
+    assert made.selector.clients == tuple(range(1, 8))
+
+
 def test_a_newcomer_under_the_id_of_a_live_client_is_held_back_and_takes_over_once_that_one_is_gone() -> None:
     grid, made = federation(), strategy()
     made.start(grid, model(), num_rounds=1)
@@ -260,14 +268,15 @@ def test_a_restarted_node_with_new_data_brings_its_new_counts() -> None:
     grid, made = federation(), strategy()
     made.start(grid, model(), num_rounds=1)
     grid.nodes.pop(node_of(grid, 6))
-    grid.nodes[7] = Node(6, np.full(1000, 4))
+    grid.nodes[7] = Node(6, np.full(200, 4))
     made.configure_train(2, model(), ConfigRecord(), grid)
-    assert made.census.members[6].report.counts.tolist() == [0, 0, 0, 0, 1000]
+    assert made.census.members[6].report.counts.tolist() == [0, 0, 0, 0, 200]
+    assert made.selector.counts[6].tolist() == [0, 0, 0, 0, 200]
     same = EntropySelector(2, 3, seed=5)
     counts = np.stack([np.bincount(labels, minlength=CLASSES) for labels in skewed(8)])
     same.register(counts)
     assert picked(made)[0] == same.select().clients
-    same.update({6: [0, 0, 0, 0, 1000]})
+    same.update({6: [0, 0, 0, 0, 200]})
     assert picked(made)[1] == same.select().clients
 
 
@@ -347,6 +356,44 @@ def test_when_no_node_tells_its_counts_the_run_ends_with_every_reason(caplog: py
         made.start(grid, model(), num_rounds=1)
     assert len(grid.sent("query")) == 2
     assert [text for text in caplog.messages if "waiting 8 s for one at most" in text] != []
+
+
+def test_a_node_that_tells_its_counts_is_waited_for_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    grid, made = federation(2), strategy(query_attempts=1, node_timeout=30.0)
+    for node in grid.nodes.values():
+        node.query = broken
+    look = grid.get_node_ids
+    seen: list[int] = []
+
+    def get_node_ids() -> Any:
+        seen.append(1)
+        if len(seen) == 5:
+            grid.nodes[7] = Node(5, skewed(8)[5])
+        return look()
+
+    grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.configure_train(1, model(), ConfigRecord(), grid)
+    assert picked(made) == [(5,)]
+    assert len([text for text in caplog.messages if "waiting 30 s for one at most" in text]) == 1
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.configure_train(2, model(), ConfigRecord(), grid)
+    assert not [text for text in caplog.messages if "for one at most" in text]
+
+
+def test_waits_are_as_long_as_flowers_and_the_documentations() -> None:
+    ours, flowers = inspect.signature(start).parameters, inspect.signature(FedAvg.start).parameters
+    assert {name: ours[name].default for name in ("num_rounds", "timeout")} == {
+        name: flowers[name].default for name in ("num_rounds", "timeout")
+    }
+    made = FedEntOpt(cohort_size=2, num_classes=CLASSES)
+    assert (made.federation.node_timeout, made.census.timeout, made.census.attempts, made.federation.poll_interval) == (
+        600,
+        300,
+        None,
+        1,
+    )
 
 
 def test_evaluation_on_the_nodes_is_not_waited_for_without_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -459,6 +506,9 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"buffer": -1}, "buffer_size"),
         ({"num_classes": 0}, "num_classes"),
         ({"query_timeout": 0}, "query_timeout"),
+        ({"query_timeout": True}, "query_timeout"),
+        ({"query_timeout": "5"}, "query_timeout"),
+        ({"query_timeout": float("inf")}, "query_timeout"),
         ({"query_attempts": 0}, "query_attempts"),
         ({"node_timeout": float("nan")}, "node_timeout"),
         ({"selector": RandomSelector(2)}, "selector"),

@@ -66,7 +66,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> ToyEngine:
 
 def refusal(folder: Path) -> str:
     start = f"code: the code behind {CONFIG.method} has changed since {folder} was made (digest 00000000, now ffffffff)"
-    return re.escape(f"{start}; bring the old code back, give another --out, or ")
+    return re.escape(f"{start}; bring the old code back, give another folder, or ")
 
 
 def test_the_digest_is_kept_in_run_json_where_there_is_one(tmp_path: Path) -> None:
@@ -115,5 +115,5 @@ def test_an_unfinished_run_of_other_code_is_refused(toy: ToyEngine, tmp_path: Pa
 def test_where_runs_cannot_be_repeated_in_place_that_is_no_way_out(toy: ToyEngine, tmp_path: Path) -> None:
     toy.sweep(tmp_path)
     toy.digest = NEW
-    with pytest.raises(InputError, match=r"; bring the old code back or give another --out$"):
-        run_sweep([toy.job(CONFIG)], RunOptions(out=str(tmp_path)), afresh="another --out")
+    with pytest.raises(InputError, match=r"; bring the old code back or give another folder$"):
+        run_sweep([toy.job(CONFIG)], RunOptions(out=str(tmp_path)), afresh="another folder")

@@ -158,6 +158,7 @@ def test_it_shows_itself_as_its_summary(result: Result) -> None:
     html = Result([run(10.0, 0)], ["<b>"])._repr_html_()
     assert "&lt;b&gt;" in html
     assert "<th>accuracy</th>" in html
+    assert "<th>0</th>" not in html  # rows have no number
 
 
 def test_what_is_no_comparison_is_refused() -> None:

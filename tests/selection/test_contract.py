@@ -25,6 +25,7 @@ from fedentopt.selection import (
     setting,
 )
 from fedentopt.selection.fedentropy import ValueSelector
+from fedentopt.selection.selector import make_for_run
 
 
 class RoundRobin(Selector):
@@ -234,6 +235,32 @@ def test_a_selector_for_a_run() -> None:
         Small.check_run(cohort_size=2, clients=10)
 
 
+def test_a_selector_says_for_how_many_clients_it_is() -> None:
+    class Small(RoundRobin):
+        name = "small"
+        largest = 1000
+
+    Small.check_run(cohort_size=2, clients=10**3)
+    Small.check_run(cohort_size=2, clients=5)
+    with pytest.raises(InputError, match="clients: 1001 are too many for small; accepted: at most 1000"):
+        Small.check_run(cohort_size=2, clients=1001)
+
+
+def test_without_clients_there_are_no_counts() -> None:
+    assert RoundRobin(2).counts.shape == (0, 1)
+    assert RoundRobin(2).sizes.shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["round", "pull"])
+def test_memory_may_not_hide_what_the_state_says_itself(name: str) -> None:
+    class Hiding(Learner):
+        def memory(self) -> dict[str, Any]:
+            return {"other": 1, name: 2}
+
+    with pytest.raises(InputError, match=f"'{name}' in its memory is taken; accepted: another name"):
+        Hiding(2).state_dict()
+
+
 # --- picking
 class Gives(Selector):
     """Picks what it is told to."""
@@ -323,6 +350,56 @@ def test_losses_come_by_number_with_nan_for_those_not_asked() -> None:
         selector.select(losses={"z": 1.0})
     assert selector.round == 1
     assert made(Learner, asks=3).candidates(["a", "b"]) == Candidates(("a", "b"), 3)
+
+
+def test_cohorts_that_may_be_smaller() -> None:
+    """One who gives fewer than it could is warned of, unless its definition has it so; fewer available always are."""
+
+    class Last(Gives):
+        smaller_cohorts = True
+
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2"):
+        Gives([3]).select()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Last([3]).select().clients == ("d",)
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2: no more clients are available"):
+        Last([3]).select(["d"])
+
+
+def test_figures_by_number_and_who_left() -> None:
+    class Notes(RoundRobin):
+        left: list[set[ClientId]]
+
+        def forget_clients(self, gone: Any) -> None:
+            self.left = [*getattr(self, "left", []), set(gone)]
+
+    selector = made(Notes)
+    np.testing.assert_array_equal(selector.by_number({"c": 2.5, "a": 1, "stranger": 9.0}), [1, 0, 2.5, 0, 0, 0])
+    np.testing.assert_array_equal(selector.by_number({}, np.nan), [np.nan] * 6)
+    selector.remove(["a", "d"])
+    assert selector.left == [{"a", "d"}]
+    np.testing.assert_array_equal(selector.by_number({"c": 2.5, "a": 1}, -1.0), [-1, 2.5, -1, -1])
+    with pytest.raises(InputError, match="client 'a': not registered"):
+        selector.remove(["b", "a"])
+    assert len(selector.left) == 1
+
+
+def test_a_for_run_may_ask_for_the_rounds() -> None:
+    class Long(RoundRobin):
+        rounds = 0
+
+        @classmethod
+        def for_run(cls, *, cohort_size: int, clients: int, seed: int, rounds: int = 7, **settings: Any) -> Long:
+            selector = cls(cohort_size, seed)
+            selector.rounds = rounds
+            return selector
+
+    def rounds_of(cls: type[Selector]) -> int:
+        return getattr(make_for_run(cls, cohort_size=2, clients=5, rounds=30, seed=1), "rounds", 0)
+
+    assert rounds_of(Long) == 30
+    assert rounds_of(RoundRobin) == 0
 
 
 # --- remembering
@@ -527,3 +604,35 @@ def test_fewer_than_asked_for(cls: type[Selector]) -> None:
         assert [str(w.message) for w in caught if w.category is CohortWarning] == [
             "cohort of 2 instead of 3: no more clients are available"
         ]
+
+
+@every
+def test_counts_are_taken_by_name_and_for_exact_unless_said_otherwise(cls: type[Selector]) -> None:
+    selector = cls.for_run(cohort_size=1, clients=2, seed=0) if cls is not ValueSelector else cls(1)
+    for counts, words in ((np.array([[1, -2], [1, 1]]), "class 1 is -2"), (np.array([[1, 1], [0, 0]]), "are 0")):
+        with pytest.raises(InputError, match=words):
+            selector.register(counts)
+    with pytest.raises(TypeError, match="positional"):
+        selector.register([[1, 2]], True)  # type: ignore[misc]
+    selector.register(counts=np.array([[1, 2], [2, 1]]))
+    assert selector.clients == (0, 1)
+
+
+@every
+@pytest.mark.parametrize(
+    "counts",
+    [np.zeros((5, 3)), np.full((5, 3), 7.0), np.arange(1.0, 6.0)[:, None], np.ones((1, 3)), np.eye(5)[:, :2] * 1e-9],
+    ids=["nothing", "equal", "one class", "one client", "traces"],
+)
+def test_degenerate_counts(cls: type[Selector], counts: np.ndarray) -> None:
+    clients = len(counts)
+    selector = cls.for_run(cohort_size=min(2, clients), clients=clients, seed=1)
+    selector.register(counts, noisy=True)
+    for r in range(6):
+        cohort = play(selector, r)
+        assert 1 <= len(set(cohort)) == len(cohort) <= 2
+        assert set(cohort) <= set(range(clients))
+    other = cls.for_run(cohort_size=min(2, clients), clients=clients, seed=1)
+    other.register(counts, noisy=True)
+    restore(other, saved(selector))
+    assert [play(other, r) for r in range(6, 9)] == [play(selector, r) for r in range(6, 9)]

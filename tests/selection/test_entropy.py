@@ -119,6 +119,14 @@ def test_buffer_above_k_minus_m_is_refused() -> None:
     assert len(selector.select().clients) == 2
 
 
+def test_no_buffer_fits_where_cohorts_ask_for_more_than_there_are() -> None:
+    selector = EntropySelector(3, buffer_size=1)
+    assert selector.state_dict()["most_clients"] == 0
+    selector.register({"a": [1, 2], "b": [2, 1]})
+    with pytest.raises(InputError, match="buffer_size: 1; accepted: at most 0, with 2 clients and cohorts of 3"):
+        selector.select()
+
+
 def test_clients_away_release_the_oldest_available_and_keep_their_own_place() -> None:
     selector = EntropySelector(2, buffer_size=4, seed=0)
     selector.register(HAND)
@@ -264,6 +272,18 @@ def test_state_may_come_before_the_clients() -> None:
     assert [restarted.select().clients for _ in range(5)] == [whole.select().clients for _ in range(5)]
 
 
+def test_a_buffered_client_that_never_comes_keeps_nobody_else_out() -> None:
+    before = EntropySelector(3, buffer_size=2)
+    before.register({name: [1, 1] for name in ("v", "w", "x", "y", "z")})
+    before.select()
+    selector = EntropySelector(3, buffer_size=2)
+    selector.load_state_dict(before.state_dict())
+    selector.register({"a": [3, 0], "b": [0, 2], "c": [1, 1]})
+    cohort = selector.select()
+    assert sorted(cohort.clients) == ["a", "b", "c"]
+    assert cohort.released == ()
+
+
 def test_state_is_small_and_without_counts() -> None:
     selector = EntropySelector(2, buffer_size=3, seed=4, target=[1, 2, 1])
     selector.register(HAND)
@@ -291,6 +311,8 @@ def test_state_is_small_and_without_counts() -> None:
         ({"round": -1}, "round: -1"),
         ({"round": 1.5}, "round: 1.5"),
         ({"seed": None}, "seed: None"),
+        ({"seed": -1}, "seed: -1"),
+        ({"most_clients": -1}, "most_clients: -1"),
         ({"buffer": ["a", "a"]}, "buffer holds 2 clients; accepted: at most 3, each once"),
         ({"buffer": list("abcd")}, "buffer holds 4 clients; accepted: at most 3"),
         ({"buffer": ["nobody"]}, "buffer: client 'nobody': not registered"),
@@ -370,6 +392,7 @@ def test_uniform_target_gives_the_picks_of_entropy(target) -> None:
         ([[1, 2]], "one weight a class"),
         ([], "one weight a class"),
         (["x"], "one weight a class"),
+        (5, "one weight a class"),
     ],
 )
 def test_bad_targets_are_refused(target, message: str) -> None:

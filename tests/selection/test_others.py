@@ -171,6 +171,13 @@ def test_kl_takes_noisy_counts_and_empty_clients() -> None:
     assert all(limit.dtype == np.int64 for limit in cohort.sample_limits.values())
 
 
+def test_kl_takes_everybody_once_where_seats_are_left() -> None:
+    selector = KLSelector(5)
+    selector.register({"a": [-1.0, -2.0], "b": [2.0, 1.0], "c": [-3.0, 0.0]}, noisy=True)
+    with pytest.warns(CohortWarning, match="cohort of 3 instead of 5"):
+        assert selector.select().clients == ("b", "a", "c")
+
+
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=8), st.data())
 def test_kl_limits_hold(rows: list[list[int]], data) -> None:
@@ -225,6 +232,11 @@ def test_judge_only_removes_what_raises_entropy(clients: int, seed: int) -> None
         ([[float("nan"), 1.0]], [1], "soft_labels"),
         ([[1.0, 0.0]], [0], "weights"),
         ([[1.0, 0.0]], [-1], "weights"),
+        ([1.0, 0.5], [1, 1], "soft_labels"),
+        (np.zeros((0, 3)), [], "soft_labels"),
+        (np.zeros((2, 0)), [1, 1], "soft_labels"),
+        ([[1.0, 0.0], [0.0, 1.0]], [-0.5, 2], "weights"),
+        ([[1.0, 0.0], [0.0, 1.0]], [float("inf"), 2], "weights"),
     ],
 )
 def test_judge_refuses(soft, weights, message: str) -> None:

@@ -73,7 +73,7 @@ def path(name: str, chunk: int = 3) -> Iterator[None]:
         if name == "exact":
             yield
             return
-        with mock.patch.object(scorer, "_FEW_CELLS", 0), mock.patch.object(columns, "_CHUNK", chunk):
+        with mock.patch.object(scorer, "FEW_CELLS", 0), mock.patch.object(columns, "_CHUNK", chunk):
             if name == "columns":
                 yield
                 return
@@ -188,7 +188,7 @@ def test_paths_agree_on_larger_tables(kind: str, name: str) -> None:
     target = rng.dirichlet(np.ones(classes)) if kind == "target" else None
     cohorts = []
     for way in ("exact", name):
-        with path(way, chunk=64), mock.patch.object(scorer, "_FEW_CELLS", 0 if way == name else 1 << 30):
+        with path(way, chunk=64), mock.patch.object(scorer, "FEW_CELLS", 0 if way == name else 1 << 30):
             selector = EntropySelector(150, buffer_size=130, seed=1, target=target)
             selector.register(counts, noisy=kind == "noisy")
             cohorts.append([selector.select().clients for _ in range(2)])

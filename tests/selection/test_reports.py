@@ -10,6 +10,8 @@ from scipy import sparse
 
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
+from fedentopt.selection import reports
+from fedentopt.selection.rows import Rows
 
 TABLE = np.array([[4, 0, 0], [0, 3, 1], [2, 2, 0], [0, 0, 5]])
 
@@ -143,10 +145,15 @@ BAD = [
     (SimpleNamespace(indptr=[0, 3], indices=[1, 0, 1], data=[1, 1, 2], shape=(1, 2)), {}, "a class is given twice"),
     (SimpleNamespace(indptr=[0, 9], indices=[1], data=[1], shape=(1, 2)), {}, "entries of the sparse matrix"),
     (SimpleNamespace(indptr=[0, 1], indices=[1], data=[1], shape=(2, 2)), {}, "row pointers of the sparse matrix"),
+    (SimpleNamespace(indptr=[1, 2], indices=[0, 1], data=[1, 1], shape=(1, 2)), {}, "row pointers of the sparse"),
+    (SimpleNamespace(indptr=[0, 2, 1], indices=[0, 1], data=[1, 1], shape=(2, 2)), {}, "row pointers of the sparse"),
     ({"x": sparse.coo_array([1, 2]), "y": sparse.coo_array([1])}, {}, r"client 'y': sparse .*accepted: \(1, 2\)"),
     ({"x": sparse.csr_array([[1, 2], [3, 4]])}, {}, r"client 'x': sparse label counts of shape \(2, 2\)"),
     ({"x": sparse.csr_array([[1, 2]]), "y": sparse.csr_array([[1, -2]])}, {}, "client 'y': the count of class 1 is -2"),
     (np.ones((1, 2)), {"num_classes": 0}, "num_classes: 0"),
+    (np.ones((1, 1)), {"num_classes": True}, "num_classes: True"),
+    (np.ones((1, 2)), {"num_classes": "2"}, "num_classes: '2'"),
+    (np.ones((1, 2)), {"num_classes": 2.0}, "num_classes: 2.0"),
     (np.ones((1, 2)), {"num_classes": 3}, "counts: 2 classes; accepted: 3"),
 ]
 
@@ -216,6 +223,42 @@ def test_refusals_inside_a_mapping_name_the_client() -> None:
         EntropySelector(2).register({"a": torch.ones(3), "b": torch.ones(3, requires_grad=True)})
     with pytest.raises(InputError, match=r"client 'a': label counts .*; accepted: a number a class"):
         EntropySelector(2).register({"a": {0: [1, 2], 1: 3}})
+
+
+class Unreadable:
+    """A vector of a library of its own, which does not let NumPy look inside."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __array__(self, dtype=None, copy=None):
+        raise self.error("not for NumPy")
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError])
+def test_vectors_that_numpy_cannot_read_are_refused_by_the_clients_name(error: type[Exception]) -> None:
+    with pytest.raises(InputError, match="client 'a'"):
+        EntropySelector(2).register({"a": Unreadable(error), "b": [1, 2]})
+
+
+def test_a_table_read_in_pieces_is_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "_CHUNK_CELLS", 8)  # two clients at a time
+    table = np.arange(1, 29).reshape(7, 4)
+    selector = EntropySelector(1)
+    selector.register(table)
+    assert selector.counts.tolist() == table.tolist()
+
+
+def test_rows_one_by_one() -> None:
+    rows = Rows.from_lengths(np.array([1, 2, 0, 1]), np.array([4, 0, 2, 1], np.int32), np.array([7.0, 5.0, 3.0, 9.0]))
+    part = rows.part(1, 4)
+    assert [[entry.tolist() for entry in part.row(i)] for i in range(3)] == [
+        [[0, 2], [5.0, 3.0]],
+        [[], []],
+        [[1], [9.0]],
+    ]
+    nothing = Rows.concatenate([])
+    assert (len(nothing), nothing.classes.size, nothing.values.size) == (0, 0, 0)
 
 
 def test_a_sum_beyond_whole_numbers_stays_a_float() -> None:

@@ -133,6 +133,7 @@ def test_out_keeps_runs_and_reads_them_again(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(first.summary, again.summary)
     about = json.loads(next((tmp_path / "kept").glob("*near*/run.json")).read_text())
     assert about["config"]["algorithm.mu"] == 0.3
+    assert "command" not in about  # no command has these arrays, this model and this object
     assert len(about["code"]["digest"]) == 64
     other = arrays(samples=121)
     with pytest.raises(InputError, match="dataset: 'arrays' is not what"):

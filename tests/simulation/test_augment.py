@@ -79,6 +79,13 @@ def test_statistics_that_are_none_are_refused(mean, std, words):
         ImageTransform(mean, std)
 
 
+def test_a_mean_may_be_negative():
+    x = ImageTransform((-0.5, 0.0, 0.5), (0.5, 1.0, 2.0)).apply(
+        torch.zeros(1, 3, 1, 1, dtype=torch.uint8), torch.ones(5, 1)
+    )
+    assert x.flatten().tolist() == [1.0, 0.0, -0.25]
+
+
 def test_grey_images_become_rgb():
     grey = pictures(3, channels=1)
     out = ImageTransform(MEAN, STD).standardise(grey)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.settings import amount
-from fedentopt.simulation.config import RunConfig, option_of, options
+from fedentopt.simulation.config import SMALL_DATASETS, RunConfig, option_of, options, part_of
 
 
 def test_equal_settings_have_one_id():
@@ -54,6 +55,7 @@ def test_every_setting_changes_the_id():
         ({"algorithm": "fedsgd"}, "algorithm: 'fedsgd' is unknown; accepted: fedavg"),
         ({"algorithm": "fedentropy", "selector": "kl"}, "cannot go with fedentropy"),
         ({"seed": -1}, "seed: -1 is out of range"),
+        ({"batch_size": 0}, "batch_size: 0 is out of range; accepted: at least 1"),
     ],
 )
 def test_refusals_name_field_value_and_what_would_do(settings, words):
@@ -84,3 +86,28 @@ def test_method_names():
     assert RunConfig(algorithm="fedconcat", epsilon=0.5).method == "fedconcat-dp"
     assert RunConfig(selector="kl").method == "kl"
     assert RunConfig(epsilon=0.5).method == "fedavg"  # random selection reads no counts
+    assert RunConfig(selector="mine:Own", epsilon=0.5).method == "mine-own-dp"  # own code may read them
+
+
+def test_settings_behind_own_ones_are_read_too():
+    config = RunConfig.from_dict({"settings": {}, "algorithm": "fedprox", "mu": 0.5, "rounds": 7})
+    assert (config.of("algorithm"), config.rounds) == ({"mu": 0.5}, 7)
+
+
+def test_numbers_of_numpy_are_plain_numbers_in_own_settings():
+    settings = {"algorithm.rank": np.int64(3), "algorithm.shape": [np.int32(1), 2]}
+    own = RunConfig(algorithm="mine:Own", settings=settings).of("algorithm")
+    assert own == {"rank": 3, "shape": (1, 2)}
+    assert [type(value) for value in (own["rank"], *own["shape"])] == [int, int, int]
+
+
+def test_an_option_is_the_setting_behind_its_name():
+    methods = {"algorithm": "fedconcat", "selector": "random"}
+    assert part_of("concat_share", methods) == part_of("share", methods) == ("algorithm", "share")
+    assert part_of("concat_max_rounds", methods) == ("algorithm", "max_rounds")
+
+
+def test_small_data_sets_may_leave_a_client_one_sample():
+    assert RunConfig(dataset="cifar10").least_samples == 10
+    assert [RunConfig(dataset=name).least_samples for name in SMALL_DATASETS] == [1] * len(SMALL_DATASETS)
+    assert RunConfig(dataset="cifar10", min_samples=3).least_samples == 3

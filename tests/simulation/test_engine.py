@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from fedentopt.selection import RandomSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.evaluation import Scores
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.local import train_client
 from fedentopt.simulation.methods import build_algorithm, build_selector
+from fedentopt.simulation.planning import RoundPlan, RunPlanner
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.trainers.choice import choose_trainer, resolve_device
 
@@ -375,6 +378,35 @@ def test_a_client_that_is_not_finite_spoils_its_own_model_only(device):
     torch.testing.assert_close(new[2, parameters:], 0.5 * (trained[2] + trained[3])[parameters:])
 
 
+class AsOnCuda(torch.Tensor):
+    """In host memory, and yet taken through the branch for CUDA, where all rows are one product."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("model", [toy.linear, toy.normed])
+def test_all_rows_in_one_product_equal_row_by_row(model):
+    from fedentopt.simulation.aggregation import Blend, blend_models
+
+    layout = FlatLayout(model(3))
+    rng = torch.Generator().manual_seed(1)
+    starts, trained = torch.rand(4, layout.width, generator=rng), torch.rand(5, layout.width, generator=rng)
+    trained[4, 3] = torch.inf
+    blends = [
+        Blend(2, 0.25, np.array([0, 3]), np.array([0.5, 0.25]), np.array([0.75, 0.25])),
+        Blend(0, 0.0, np.array([1]), np.array([2.0]), np.array([1.0])),
+        Blend(3, 0.5, np.array([2, 4]), np.array([0.25, 0.25]), np.array([0.5, 0.5])),
+    ]
+    by_row = blend_models(starts, trained, blends, layout)
+    at_once = blend_models(starts.as_subclass(AsOnCuda), trained, blends, layout).as_subclass(torch.Tensor)
+    torch.testing.assert_close(at_once[:3], by_row[:3])
+    width, end = layout.parameter_width, layout.moving_width
+    assert at_once[3, :width].isnan().all()  # spoilt by its own client
+    assert at_once[:3, :end].isfinite().all()
+    assert at_once[1].equal(starts[1])
+    assert at_once[:, end:].equal(starts[:, end:])
+
+
 def test_a_class_without_test_samples_has_no_accuracy():
     data = toy.images(samples=90)
     keep = data.y_test != 1
@@ -383,3 +415,60 @@ def test_a_class_without_test_samples_has_no_accuracy():
     assert np.isnan(last.class_accuracy[1])
     assert last.worst_class_accuracy == min(last.class_accuracy[0], last.class_accuracy[2])
     assert 0 <= last.accuracy <= 100
+
+
+def test_figures_of_a_test_by_hand():
+    # 1 of 3 and 3 of 4 right: 57.14 % in all; a summed loss of 3.5 over 7 samples.
+    scores = Scores(torch.tensor([[9, 9], [1, 3]]), torch.tensor([0.0, 3.5], dtype=torch.float64))
+    accuracy, loss, per_class = scores.read(1, torch.tensor([3.0, 4.0], dtype=torch.float64))
+    assert (accuracy, loss) == (pytest.approx(400 / 7), 0.5)
+    assert per_class == (pytest.approx(100 / 3), 75.0)
+
+
+def test_the_end_of_a_run_is_a_number_however_large():
+    assert [RunState.finished.fget(SimpleNamespace(round=int(done), rounds=500)) for done in ("499", "500")] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(("algorithm", "words"), [("scaffold", "keeps vectors"), ("fedntd", "a local objective")])
+def test_local_training_refuses_what_it_cannot_do(algorithm, words):
+    data, config = toy.images(samples=9), toy.config(algorithm=algorithm)
+    with pytest.raises(InputError, match=f"algorithm: '{algorithm}' .*{words}"):
+        train_client(
+            toy.linear(3), data.x_train, data.y_train, config=config, round_=1, client=0, num_classes=3,
+            mean=data.mean, std=data.std,
+        )  # fmt: skip
+
+
+def test_the_most_steps_of_a_client_and_a_round_without_anybody():
+    labels = np.arange(70) % 3
+    config = toy.config(partition="iid", clients=6, batch_size=5, epochs=3)  # twelve samples, or eleven: three batches
+    planner = RunPlanner(config, labels, 3, build_selector(config, build_algorithm(config)))
+    assert max(map(len, planner.parts.indices)) == 12
+    assert planner.most_steps == 9
+    assert RoundPlan(1, (0, 1), (), (), None).seconds == 0.0
+
+
+class Forgetful(RandomSelector):
+    """Remembers what JSON cannot keep."""
+
+    name = "forgetful"
+    kept: object = None
+
+    def memory(self):
+        return {"kept": self.kept}
+
+
+@pytest.mark.parametrize("kept", [{1, 2}, (1, 2), {1: 2}, "circle"], ids=["set", "tuple", "number as a key", "circle"])
+def test_a_memory_that_json_does_not_keep_is_refused(kept):
+    circle: list[object] = []
+    circle.append(circle)
+    config = toy.config()
+    selector = Forgetful(config.cohort_size)
+    planner = RunPlanner(config, np.arange(70) % 3, 3, selector)
+    assert planner.state_dict()["selector"]["kept"] is None
+    selector.kept = circle if kept == "circle" else kept
+    with pytest.raises(InputError, match="has a memory that JSON does not keep"):
+        planner.state_dict()

@@ -210,9 +210,12 @@ def test_who_was_kept():
         assert record.clients == record.trained[::2]
         assert {k: seen.kept for k, seen in observations.items()} == {k: k in record.clients for k in record.trained}
     assert len(told) == 4
-    # Where no algorithm judges, nobody knows, and nobody who needs only that is told anything.
-    assert heard(("kept",))[0] == []
-    told, _, _ = heard(("kept", "seconds"))
+    # Where no algorithm judges, all that trained are kept.
+    told, outcome, _ = heard(("kept",))
+    for record, observations in zip(last_round_is_told(told, outcome), told, strict=True):
+        assert {k: seen.kept for k, seen in observations.items()} == dict.fromkeys(record.trained, True)
+    assert len(told) == 4
+    told, _, _ = heard(("seconds",))
     assert all(seen.kept is None for observations in told for seen in observations.values())
 
 

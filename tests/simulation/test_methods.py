@@ -112,6 +112,9 @@ GRAMMAR: list[tuple[str, dict[str, Any]]] = [
     ("fedavg:partition=dir:0.5,rounds=7", {"partition": "dir:0.5", "rounds": 7}),
     ("fedavg:dataset=a,b.npz,rounds=7", {"dataset": "a,b.npz", "rounds": 7}),
     ("fedavg:dataset=a=b.npz", {"dataset": "a=b.npz"}),
+    ("fedavg:dataset=a+b.npz", {"dataset": "a+b.npz"}),
+    ("fedavg:dataset=a+b.npz+kl", {"selector": "kl", "dataset": "a+b.npz"}),
+    (f"fedavg:dataset=a+b+{M}:Pick:width=3", {"selector": f"{M}:Pick", "dataset": "a+b", "selector.width": 3}),
     ("fedavg:image_size=none", {"image_size": None}),
     # One's own code, in both places, with and without settings.
     (f"{M}:Own", {"algorithm": f"{M}:Own"}),
@@ -153,13 +156,21 @@ def test_the_grammar(name: str, expected: dict[str, Any]) -> None:
     RunConfig.from_dict(found)  # every one of them is a run
 
 
+def test_own_code_whose_settings_cannot_be_told_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="the settings of builtins:min cannot be told; accepted: a class or a function"
+    ):
+        parse_method("builtins:min:beta=1")
+
+
 REFUSED = [
     ("fedsgd", "method: 'fedsgd' is unknown; accepted: an algorithm (fedavg, fedprox,"),
     ("", "method: '' is unknown"),
     ("fedentopt+fedprox", "method: 'fedentopt+fedprox' is unknown"),
     ("fedavg+kl+random", "method: 'fedavg+kl+random' is unknown"),
     ("fedavg+fedprox", "method: 'fedavg+fedprox' is unknown"),
-    ("fedavg:dataset=a+b.npz", "method: 'fedavg:dataset=a+b.npz' is unknown"),
+    ("fedavg+fedentop:dataset=b", "method: 'fedavg+fedentop:dataset=b' is unknown"),
+    ("fedprox:mu=1+fedentop", "mu: '1+fedentop' cannot be used; accepted: a number"),
     ("fedavg-dp", "method: 'fedavg-dp' adds noise to label counts that it does not use; accepted: -dp with "),
     ("fedprox+random-dp", "method: 'fedprox+random-dp' adds noise to label counts that it does not use"),
     ("balanced-softmax-dp", "adds noise to label counts that it does not use"),
@@ -357,6 +368,8 @@ def other_value(declared: Setting) -> Any:
         return "3"
     if declared.kind == "bool":
         return not declared.default
+    if declared.default is None:
+        return declared.check(20)
     for value in (declared.default / 2, declared.default * 2) if declared.kind == "float" else (declared.default + 1,):
         try:
             return declared.check(value)

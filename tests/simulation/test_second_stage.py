@@ -10,6 +10,7 @@ import torch
 
 import toy
 from fedentopt.partition import parse, partition
+from fedentopt.randomness import key
 from fedentopt.simulation import engine, head_stage, second_stage
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
@@ -168,6 +169,23 @@ def test_resumed_in_the_second_stage_equals_straight_through(together):
     again = run_stack([Task(c, m) for c, m in zip(configs, memories, strict=True)], data, options)
     for a, b in zip(straight, again, strict=True):
         agree(a, b)
+
+
+def test_the_encoders_travel_once_when_the_second_stage_begins():
+    config = toy.config(**CONCAT | {"model": f"{__name__}:small", "dropout": 0.0})
+    (outcome,) = toy.run([config], toy.images(samples=60))
+    encoder, layer = (3 * 64 + 1) * 5 * 4, (2 * 5 + 1) * 3 * 4  # bytes
+    first = next(i for i, record in enumerate(outcome.records) if record.bytes_up == 3 * layer)
+    assert len(outcome.records) == first + 12
+    assert outcome.records[first].bytes_down == 3 * layer + config.clients * 2 * encoder
+    assert {record.bytes_down for record in outcome.records[first + 1 :]} == {3 * layer}
+    assert {record.bytes_up for record in outcome.records[first:]} == {3 * layer}
+
+
+def test_a_new_layer_starts_as_torchs_linear_layer_does_from_the_runs_key():
+    head = head_stage.fresh_head(16, 3, seed=5)
+    drawn = torch.rand(51, generator=torch.Generator().manual_seed(key(5, "concat-head") >> 1))
+    assert head.tolist() == ((drawn * 2 - 1) / 4).tolist()
 
 
 def test_a_round_is_a_few_batches_of_sgd_on_the_encoders_features_and_a_plain_mean(together):

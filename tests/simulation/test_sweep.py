@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from fedentopt import datasets
 from fedentopt.errors import InputError
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import find_runs
-from fedentopt.simulation import engine
+from fedentopt.simulation import engine, sweep
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.methods import parse_method, parse_seeds
 from fedentopt.simulation.options import RunOptions
-from fedentopt.simulation.sweep import run_in_memory, run_sweep
+from fedentopt.simulation.sweep import form_stacks, run_in_memory, run_sweep
 from toy_run import CONFIG, drive
 
 
@@ -81,6 +82,45 @@ def test_runs_of_a_kind_share_a_stack_and_a_data_set_is_loaded_once(toy: ToyEngi
         ("data of digits", [c.run_id for c in wide]),
         ("data of cifar10", [c.run_id for c in other]),
     ]
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(None, [7]), (7, [7]), (3, [2, 2, 3]), (4, [3, 4]), (1, [1] * 7)])
+def test_stacks_are_equal_parts_in_order(most: int | None, sizes: list[int]) -> None:
+    runs = seeds(*range(7))
+    stacks = form_stacks(runs, most)
+    assert [len(stack) for stack in stacks] == sizes
+    assert [run for stack in stacks for run in stack] == runs
+    with pytest.raises(InputError, match="max-stack: 0 is out of range"):
+        form_stacks(runs, 0)
+
+
+INFINITY = -1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")
+@pytest.mark.parametrize(
+    ("soft", "hard", "runs", "asked"),
+    [
+        (256, 4096, 100, (612, 4096)),  # a file per run, and 512 for everything else
+        (256, 400, 100, (400, 400)),  # as many as may be
+        (256, INFINITY, 100, (612, INFINITY)),
+        (256, 256, 100, None),
+        (1024, 4096, 100, None),
+        (612, 4096, 100, None),
+        (INFINITY, INFINITY, 100, None),
+    ],
+)
+def test_as_many_open_files_as_locks_need(
+    soft: int, hard: int, runs: int, asked: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "RLIM_INFINITY", INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: set_to.append(limits))
+    sweep._allow_files(runs)
+    assert set_to == ([asked] if asked else [])
 
 
 def test_a_missing_data_set_is_known_before_anything_trains(toy: ToyEngine, tmp_path: Path) -> None:

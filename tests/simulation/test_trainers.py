@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import toy
 from fedentopt.models import build
@@ -211,6 +212,12 @@ def test_what_is_lowered_and_what_is_not():
     assert lower(lenet, lambda *_: False) is None
     assert lower(toy.branching(3), lambda *_: True) is None
     assert lower(toy.normed(3), lambda *_: True) is None
+    odd = ({"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 3}, {"bias": False}, {"stride": (1, 2)})
+    for kernel, more in [(3, {}), ((3, 2), {}), ((2, 3), {}), *((3, one) for one in odd)]:
+        conv = nn.Conv2d(3, 6, kernel, **more)
+        net = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
+        net(torch.zeros(1, 3, 12, 12))
+        assert (lower(net, lambda *_: True) is not None) == (kernel == 3 and not more), conv
     x = torch.randn(2, 4, 3, 32, 32)
     rows = torch.stack([layout.pack(build("lenet5", 10, seed=s).state_dict()) for s in (1, 2)])
     by_hand = LoweredNet(lower(lenet, lambda *_: True), layout, PlainKernels()).logits(rows, x)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,9 +116,11 @@ class FakeGrid(Grid):
         self.configs: list[dict[str, Any]] = []
         self.before_send: Callable[[str], None] = lambda kind: None
         self._random = random.Random(shuffle)
+        self._folder = tempfile.mkdtemp(prefix="nodes")  # where noisy nodes keep their reports
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._sent = 0
         self._ready: dict[str, Message] = {}
-        self._app = client_app(num_classes, lambda context: self.nodes[context.node_id].labels)
+        self._app = client_app(num_classes, lambda context: self.nodes[int(context.node_config["data"])].labels)
 
     def get_node_ids(self) -> Iterable[int]:
         ids = [node for node in self.nodes if node not in self.offline]
@@ -157,7 +162,9 @@ class FakeGrid(Grid):
             return trouble(message)
         named = {"client-id": node.client} if node.client != "" else {}
         rank = {"rank": node.client} if isinstance(node.client, int) else {}
-        context = Context(1, number, {**named, **rank, **node.config}, node.state, {})
+        folder = self._folder
+        own = {"data": number, "label-report-file": f"{folder}/{number}.json", "label-ledger": f"{folder}/ledger"}
+        context = Context(1, number, {**named, **rank, **own, **node.config}, node.state, {})
         return self._app(message, context)
 
     def sent(self, kind: str) -> list[list[int]]:

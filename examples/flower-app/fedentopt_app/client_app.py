@@ -7,11 +7,11 @@ import zlib
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedentopt.flower import client_id, label_report
-from fedentopt_app.data import node_data, node_labels, number_of_classes
+from fedentopt.flower import client_id, discreet, label_report
+from fedentopt_app.data import check_agreement, node_data, node_labels, number_of_classes
 from fedentopt_app.settings import local_settings, run_settings
 
-app = ClientApp()
+app = ClientApp(mods=[discreet])  # what goes wrong is told to the node's log, not to the server
 
 
 def _number(context: Context) -> int:
@@ -20,8 +20,9 @@ def _number(context: Context) -> int:
     return client if isinstance(client, int) else zlib.crc32(client.encode())
 
 
-# The one line that label-aware selection needs.
-app.query("label_counts")(label_report(node_labels, number_of_classes))
+# What label-aware selection needs: what is counted is the owner's to say, and so is what stands for its number.
+counted = label_report(node_labels, number_of_classes)
+app.query("label_counts")(counted)
 
 
 @app.train()
@@ -30,12 +31,14 @@ def train(message: Message, context: Context) -> Message:
     from fedentopt.models import build  # torch: not needed to answer for labels
     from fedentopt.simulation.local import train_client
 
+    check_agreement(context)
     config = local_settings(run_settings(context.run_config))
     told = message.content.config_records["config"]
-    images, labels = node_data(context)
+    images, labels = node_data(context, config.image_size)
     classes = number_of_classes(context)
     model = build(config.model, classes, seed=0, image_size=images.shape[-1])
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    received = message.content["arrays"].to_torch_state_dict()
+    model.load_state_dict(received)
     done = train_client(
         model,
         images,
@@ -47,5 +50,9 @@ def train(message: Message, context: Context) -> Message:
         mean=tuple(told["mean"]),
         std=tuple(told["std"]),
     )
-    metrics = MetricRecord({"num-examples": done.samples, "steps": done.steps})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    # Nothing else that counts samples leaves: neither the number of steps nor BatchNorm's, which nothing reads.
+    sent = model.state_dict()
+    for name in [name for name in sent if name.endswith("num_batches_tracked")]:
+        sent[name] = received[name]
+    metrics = MetricRecord({"num-examples": counted.weight(context, done.samples)})
+    return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": metrics}), reply_to=message)

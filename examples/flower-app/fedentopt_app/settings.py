@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import UserConfig
 
 from fedentopt.errors import InputError
-from fedentopt.flower.budget import settle_epsilon
+from fedentopt.release import read_epsilon
 from fedentopt.simulation.config import RunConfig
 
 LOCAL = ("fedavg", "fedprox", "fedrs", "fedlc")
@@ -48,7 +48,8 @@ def run_settings(run_config: UserConfig) -> RunConfig:
     buffer = fields.pop("buffer", None)
     if fields["selector"] == "fedentopt":
         fields["buffer"] = str(buffer)
-    fields["epsilon"] = settle_epsilon(run_config.get("label-epsilon"), "none")  # the app's word; owners have theirs
+    wanted = read_epsilon(run_config.get("label-epsilon"), "run config")  # what simulated nodes use; owners have theirs
+    fields["epsilon"] = wanted if isinstance(wanted, float) else None
     return RunConfig.from_dict(fields)
 
 

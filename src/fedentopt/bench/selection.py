@@ -65,10 +65,15 @@ CASES = {
 }
 
 
-def run_case(name: str) -> Speed:
-    """Run one case in a process of its own."""
+def check_case(name: str) -> None:
+    """Refuse a case that is none."""
     if name not in CASES:
         raise InputError(f"case: {name!r} is unknown; accepted: {', '.join(CASES)}")
+
+
+def run_case(name: str) -> Speed:
+    """Run one case in a process of its own."""
+    check_case(name)
     done = subprocess.run([sys.executable, "-m", __name__, name], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the benchmark case {name} failed:\n{done.stderr}")
@@ -96,7 +101,7 @@ def naive_cohort(counts: np.ndarray, first: int, size: int) -> list[int]:
 def measure(name: str) -> Speed:
     """Run one case here."""
     case = CASES[name]
-    counts = _dense(case) if case.held is None else _sparse(case)
+    counts = dense_counts(case) if case.held is None else _sparse(case)
     started = time.perf_counter()
     selector = EntropySelector(case.cohort, seed=0)
     selector.register(counts)
@@ -104,7 +109,7 @@ def measure(name: str) -> Speed:
     selector.select()
     first = time.perf_counter()
     cohort, ours = _best_of(20 if case.clients < 1000 else 3, selector.select)
-    peak = _peak_mb()  # of ours alone: the naive way comes after
+    peak = peak_mb()  # of ours alone: the naive way comes after
     naive_ms, same = None, None
     if isinstance(counts, np.ndarray):
         repeats = 20 if case.clients < 1000 else 1
@@ -135,8 +140,8 @@ def _best_of(repeats: int, action: Any) -> tuple[Any, float]:
     return result, float(least)
 
 
-def _dense(case: Case) -> np.ndarray:
-    """Sizes and label shares that differ widely: log-normal around 55 samples, Dirichlet(0.3).
+def dense_counts(case: Case) -> np.ndarray:
+    """Counts (K, C). Sizes and label shares that differ widely: log-normal around 55 samples, Dirichlet(0.3).
 
     With noise: two classes of 25 samples each, and what a client reports of them.
     """
@@ -164,8 +169,8 @@ def _sparse(case: Case) -> SimpleNamespace:
     return SimpleNamespace(indptr=indptr, indices=classes, data=counts, shape=(case.clients, case.classes))
 
 
-def _peak_mb() -> float | None:
-    """Most memory this process ever had, where the system tells."""
+def peak_mb() -> float | None:
+    """Most memory in MB this process ever had, where the system tells."""
     status = Path("/proc/self/status")
     if status.exists():  # Linux hands its parent's figure to a new process through getrusage, not through this file
         found = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from fedentopt import __version__
-from fedentopt.cli import bench, compare, data, methods, partition, report, reproduce, run, select
+from fedentopt.cli import bench, compare, data, methods, partition, plan, report, reproduce, run, select
 from fedentopt.cli.console import fail
 from fedentopt.errors import InputError
 
@@ -35,7 +35,7 @@ def _root(
     pass
 
 
-for _module in (compare, run, reproduce, select, methods, partition, data, report, bench):
+for _module in (compare, run, reproduce, plan, select, methods, partition, data, report, bench):
     _module.register(app)
 
 
@@ -47,6 +47,7 @@ _BROUGHT_BY = {
     ),
     "flower": ("flwr", "opendp"),
     "ray": ("ray",),
+    "tables": ("openpyxl", "pyarrow"),
     "tensorboard": ("tensorboard",),
 }  # fmt: skip
 

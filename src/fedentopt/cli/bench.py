@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,9 @@ def engine(
     repeats: Annotated[int, typer.Option(min=1, help="timed repetitions of each case; the best counts")] = 5,
     model: Annotated[list[str] | None, typer.Option(help="only these models (lenet5, vgg11, efficientnet-b0)")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    selectors: Annotated[
+        bool, typer.Option("--selectors", help="what selectors with feedback cost a stack of runs, beside random ones")
+    ] = False,
 ) -> None:
     """Measure local training: samples a second by model and number of clients side by side."""
     from rich.table import Table
@@ -23,6 +27,9 @@ def engine(
     from fedentopt.errors import InputError
     from fedentopt.simulation.trainers import resolve_device
 
+    if selectors:
+        _stack(device, min(repeats, 3), json, model)
+        return
     cases = GPU_CASES if resolve_device(device).type == "cuda" else CPU_CASES
     known = sorted({case.model for case in cases})
     for name in model or []:
@@ -52,24 +59,43 @@ def selection(
         list[str] | None,
         typer.Option(help="Only this case, may be repeated: paper, thousands, million, million-noisy, million-sparse."),
     ] = None,
+    selector: Annotated[
+        list[str] | None, typer.Option(help="Only this selector, may be repeated; with --case: these cases too.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure selection from a hundred to a million clients; all cases take about a minute."""
+    """Measure FedEntOpt from a hundred to a million clients, and a round of every selector; a few minutes in all."""
+    from fedentopt.bench import selection as cases
+    from fedentopt.bench import selectors as rounds
+    from fedentopt.selection import SELECTORS
+
+    for name in selector or []:
+        SELECTORS.get(name)
+    for name in case or []:
+        cases.check_case(name)
+    speeds = [_measured(name, cases.run_case) for name in case or (() if selector else cases.CASES)]
+    others = [_measured(name, rounds.run_selector) for name in selector or (() if case else SELECTORS.names)]
+    if json:
+        measured = {"selection": [asdict(speed) for speed in speeds], "selectors": [asdict(speed) for speed in others]}
+        print_json({name: found for name, found in measured.items() if found})
+        return
+    if speeds:
+        _print_cases(speeds)
+    if others:
+        _print_rounds(others)
+
+
+def _measured(name: str, measure: Callable[[str], Any]) -> Any:
+    console = err()
+    if not console.is_terminal:
+        return measure(name)
+    with console.status(f"measuring {name}"):
+        return measure(name)
+
+
+def _print_cases(speeds: list[Any]) -> None:
     from rich.table import Table
 
-    from fedentopt.bench.selection import CASES, run_case
-
-    speeds = []
-    console = err()
-    for name in case or CASES:
-        if console.is_terminal:
-            with console.status(f"measuring {name}"):
-                speeds.append(run_case(name))
-        else:
-            speeds.append(run_case(name))
-    if json:
-        print_json({"selection": [asdict(speed) for speed in speeds]})
-        return
     table = Table(title="one cohort of FedEntOpt", box=None, padding=(0, 1, 0, 0))
     table.add_column("case", no_wrap=True)
     for heading in ("clients", "classes", "cohort", "first", "next", "naive", "faster", "memory"):
@@ -96,6 +122,53 @@ def selection(
         out().print(f"NOT the same cohorts both ways: {', '.join(apart)}")
     elif compared:
         out().print("both ways found the same cohorts")
+
+
+def _print_rounds(speeds: list[Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"one round of every selector, cohorts of {speeds[0].cohort}", box=None, padding=(0, 1, 0, 0))
+    table.add_column("selector", no_wrap=True)
+    for heading in ("clients", "first", "next", "ratio", "limit", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for speed in speeds:
+        table.add_row(
+            speed.selector,
+            f"{speed.clients:,}",
+            _time(speed.first_ms),
+            _time(speed.next_ms),
+            f"{speed.times:.2f} x" if speed.times < 10 else f"{speed.times:,.0f} x",
+            "" if speed.largest is None else f"{speed.largest:,}",
+            "" if speed.peak_mb is None else f"{speed.peak_mb:,.0f} MB",
+        )
+    out().print(table)
+    out().print("\nfirst: with all preparation; next: best of several; ratio: over FedEntOpt's on the same counts;")
+    out().print("limit: the most clients it serves")
+
+
+def _stack(device: str, repeats: int, json: bool, model: list[str] | None) -> None:
+    from rich.table import Table
+
+    from fedentopt.bench.stack import bench_stack, stack_json
+    from fedentopt.errors import InputError
+
+    if model:
+        raise InputError(f"model: {', '.join(model)} with --selectors; accepted: none, it measures lenet5")
+    speeds = []
+    for speed in bench_stack(device, repeats=repeats):
+        speeds.append(speed)
+        note(f"{speed.selector}: {speed.samples_per_second:,.0f} samples/s, {100 * speed.share:.1f} % of random's")
+    if json:
+        print_json(stack_json(speeds, device))
+        return
+    table = Table(title="stacked runs of lenet5 by selector", box=None, padding=(0, 2, 0, 0))
+    table.add_column("selector", no_wrap=True)
+    for heading in ("samples/s", "of random's", "asked before, per sample"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for s in speeds:
+        asked = f"{s.asked:.2f}" if s.asked else ""
+        table.add_row(s.selector, f"{s.samples_per_second:,.0f}", f"{100 * s.share:.1f} %", asked)
+    out().print(table)
 
 
 def _time(milliseconds: float) -> str:

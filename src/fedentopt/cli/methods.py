@@ -31,6 +31,11 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print JSON instea
             console.print(f"  [bold]{escape(entry['name'])}[/]  {escape(entry['about'])}", soft_wrap=False)
             if entry["needs"]:
                 console.print(f"    needs: {', '.join(entry['needs'])}", style="dim")
+            if registry is SELECTORS:
+                leaves = ", ".join(entry["leaves_client"]) or "nothing but its model"
+                console.print(f"    a client tells: {leaves}", style="dim")
+            if entry["largest"] is not None:
+                console.print(f"    serves at most {entry['largest']:,} clients", style="dim")
             for one in entry["settings"]:
                 console.print(f"    {escape(_line(one))}", style="dim", soft_wrap=False)
 

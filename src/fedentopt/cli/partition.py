@@ -15,13 +15,13 @@ import numpy as np
 import typer
 
 from fedentopt.cli.console import out, print_json
-from fedentopt.cli.counts_file import counts_lines
 from fedentopt.errors import InputError
 from fedentopt.files import written_aside
 from fedentopt.labels import check_labels
 from fedentopt.partition import Partition, parse
 from fedentopt.partition import partition as split
 from fedentopt.simulation.config import SMALL_DATASETS
+from fedentopt.tables import counts_lines
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +11,12 @@ import numpy as np
 import typer
 
 from fedentopt.cli.console import err, note, print_json
-from fedentopt.cli.counts_file import CountsFile, read_counts, read_target
 from fedentopt.cli.select_show import show_sweep, show_trial, sweep_json, trial_json
 from fedentopt.cli.select_state import (
     buffer_size,
     cohort_size,
     continue_from,
+    histories,
     read_state,
     size_rule,
     sweep_sizes,
@@ -25,15 +25,28 @@ from fedentopt.cli.select_state import (
 from fedentopt.errors import InputError
 from fedentopt.files import locked_state
 from fedentopt.privacy import check_epsilon, laplace_noise
-from fedentopt.selection import SELECTORS, EntropySelector, Selector
+from fedentopt.selection import EntropySelector, RandomSelector, Selector
+from fedentopt.selection.noise import keyed_laplace
+from fedentopt.selection.trial import (
+    SweepRow,
+    Trial,
+    classes_held,
+    counts_only,
+    has_buffer,
+    make_selector,
+    takes_target,
+    try_rounds,
+)
 from fedentopt.selection.trial import sweep as try_settings
-from fedentopt.selection.trial import try_rounds
+from fedentopt.settings import settings_of
+from fedentopt.tables import CountsFile, read_available, read_counts, read_target
 
-_NOISE = 0x4E5A  # keeps these draws apart from others made with the same seed
+_NOISE_BY_ROW = 0x4E5A  # states written before noise was keyed by client go on with these draws
 
-
-COUNTS_ONLY = tuple(sorted((cls.name for cls in SELECTORS if not cls.needs), key=lambda name: name != "fedentopt"))
-"""Selectors that need label counts and nothing of a training run."""
+COUNTS_HELP = (
+    "CSV file of label counts (or .xlsx, .parquet): client,CLASS,... with one row per client, or client,class,count."
+)
+DROP_HELP = "Leave out this column, such as a total; may be repeated. `none`: a column that looks like a total is none."
 
 
 def register(app: typer.Typer) -> None:
@@ -42,9 +55,9 @@ def register(app: typer.Typer) -> None:
 
 
 def select(
-    counts: Annotated[Path, typer.Argument(help="CSV file of label counts: client,<class>,..., one row a client.")],
+    counts: Annotated[Path, typer.Argument(help=COUNTS_HELP)],
     cohort: Annotated[
-        str | None, typer.Option(help="Clients a round, M: a number, or a per cent of all. Default: 10%.")
+        str | None, typer.Option(help="Clients per round, M: a number, or a per cent of all. Default: 10%.")
     ] = None,
     buffer: Annotated[
         str | None,
@@ -57,7 +70,13 @@ def select(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of everything drawn. Default: that of --state, else 0.")
     ] = None,
-    selector: Annotated[str, typer.Option(help="fedentopt, random or kl.")] = "fedentopt",
+    selector: Annotated[
+        str, typer.Option(help="fedentopt, random, kl or another that needs label counts only.")
+    ] = "fedentopt",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the selector; may be repeated."),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="A trial of privacy: add Laplace noise of scale 1/epsilon to the counts first.")
     ] = None,
@@ -67,6 +86,10 @@ def select(
     target: Annotated[
         Path | None, typer.Option(help="CSV file class,weight: the label distribution to aim for, if not uniform.")
     ] = None,
+    available: Annotated[
+        Path | None, typer.Option(help="File of the clients that are there, one per line; others are not chosen.")
+    ] = None,
+    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help=DROP_HELP)] = None,
     state: Annotated[
         Path | None, typer.Option(help="Go on from this file where it exists, and leave the new state in it.")
     ] = None,
@@ -78,31 +101,36 @@ def select(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Select balanced cohorts, round after round, from the CSV file COUNTS: header client,CLASS,CLASS,..., one row a
-    client with how many samples of each class it holds.
-    """
-    _check_options(selector, epsilon, noisy, target, state, sweep)
-    table = read_counts(counts, noisy)
+    """Select balanced cohorts, round after round, from a table of how many samples of each class every client holds."""
+    chosen_class = _selector_class(selector)
+    own = selector_settings(chosen_class, set_ or ())
+    _check_options(chosen_class, epsilon, noisy, target, state, sweep)
+    table = read_counts(counts, noisy, drop or ())
+    for line in table.notes:
+        note(line)
     prior = None if target is None else read_target(target, table.classes)
+    here = None if available is None else read_available(available, table)
     clients = len(table.clients)
+    about: dict[str, Any] = {"classes": list(table.classes), "selector": selector, "cohort": None, "buffer": None}
+    about |= {"epsilon": epsilon, "noisy": noisy, "target": None if prior is None else prior.tolist()}
+    if own:
+        about["settings"] = own
+    said = {"file": str(counts), "rounds": rounds, "clients": clients, "left_out": list(table.left_out)}
+    said["available"] = None if here is None else len(here)
     if sweep:
         pairs = sweep_sizes(cohort, buffer, clients)
-        reported = _reported(table, epsilon, seed or 0)
-        with _progress(len(pairs) * rounds) as advance:
-            rows = try_settings(
-                table.counts, pairs, rounds, seed or 0, reported=reported, noisy=noisy, target=prior, progress=advance
-            )
+        swept = _sweep(table, pairs, rounds, seed or 0, epsilon, noisy, prior, here)
         if json:
-            print_json(sweep_json(rows))
+            sizes = [list(pair) for pair in pairs]
+            settings = {**_without_sizes(about), **said, "seed": seed or 0, "sizes": sizes}
+            print_json(sweep_json(swept, settings, table))
         else:
-            show_sweep(rows, table, rounds)
+            show_sweep(swept, table, rounds, ranked=prior is not None)
         return
 
-    size = cohort_size(cohort, clients)
-    about: dict[str, Any] = {"classes": list(table.classes), "selector": selector, "cohort": size, "buffer": None}
-    about |= {"epsilon": epsilon, "noisy": noisy, "target": None if prior is None else prior.tolist()}
+    size = about["cohort"] = cohort_size(cohort, clients)
     about["rules"] = {"cohort": size_rule(cohort)}
-    if selector == "fedentopt":
+    if has_buffer(chosen_class):
         about["buffer"] = buffer_size(buffer, size, clients)
         about["rules"]["buffer"] = size_rule(buffer)
     elif buffer is not None:
@@ -110,52 +138,129 @@ def select(
     with locked_state(state):
         before = None if state is None else read_state(state)
         seed = about["seed"] = _seed(seed, before, state)
-        chosen = _selector(selector, size, about["buffer"], seed, prior)
-        reported = _reported(table, epsilon, seed)
+        chosen = make_selector(
+            chosen_class, cohort_size=size, clients=clients, seed=seed, buffer=about["buffer"], target=prior,
+            settings=own,
+        )  # fmt: skip
+        if state is not None and chosen.arrays():
+            raise InputError(f"--state: {selector} remembers more than fits it; accepted: without --state")
+        reported = _reported(table, epsilon, seed, about, before)
         known = table.counts if reported is None else reported
         chosen.register(known, noisy=noisy or reported is not None, ids=table.clients)
         if state is not None and before is not None:
             continue_from(state, before, chosen, about)
+        start = chosen.round
         with _progress(rounds) as advance:
-            trial = try_rounds(chosen, rounds, None if reported is None else table.counts, advance)
+            trial = try_rounds(chosen, rounds, None if reported is None else table.counts, advance, lambda number: here)
+        baseline = None
+        if chosen_class is not RandomSelector:
+            baseline = _baseline(table, size, seed, start, rounds, noisy, here, prior)
+        past = histories(state, before, start)
+        held = classes_held(table.counts)
+        past["chosen"].add(trial, held, table.clients)
+        if baseline is not None:
+            past["random"].add(baseline, held, table.clients)
         if state is not None:
-            write_state(state, chosen, about)
+            write_state(state, chosen, about, past)
     if json:
-        print_json(trial_json(trial))
+        settings = {key: value for key, value in about.items() if key not in ("rules", "noise")} | said
+        print_json(trial_json(trial, settings, past, table, baseline))
     else:
-        show_trial(trial, table, about, seed)
+        show_trial(trial, table, about, past, baseline)
+
+
+def selector_settings(cls: type[Selector], words: Sequence[str]) -> dict[str, Any]:
+    """Settings given as NAME=VALUE, in the types the selector declares; `buffer` has an option of its own."""
+    declared = {name: one for name, one in settings_of(cls).items() if name != "buffer"}
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"--set: {word!r} cannot be read; accepted: NAME=VALUE")
+        if name.strip() not in declared:
+            raise InputError(
+                f"--set: {name.strip()!r} is no setting of {cls.name}; accepted: {', '.join(declared) or 'none'}"
+            )
+        one = declared[name.strip()]
+        found[name.strip()] = one.check(one.from_word(value.strip()))
+    return found
+
+
+def _selector_class(name: str) -> type[Selector]:
+    known = {cls.name: cls for cls in counts_only()}
+    if name not in known:
+        raise InputError(f"--selector: {name!r} is unknown; accepted: {', '.join(known)}")
+    return known[name]
 
 
 def _check_options(
-    selector: str, epsilon: float | None, noisy: bool, target: Path | None, state: Path | None, sweep: bool
+    cls: type[Selector], epsilon: float | None, noisy: bool, target: Path | None, state: Path | None, sweep: bool
 ) -> None:
-    if selector not in COUNTS_ONLY:
-        raise InputError(f"--selector: {selector!r} is unknown; accepted: {', '.join(COUNTS_ONLY)}")
     if epsilon is not None:
         check_epsilon(epsilon)
     if epsilon is not None and noisy:
         raise InputError(
             "--epsilon: adds noise to true counts, but --noisy says the file holds noisy ones; accepted: one"
         )
-    if target is not None and selector != "fedentopt":
-        raise InputError(f"--target: {selector} selection does not aim for any; accepted: --selector fedentopt")
+    if target is not None and not takes_target(cls):
+        raise InputError(f"--target: {cls.name} selection does not aim for any; accepted: --selector fedentopt")
     if sweep and state is not None:
         raise InputError("--sweep: starts every setting afresh; accepted: without --state")
-    if sweep and selector != "fedentopt":
-        raise InputError(f"--sweep: {selector} selection has no buffer to compare; accepted: --selector fedentopt")
+    if sweep and cls is not EntropySelector:
+        raise InputError(f"--sweep: compares FedEntOpt's sizes, not {cls.name}'s; accepted: --selector fedentopt")
 
 
-def _selector(name: str, size: int, buffer: int | None, seed: int, target: np.ndarray | None) -> Selector:
-    if name == EntropySelector.name:
-        return EntropySelector(size, buffer_size=buffer or 0, seed=seed, target=target)
-    return SELECTORS.get(name)(size, seed=seed)
+def _sweep(
+    table: CountsFile,
+    pairs: Sequence[tuple[int, int]],
+    rounds: int,
+    seed: int,
+    epsilon: float | None,
+    noisy: bool,
+    target: np.ndarray | None,
+    available: Sequence[str] | None,
+) -> list[SweepRow]:
+    """FedEntOpt with every pair of sizes, and random selection with every size of a cohort."""
+    reported = None if epsilon is None else keyed_laplace(table.counts, epsilon, table.clients, seed)
+    tried: list[tuple[int, int | None]] = [*pairs, *((size, None) for size in dict.fromkeys(m for m, _ in pairs))]
+    with _progress(len(tried) * rounds) as advance:
+        return try_settings(
+            table.counts, tried, rounds, seed, ids=table.clients, reported=reported, noisy=noisy, target=target,
+            available=available, progress=advance,
+        )  # fmt: skip
 
 
-def _reported(table: CountsFile, epsilon: float | None, seed: int) -> np.ndarray | None:
+def _baseline(
+    table: CountsFile,
+    size: int,
+    seed: int,
+    start: int,
+    rounds: int,
+    noisy: bool,
+    available: Sequence[str] | None,
+    target: np.ndarray | None,
+) -> Trial:
+    """Random selection in the same rounds, of the same size and seed."""
+    random = RandomSelector(size, seed=seed)
+    random.register(table.counts, noisy=noisy, ids=table.clients)
+    random.load_state_dict(random.state_dict() | {"round": start})
+    return try_rounds(random, rounds, available=lambda number: available, target=target)
+
+
+def _reported(
+    table: CountsFile, epsilon: float | None, seed: int, about: dict[str, Any], before: Mapping[str, Any] | None
+) -> np.ndarray | None:
     """What clients would report with noise, or None without: the same for the same seed, call after call."""
     if epsilon is None:
         return None
-    return laplace_noise(table.counts, epsilon, np.random.default_rng([seed, _NOISE]))
+    if before is not None and before["about"].get("epsilon") is not None and "noise" not in before["about"]:
+        return laplace_noise(table.counts, epsilon, np.random.default_rng([seed, _NOISE_BY_ROW]))
+    about["noise"] = "by client"
+    return keyed_laplace(table.counts, epsilon, table.clients, seed)
+
+
+def _without_sizes(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in about.items() if key not in ("cohort", "buffer")}
 
 
 def _seed(given: int | None, before: dict[str, Any] | None, path: Path | None) -> int:

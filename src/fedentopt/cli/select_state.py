@@ -7,7 +7,9 @@ and what it was a sequence of.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from fedentopt.cli.console import note
 from fedentopt.errors import InputError
 from fedentopt.files import written_aside
 from fedentopt.selection import Selector
+from fedentopt.selection.measures import selection_entropy
+from fedentopt.selection.trial import Trial
 from fedentopt.settings import amount
 
 _SWEEP_COHORTS = "5%,10%,20%,40%"
@@ -22,7 +26,7 @@ _SWEEP_BUFFERS = "0%,25%,50%,75%"
 
 
 def cohort_size(text: str | None, clients: int) -> int:
-    """Clients a round; 10 % where nothing is said, but at least one."""
+    """Clients per round; 10 % where nothing is said, but at least one."""
     if text is None:
         return max(clients // 10, 1)
     size = amount(text, clients, "--cohort")
@@ -55,7 +59,8 @@ def size_rule(text: str | None) -> str | None:
 
 def sweep_sizes(cohorts: str | None, buffers: str | None, clients: int) -> list[tuple[int, int]]:
     """All pairs of the sizes listed, smallest first, leaving out buffers that a cohort has no room for."""
-    sizes = sorted({amount(text, clients, "--cohort") for text in (cohorts or _SWEEP_COHORTS).split(",")})
+    least = 1 if cohorts is None else 0  # 5 % of two clients is nobody, which is not what the default means
+    sizes = sorted({max(amount(text, clients, "--cohort"), least) for text in (cohorts or _SWEEP_COHORTS).split(",")})
     kept_out = sorted({amount(text, clients, "--buffer") for text in (buffers or _SWEEP_BUFFERS).split(",")})
     if cohorts is not None:
         for text in cohorts.split(","):
@@ -71,7 +76,7 @@ def sweep_sizes(cohorts: str | None, buffers: str | None, clients: int) -> list[
 
 _FORMAT = "fedentopt select 1"
 SIZES = ("cohort", "buffer")  # these may be rules, and then follow the number of clients
-NOTED = ("seed", "rules")  # kept in the file, and compared by those who use them
+NOTED = ("seed", "rules", "noise")  # kept in the file, and compared by those who use them
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
@@ -124,14 +129,91 @@ def continue_from(path: Path, content: Mapping[str, Any], selector: Selector, ab
         raise InputError(f"{path}: {error}") from error
 
 
-def write_state(path: Path, selector: Selector, about: Mapping[str, Any]) -> None:
+def write_state(
+    path: Path, selector: Selector, about: Mapping[str, Any], past: Mapping[str, History] | None = None
+) -> None:
     """Put the state in the place of the file, whole or not at all."""
     state = selector.state_dict()
     content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "state": state}
+    content["history"] = {name: asdict(history) for name, history in (past or {}).items() if history.rounds}
     if state.get("buffer"):
         content["clients"] = list(selector.clients)  # tells clients that left from a file of others
     with written_aside(path) as file:
         file.write((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+@dataclass
+class History:
+    """What a sequence of rounds came to, over all calls that share a state: `first` is its first round.
+
+    `times` says how often each client was selected; those that left stay in it and count again if they come back.
+    """
+
+    first: int = 1
+    rounds: int = 0
+    entropy: float = 0.0
+    worst: float = math.inf
+    covered: int = 0
+    divergence: float | None = None
+    worst_divergence: float | None = None
+    times: dict[str, int] = field(default_factory=dict)
+
+    def add(self, trial: Trial, held: int, clients: Sequence[str]) -> None:
+        """Count these rounds in; `held` classes are held by anybody."""
+        for result in trial.rounds:
+            self.rounds += 1
+            self.entropy += result.entropy
+            self.worst = min(self.worst, result.entropy)
+            self.covered += result.classes_covered >= held
+            if result.divergence is not None:
+                self.divergence = (self.divergence or 0.0) + result.divergence
+                self.worst_divergence = max(self.worst_divergence or 0.0, result.divergence)
+        for client, times in zip(clients, trial.times, strict=True):
+            if times:
+                self.times[client] = self.times.get(client, 0) + times
+
+    def figures(self, clients: Sequence[str]) -> dict[str, Any]:
+        """Means over all rounds so far; participation is that of the clients there are now."""
+        times = [self.times.get(client, 0) for client in clients]
+        divergence = None if self.divergence is None else self.divergence / self.rounds
+        found = {
+            "first_round": self.first,
+            "last_round": self.first + self.rounds - 1,
+            "mean_entropy": self.entropy / self.rounds,
+            "worst_entropy": self.worst,
+            "coverage": self.covered / self.rounds,
+            "mean_divergence": divergence,
+            "worst_divergence": self.worst_divergence,
+            "selection_entropy": selection_entropy(times),
+            "never_selected": times.count(0),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def histories(path: Path | None, content: Mapping[str, Any] | None, start: int) -> dict[str, History]:
+    """What the rounds before came to, of the selector and of random selection beside it.
+
+    States that are older than this know nothing of their past: the count then begins with the next round.
+    """
+    kept = (content or {}).get("history", {})
+    return {name: _history(path, name, kept, start) for name in ("chosen", "random")}
+
+
+def _history(path: Path | None, name: str, kept: object, start: int) -> History:
+    entry = kept.get(name) if isinstance(kept, Mapping) else None
+    if entry is None:
+        return History(first=start + 1)
+    try:
+        history = History(**entry)
+        sound = all(isinstance(n, int) and n > 0 for n in (history.first, history.rounds, *history.times.values()))
+        sound &= history.first + history.rounds == start + 1
+        sound &= all(math.isfinite(value) for value in (history.entropy, history.worst, history.covered))
+        sound &= all(v is None or math.isfinite(v) for v in (history.divergence, history.worst_divergence))
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"{path}: history: {error}; accepted: a file written by --state") from error
+    if not sound:
+        raise InputError(f"{path}: history of {name}: does not fit the state; accepted: a file written by --state")
+    return history
 
 
 def _same_rule(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:

@@ -1,7 +1,7 @@
 """Label-aware selection inside Flower: the strategy for the server, the reply for the client.
 
     from fedentopt.flower import FedEntOpt, LabelAware, start      # ServerApp
-    from fedentopt.flower import label_report                      # ClientApp
+    from fedentopt.flower import discreet, label_report            # ClientApp
 
 Needs the extra: pip install "fedentopt[flower]".
 """
@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError("fedentopt.flower needs Flower; install it with: pip install 'fedentopt[flower]'") from error
 
-from fedentopt.flower.client import client_id, label_report
+from fedentopt.flower.client import client_id, discreet, label_report, owner_context
 from fedentopt.flower.configured import strategy_from
 from fedentopt.flower.loop import start
 from fedentopt.flower.progress import SelectionResult, to_tensorboard, to_wandb
@@ -26,7 +26,9 @@ __all__ = [
     "RoundSelection",
     "SelectionResult",
     "client_id",
+    "discreet",
     "label_report",
+    "owner_context",
     "start",
     "strategy_from",
     "to_tensorboard",

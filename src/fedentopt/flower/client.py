@@ -1,85 +1,174 @@
-"""The client's side: one line of a ClientApp answers the server's question for label counts.
+"""The client's side: a few lines of a ClientApp answer for the node's labels and give away no more than the answer.
 
-    app = ClientApp()
-    app.query("label_counts")(label_report(load_labels, num_classes=10))
+    app = ClientApp(mods=[discreet])                          # what goes wrong is told to the node's log alone
+    labels = label_report(load_labels, num_classes=10)
+    app.query("label_counts")(labels)
+
+    @app.train()
+    def train(message, context):
+        ...
+        metrics = MetricRecord({"num-examples": labels.weight(context, samples)})
 
 `load_labels(context)` gives the labels this node holds; they stay in the process. What leaves is a vector of counts
-with Laplace noise of scale 1/epsilon, drawn once with OpenDP's secure sampler and kept (`kept_report`), at the
-epsilon of `budget`. The unit of privacy is one sample added to or removed from the node's data.
+with discrete Laplace noise, drawn once per release and kept (`fedentopt.release`, which lists the owner's settings).
+The unit of privacy is one sample added to or removed from the node's data, or with `samples_per_person` one person.
 
-Node config, set by the node's owner:
-    label-epsilon         a number, or "none" for true counts; where it is not set, the environment variable
-                          FEDENTOPT_LABEL_EPSILON of the node's process (simulated nodes have no config of their own)
-    label-report-file     absolute path of the file that keeps the report across runs
-    label-report-changed  what to do when the labels changed since the report was drawn: "refuse" (default), "keep"
-                          (go on sending the old report) or "redraw" (spends epsilon again)
-    client-id             the node's stable name; `partition-id` stands in for it, then Flower's node id. The file keeps
-                          one report a name, and one for a node that its owner has not named
-Run config, set by the app: label-epsilon
+On a real node everything that decides about the answer is in the node config: `load_labels` is called with a context
+that has no run config, no state and neither Flower's node id nor its run id, since all of these come from the server
+side (`owner_context`). `client-id` is the node's stable name; `partition-id` stands in for it, then Flower's node id.
+The file keeps one set of answers per name, and one for a node that its owner has not named.
 
-A refusal is an error reply whose reason the server logs. Reasons never quote labels, counts or paths: Flower would
-send the text of any exception to the server, so exceptions are caught here and told to the node's log only.
+A simulated node has no owner, no file and no secrets: it draws once per run, at the smaller one of `label-epsilon` in
+the run config and the environment variable FEDENTOPT_LABEL_EPSILON, which a real node does not read.
+
+A refusal is an error reply, and every refusal of a real node reads alike: Flower would send the text of any exception
+to the server, so exceptions are caught here and told to the node's log only.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedentopt.errors import InputError
-from fedentopt.flower.budget import KEY, settle_epsilon
-from fedentopt.flower.kept_report import KeptReport, open_report_file
 from fedentopt.flower.report import ClientId, normal_id, write_report
 from fedentopt.labels import label_counts
-from fedentopt.privacy import secure_laplace
+from fedentopt.privacy import check_sensitivity, clip_persons
+from fedentopt.release import Draw, OwnerSettings, draw_counts, example_weight, read_epsilon, release_counts
+from fedentopt.release.owner import EPSILON, NONE
 
 VARIABLE = "FEDENTOPT_LABEL_EPSILON"
-FILE_KEY = "label-report-file"
-CHANGED_KEY = "label-report-changed"
 STATE_KEY = "fedentopt.label-report"
 UNNAMED = ""  # place in the file of a node without a name; no name is empty
 REFUSED = 700  # error code of a refusal; Flower's own codes are below 100
+REFUSAL = "refused by this node; its log says why"
 
 log = logging.getLogger("flwr")
 
-Handler = Callable[[Message, Context], Message]
+
+class LabelReport:
+    """Answers `query.label_counts`, and says what may stand for the number of samples. Made by `label_report`."""
+
+    def __init__(
+        self,
+        load_labels: Callable[[Context], Any],
+        num_classes: int | Callable[[Context], int],
+        load_persons: Callable[[Context], Any] | None = None,
+        samples_per_person: int | None = None,
+    ) -> None:
+        if (load_persons is None) != (samples_per_person is None):
+            raise InputError("samples_per_person: needs load_persons, and the other way round; accepted: both or none")
+        if samples_per_person is not None:
+            check_sensitivity(samples_per_person, "samples_per_person")
+        self._load_labels, self._num_classes = load_labels, num_classes
+        self._load_persons, self._most = load_persons, samples_per_person
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """The reply to the server's question; its content is not read."""
+        try:
+            owner = owner_settings(context)
+            name = client_id(context)
+            if owner.epsilon is None:
+                content = write_report(name, self._count(context).tolist(), None)
+            else:
+                draw = self._draw(context, owner)
+                content = write_report(
+                    name, draw.counts, draw.epsilon, release=draw.release, samples_per_person=draw.samples_per_person
+                )
+        except Exception as error:
+            return _refuse(message, "label report", error)
+        return Message(content, reply_to=message)
+
+    def weight(self, context: Context, samples: int) -> int:
+        """What to send as `num-examples` from a node that trained or evaluated on `samples`: the owner's choice.
+
+        With noise that is the total of the noisy counts unless the owner says otherwise, drawn now where the server
+        never asked for them. Raises, with a text that may leave the node, where the owner's settings do not serve.
+        """
+        try:
+            owner = owner_settings(context)
+            noisy = owner.epsilon is not None and owner.weight in (None, "noisy")
+            return example_weight(owner, samples, self._draw(context, owner) if noisy else None)
+        except Exception as error:
+            log.exception("num-examples: this node cannot say what stands for its number of samples")
+            raise InputError(_reason(error)) from None
+
+    def _draw(self, context: Context, owner: OwnerSettings) -> Draw:
+        """The kept answer or the first one."""
+        if owner.file is None and simulated():
+            record = context.state.config_records.get(STATE_KEY)
+            if record is None:
+                drawn = draw_counts(self._count(context), owner, self._most)
+                record = ConfigRecord({key: value for key, value in drawn.to_dict().items() if value is not None})
+                context.state[STATE_KEY] = record
+            return Draw.from_dict(record)
+        # By the owner's name, never by Flower's node id: the SuperLink gives that, and a new one must not bring a draw.
+        name = _name(context)
+        place = UNNAMED if name is None else str(name)
+        return release_counts(lambda: self._count(context), owner, name=place, samples_per_person=self._most)
+
+    def _count(self, context: Context) -> np.ndarray:
+        """The true counts, of clipped persons where there are persons."""
+        own = owner_context(context)
+        labels = np.asarray(self._load_labels(own))
+        if self._load_persons is not None and self._most is not None:
+            labels = clip_persons(labels, self._load_persons(own), self._most)
+        return label_counts(labels, self._num_classes(own) if callable(self._num_classes) else self._num_classes)
 
 
-def label_report(load_labels: Callable[[Context], Any], num_classes: int | Callable[[Context], int]) -> Handler:
+def label_report(
+    load_labels: Callable[[Context], Any],
+    num_classes: int | Callable[[Context], int],
+    *,
+    load_persons: Callable[[Context], Any] | None = None,
+    samples_per_person: int | None = None,
+) -> LabelReport:
     """Make the function that answers `query.label_counts`.
 
     In: `load_labels(context)`, the node's labels as whole numbers from 0 to C-1 (array, tensor or list), and C, or
-    a function of the context that gives C. Out: a handler for `ClientApp.query`. The handler answers with a report,
-    or with an error whose reason says what the node's owner would have to change.
+    a function of the context that gives C. For privacy per person, `load_persons(context)`, whose each sample is, in
+    the same order, and `samples_per_person`, the most samples of one person that are counted: noise grows with it. Out:
+    a handler for `ClientApp.query`. All functions get the context of `owner_context`.
     """
+    return LabelReport(load_labels, num_classes, load_persons, samples_per_person)
 
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            client = client_id(context)
-            owner = context.node_config.get(KEY, os.environ.get(VARIABLE))
-            epsilon = settle_epsilon(context.run_config.get(KEY), owner)
-            counts = _count(load_labels, num_classes, context)
-            if epsilon is None:
-                content = write_report(client, counts.tolist(), None)
-            else:
-                report = _kept_or_drawn(counts, epsilon, context)
-                content = write_report(client, list(report.counts), report.epsilon)
-        except InputError as refusal:
-            log.warning("label report refused: %s", refusal)
-            return Message(Error(code=REFUSED, reason=f"label report refused: {refusal}"), reply_to=message)
-        except Exception:
-            log.exception("label report failed")
-            reason = "label report failed on this node; its log says why"
-            return Message(Error(code=REFUSED, reason=reason), reply_to=message)
-        return Message(content, reply_to=message)
 
-    return answer
+def discreet(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A mod for a ClientApp: an exception of its functions becomes a refusal that says nothing to the server."""
+    try:
+        return call_next(message, context)
+    except Exception as error:
+        return _refuse(message, message.metadata.message_type, error)
+
+
+def owner_context(context: Context) -> Context:
+    """The context without what comes from the server's side, for loading a real node's data: its node config alone.
+
+    A simulated node's context is returned as it is.
+    """
+    if simulated():
+        return context
+    return Context(0, 0, dict(context.node_config), RecordDict(), _Withheld())
+
+
+def owner_settings(context: Context) -> OwnerSettings:
+    """What the node's owner decided: the node config; for a simulated node, the run config and the environment too."""
+    config = dict(context.node_config)
+    if simulated() and EPSILON not in config:
+        words = [
+            read_epsilon(context.run_config.get(EPSILON), "run config"),
+            read_epsilon(os.environ.get(VARIABLE), VARIABLE),
+        ]
+        numbers = [word for word in words if isinstance(word, float)]
+        if numbers or NONE in words:
+            config[EPSILON] = min(numbers, default=NONE)
+    return OwnerSettings.read(config)
 
 
 def client_id(context: Context) -> ClientId:
@@ -91,6 +180,23 @@ def client_id(context: Context) -> ClientId:
     return f"node-{context.node_id}" if name is None else name
 
 
+def simulated() -> bool:
+    """Whether this process is an actor of Flower's simulation, which a server of real nodes cannot make it."""
+    ray = sys.modules.get("ray")
+    if ray is None or "flwr.simulation.ray_transport.ray_actor" not in sys.modules or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
+
+
+class _Withheld(dict[str, Any]):
+    """An empty run config that says why it is empty."""
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError(
+            f"run config {key!r}: what a node counts is not the server's to say; set {key} in the node config"
+        )
+
+
 def _name(context: Context) -> ClientId | None:
     """What the node's owner calls it, if anything."""
     for key in ("client-id", "partition-id"):
@@ -99,89 +205,11 @@ def _name(context: Context) -> ClientId | None:
     return None
 
 
-def _count(
-    load_labels: Callable[[Context], Any], num_classes: int | Callable[[Context], int], context: Context
-) -> np.ndarray:
-    try:
-        classes = num_classes(context) if callable(num_classes) else num_classes
-        return label_counts(np.asarray(load_labels(context)), classes)
-    except Exception as error:
-        log.exception("the labels of this node could not be counted")
-        raise InputError("this node could not count its labels; its log says why") from error
+def _refuse(message: Message, what: str, error: Exception) -> Message:
+    log.error("%s refused", what, exc_info=error)
+    return Message(Error(code=REFUSED, reason=_reason(error)), reply_to=message)
 
 
-def _kept_or_drawn(counts: np.ndarray, epsilon: float, context: Context) -> KeptReport:
-    """The report to send: the kept one while it holds, a new draw where there is none or the owner wants one."""
-    in_state = _from_state(context)
-    path = context.node_config.get(FILE_KEY)
-    if path is None:
-        if in_state is None:
-            log.info(
-                "this node keeps its label report for this run only; set %s in the node config, or every run draws "
-                "new noise and spends epsilon again",
-                FILE_KEY,
-            )
-        report = _current(in_state, counts, epsilon, context)
-    else:
-        try:
-            where = Path(str(path)).expanduser()
-            if not where.is_absolute():
-                raise InputError(f"{FILE_KEY}: {path!r} is not an absolute path")
-            with open_report_file(where) as file:
-                # Never by Flower's node id: the SuperLink gives that, and a new one must not bring a new draw.
-                name = _name(context)
-                place = UNNAMED if name is None else str(name)
-                kept = file.get(place)
-                report = _current(kept or in_state, counts, epsilon, context)
-                if report is not kept:
-                    file.put(place, report)
-        except _Refusal:
-            raise
-        except (OSError, InputError) as error:
-            log.exception("the file that keeps this node's label report cannot be used")
-            raise InputError(f"{FILE_KEY}: this node cannot read or write it; its log says why") from error
-    context.state[STATE_KEY] = ConfigRecord(report.to_dict())
-    return report
-
-
-class _Refusal(InputError):
-    """A refusal whose text may leave the node."""
-
-
-def _current(kept: KeptReport | None, counts: np.ndarray, epsilon: float, context: Context) -> KeptReport:
-    """The kept report if it may be sent, else a new draw, else a refusal."""
-    changed = context.node_config.get(CHANGED_KEY, "refuse")
-    if changed not in ("refuse", "keep", "redraw"):
-        raise _Refusal(f"{CHANGED_KEY}: {changed!r} is not accepted; accepted: refuse, keep, redraw")
-    if kept is None:
-        return KeptReport.of(secure_laplace(counts, epsilon), epsilon, counts, None)
-    if len(kept.counts) != len(counts):
-        # Also where the owner wants changed labels drawn again: the number of classes is the app's to say.
-        raise _Refusal(
-            f"the kept report has {len(kept.counts)} classes, this app counts {len(counts)}; "
-            f"one {FILE_KEY} serves one data set"
-        )
-    same = kept.describes(counts)
-    if not same and changed == "redraw":
-        report = KeptReport.of(secure_laplace(counts, epsilon), epsilon, counts, kept)
-        log.warning("labels changed: drew report number %d, epsilon spent: %g", report.draws, report.epsilon_spent)
-        return report
-    if epsilon < kept.epsilon:
-        # Drawing again for every smaller epsilon asked for would let a server collect draws.
-        raise _Refusal(
-            f"a report drawn at epsilon {kept.epsilon:g} is kept and epsilon {epsilon:g} is asked for; the node's "
-            f"owner can discard the kept report ({FILE_KEY}) to have a new one drawn"
-        )
-    if not same and changed == "refuse":
-        raise _Refusal(
-            f'the labels changed since the kept report was drawn; the node\'s owner can set {CHANGED_KEY}="keep" '
-            'to go on sending it or "redraw" to draw a new one, which spends epsilon again'
-        )
-    if not same:
-        log.warning("labels changed since the label report was drawn (%s); the old report is sent", kept.drawn)
-    return kept
-
-
-def _from_state(context: Context) -> KeptReport | None:
-    record = context.state.config_records.get(STATE_KEY)
-    return KeptReport.from_dict(record) if record is not None else None
+def _reason(error: Exception) -> str:
+    """What the server is told: of a real node, always the same."""
+    return f"{REFUSAL}: {error}" if simulated() else REFUSAL

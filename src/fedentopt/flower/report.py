@@ -1,7 +1,9 @@
 """What a label report looks like on the wire; the client writes it, the server reads it.
 
 One MetricRecord `labels` with the counts, one ConfigRecord `client` with the stable client id and, where noise was
-added, the epsilon. Flower's averages of metrics never see it: it answers a query, not a training message.
+added, the epsilon it was drawn at, the number of the release and, where the unit of privacy is a person, how many
+samples of one were counted at most (the noise has that scale over epsilon). Flower's averages of metrics never see it:
+it answers a query, not a training message.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from fedentopt.labels import validate_report
 
 ACTION = "label_counts"
 MESSAGE_TYPE = f"{MessageType.QUERY}.{ACTION}"
+CLIENT_ID, EPSILON, RELEASE, PER_PERSON = "client-id", "epsilon", "release", "samples-per-person"
 LONGEST_ID = 200
 
 ClientId = int | str
@@ -24,11 +27,17 @@ ClientId = int | str
 
 @dataclass(frozen=True)
 class Report:
-    """A client's label counts as it reports them. `epsilon` is None for true counts."""
+    """A client's label counts as it reports them.
+
+    `epsilon` is None for true counts, else what the node drew its noise with. `release` goes up when the node's owner
+    has new counts to tell. `samples_per_person` is None where the unit of privacy is a sample.
+    """
 
     client: ClientId
     counts: np.ndarray
     epsilon: float | None
+    release: int = 1
+    samples_per_person: int | None = None
 
     @property
     def noisy(self) -> bool:
@@ -36,11 +45,21 @@ class Report:
         return self.epsilon is not None
 
 
-def write_report(client: ClientId, counts: Sequence[int] | Sequence[float], epsilon: float | None) -> RecordDict:
+def write_report(
+    client: ClientId,
+    counts: Sequence[int] | Sequence[float],
+    epsilon: float | None,
+    *,
+    release: int = 1,
+    samples_per_person: int | None = None,
+) -> RecordDict:
     """The content of the reply."""
-    about = ConfigRecord({"client-id": client})
+    about = ConfigRecord({CLIENT_ID: client})
     if epsilon is not None:
-        about["epsilon"] = epsilon
+        about[EPSILON] = epsilon
+        about[RELEASE] = release
+        if samples_per_person is not None:
+            about[PER_PERSON] = samples_per_person
     return RecordDict({"labels": MetricRecord({"label-counts": list(counts)}), "client": about})
 
 
@@ -48,12 +67,13 @@ def read_report(reply: Message, num_classes: int) -> Report:
     """The report in a reply, checked; a reply that holds none, or nonsense, is refused with the reason."""
     content = reply.content
     try:
-        raw_id = content.config_records["client"]["client-id"]
+        about = content.config_records["client"]
+        raw_id = about[CLIENT_ID]
         counts = content.metric_records["labels"]["label-counts"]
     except KeyError as error:
         raise InputError(f"the reply holds no label report (missing {error})") from error
     client = normal_id(raw_id)
-    epsilon = content.config_records["client"].get("epsilon")
+    epsilon = about.get(EPSILON)
     if epsilon is not None:
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
             raise InputError(f"client {client}: epsilon {epsilon!r} is not a number above 0")
@@ -65,7 +85,15 @@ def read_report(reply: Message, num_classes: int) -> Report:
     except OverflowError as error:
         raise InputError(f"client {client}: a label count is too large") from error
     checked = validate_report(client, numbers, num_classes, noisy=epsilon is not None)
-    return Report(client=client, counts=checked, epsilon=epsilon)
+    release, persons = _whole(client, about, RELEASE), _whole(client, about, PER_PERSON)
+    return Report(client, checked, epsilon, release=1 if release is None else release, samples_per_person=persons)
+
+
+def _whole(client: ClientId, about: ConfigRecord, name: str) -> int | None:
+    value = about.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(f"client {client}: {name} {value!r} is not a whole number from 1")
+    return value
 
 
 def normal_id(value: object) -> ClientId:

@@ -29,5 +29,5 @@ def run_stacks(
     options = dataclasses.replace(options, target=tuple(map(float, TARGETS)))
     for number, stack in enumerate(stacks):
         begin(number)
-        run_sweep(stack, options, progress=progress, afresh="another --out")
+        run_sweep(stack, options, progress=progress, afresh="another folder")
         done(number)

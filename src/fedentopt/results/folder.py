@@ -91,7 +91,7 @@ class RunFolder:
             raise InputError(f"out: {self.path} cannot be used: {error.strerror or error}") from error
         if read_json(self.path / RUN).get("config") != json.loads(json.dumps(self.config.to_dict())):
             raise InputError(
-                f"{self.path / RUN}: holds a run with other settings; move the folder away or give another --out"
+                f"{self.path / RUN}: holds a run with other settings; move the folder away or give another one"
             )
         return read_json(self.path / SUMMARY).get("finished") is True
 
@@ -152,7 +152,7 @@ class RunFolder:
             self._check_same_data(start)
             self.check_code(
                 start.code_digest,
-                "bring the old code back, give another --out, or start the run again with --no-resume",
+                "bring the old code back, give another folder, or start the run again with --no-resume",
             )
             self._write_resumed(start)
             self._start = None

@@ -85,9 +85,8 @@ class EntropySelector(Selector):
         self._buffer: OrderedDict[ClientId, None] = OrderedDict()
         self._most_clients = 0
         # A uniform target is entropy; taking that path keeps the picks the same to the last tie.
-        self._scorer = Scorer(
-            self._table, None if self.target is None or np.ptp(self.target) == 0 else self._log_target
-        )
+        self._log_scores = None if self.target is None or np.ptp(self.target) == 0 else self._log_target
+        self._scorer = Scorer(self._table, self._log_scores)
 
     @classmethod
     def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> EntropySelector:
@@ -154,6 +153,7 @@ class EntropySelector(Selector):
                 if leaver in kept_out:  # else it is away, or already in this cohort
                     scores.admit(kept_out.pop(leaver))
                     candidates += 1
+        picked = self.exchange(picked, buffer, rows, np.fromiter(kept_out.values(), dtype=np.int64))
         self._buffer = buffer
         cohort = self.cohort(picked, released=tuple(released))
         if self._log_target is None:
@@ -182,6 +182,13 @@ class EntropySelector(Selector):
         here = np.isin(numbers, rows) if rows.size < len(self._table) else numbers >= 0
         listed = zip(buffer, numbers.tolist(), here.tolist(), strict=True)
         return {client: number for client, number, is_here in listed if is_here}
+
+    def exchange(
+        self, picked: list[int], buffer: OrderedDict[ClientId, None], rows: np.ndarray, closed: np.ndarray
+    ) -> list[int]:
+        """What may still change about the greedy cohort and, in place, the buffer; here nothing. Those of `rows` that
+        are `closed` are kept out."""
+        return picked
 
     def _draw(self, candidates: np.ndarray) -> int:
         return int(candidates[self.rng().integers(candidates.size)])

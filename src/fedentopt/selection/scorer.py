@@ -9,7 +9,7 @@ from fedentopt.selection.rows import Rows
 from fedentopt.selection.scoring import ExactScores, Scores
 from fedentopt.selection.table import CountTable
 
-_FEW_CELLS = 1 << 14  # clients times classes up to which evaluating everything is faster than bookkeeping
+FEW_CELLS = 1 << 14  # clients times classes up to which evaluating everything is faster than bookkeeping
 
 
 class Scorer:
@@ -19,6 +19,7 @@ class Scorer:
         self._table = table
         self._log_target = log_target
         self._kept: tuple[int, np.ndarray | ColumnIndex] | None = None  # version of the table, and what was made of it
+        self._few: tuple[int, np.ndarray, np.ndarray | ColumnIndex] | None = None  # the same, of these rows
 
     def begin(self, rows: np.ndarray, closed: np.ndarray) -> Scores:
         """A round over the clients with the numbers `rows`, ascending; those in `closed` may not be picked yet."""
@@ -26,7 +27,10 @@ class Scorer:
         open_rows[rows] = True
         open_rows[closed] = False
         if 2 * rows.size < len(self._table):  # of the few who are here, a table of their own
-            return _Few(rows, self._start(self._prepare(self._table.rows.take(rows)), open_rows[rows]))
+            few = self._few
+            if few is None or few[0] != self._table.version or not np.array_equal(few[1], rows):
+                few = self._few = (self._table.version, rows.copy(), self._prepare(self._table.rows.take(rows)))
+            return _Few(rows, self._start(few[2], open_rows[rows]))
         if self._kept is None or self._kept[0] != self._table.version:
             self._kept = (self._table.version, self._prepare(self._table.rows))
         return self._start(self._kept[1], open_rows)
@@ -34,7 +38,7 @@ class Scorer:
     def _prepare(self, rows: Rows) -> np.ndarray | ColumnIndex:
         classes = self._table.num_classes
         assert classes is not None
-        if len(rows) * classes <= _FEW_CELLS:
+        if len(rows) * classes <= FEW_CELLS:
             return rows.dense(classes)
         return ColumnIndex(rows, classes, self._log_target)
 

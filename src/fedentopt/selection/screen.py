@@ -87,6 +87,20 @@ class Screen:
         )
         return near if near.size * _FEW <= self._chi2.size else None
 
+    def spread(self, gathered: np.ndarray, open_rows: np.ndarray) -> tuple[np.ndarray, float, float] | None:
+        """chi2 of all rows in single precision, infinite for closed ones, and bounds (a, r): the true one is at least
+        (chi2 - a) / (1 + r). None where too little is gathered. The array is the same one each time."""
+        labels = gathered / self._scale
+        size = float(labels.sum())
+        if size < _LEAST_SIZE:
+            return None
+        excess = labels / size / self._target - 1.0
+        own = float((self._target * excess**2).sum())
+        self._work_out(size, excess, own, open_rows)
+        # `_rounding` at chi, with (chi + sqrt(own))**2 <= 2 chi**2 + 2 own
+        unit = 4 * _EPS * (self._target.size + 8)
+        return self._chi2, unit * (float(np.abs(excess).max()) / 2 + 3 * own), 2 * unit
+
     def _work_out(self, size: float, excess: np.ndarray, own: float, open_rows: np.ndarray) -> np.ndarray:
         """chi2 of all rows, infinite for closed ones; returns the least of every chunk."""
         y = (2 * size * excess).astype(np.float32)

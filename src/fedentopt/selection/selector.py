@@ -24,7 +24,7 @@ import inspect
 import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any, ClassVar
@@ -47,8 +47,18 @@ loss            from those that trained: mean training loss, and root mean squar
 head            the change of the last layer's weight and bias
 update          the change of all parameters
 seconds         how long training took
-kept            whether the server kept the client's model (an algorithm may judge models)
+kept            whether the server kept the client's model (always, unless the algorithm judges models)
 """
+
+LEAVES = {
+    "candidate_loss": "the loss of the global model before training, from those asked",
+    "loss": "the loss of its training",
+    "head": "its change of the last layer",
+    "update": "its change of the model",
+    "seconds": "how long it trained",
+    "kept": "",
+}
+"""What a server has to see of a single client for each need, in words."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +103,14 @@ class Selector(ABC):
     """What it must be told beside label counts, of `NEEDS`."""
     reads_label_counts: ClassVar[bool] = True
     """Whether clients have to report label counts; sizes alone count as a report too."""
+    sizes_only: ClassVar[bool] = False
+    """Whether of those reports it reads the numbers of samples alone."""
+    own_weights: ClassVar[bool] = False
+    """Whether its cohorts carry weights of their own for the average."""
+    smaller_cohorts: ClassVar[bool] = False
+    """Whether a cohort may be smaller than asked for though more clients are available: nothing to warn of then."""
     largest: ClassVar[int | None] = None
-    """The most clients it can serve, where its definition takes more than a pass over them."""
+    """The most clients it can serve, where its definition takes more than a pass over them. More are refused."""
     run_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of a run that `for_run` turns into others (a per cent of the clients into a number)."""
     stream: ClassVar[int | None] = None
@@ -123,12 +139,26 @@ class Selector(ABC):
 
     @classmethod
     def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> Selector:
-        """The selector for a run among `clients` clients, from the settings by which it is asked for."""
+        """The selector for a run among `clients` clients, from the settings by which it is asked for.
+
+        One with a parameter `rounds` is told how many rounds the run has.
+        """
         return cls(cohort_size, seed=seed, **settings)
+
+    @classmethod
+    def leaves_client(cls) -> tuple[str, ...]:
+        """What a server has to know of a single client, in words; empty: nothing."""
+        report = ("number of samples",) if cls.sizes_only else ("label counts",)
+        told = (words for need, words in LEAVES.items() if need in cls.needs)
+        return (*(report if cls.reads_label_counts else ()), *(words for words in told if words))
 
     @classmethod
     def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
         """Refuse settings that such a run cannot have, before anything is made."""
+        cls._check_number(clients)
+
+    @classmethod
+    def _check_number(cls, clients: int) -> None:
         if cls.largest is not None and clients > cls.largest:
             raise InputError(f"clients: {clients} are too many for {cls.name}; accepted: at most {cls.largest}")
 
@@ -166,6 +196,14 @@ class Selector(ABC):
     def numbers_of(self, clients: Iterable[ClientId]) -> np.ndarray:
         """Numbers of these clients; an unknown one is refused."""
         return self._table.numbers_of(clients)
+
+    def by_number(self, figures: Mapping[ClientId, float], default: float = 0.0) -> np.ndarray:
+        """Figures kept by client as an array (K,) by client number; `default` for those without one."""
+        table = np.full(len(self._table), default)
+        numbers = self._table.find(figures)
+        known = numbers >= 0
+        table[numbers[known]] = np.fromiter(figures.values(), dtype=np.float64, count=len(figures))[known]
+        return table
 
     def available_numbers(self, available: Iterable[ClientId] | None = None) -> np.ndarray:
         """Numbers of the available clients, ascending: all, or those named. Nobody, and unknown ids, are refused."""
@@ -207,6 +245,9 @@ class Selector(ABC):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:  # noqa: B027
         """Learn from the clients that trained. Clients whose figures were not finite are left out."""
 
+    def forget_clients(self, gone: Collection[ClientId]) -> None:  # noqa: B027
+        """Drop what is known of clients that were removed; whoever comes back is new."""
+
     def memory(self) -> dict[str, Any]:
         """What the selector must not forget beside the round number: JSON, always under the same names."""
         return {}
@@ -232,7 +273,7 @@ class Selector(ABC):
         number given first does. Known ids, bad counts and another number of classes are refused, and then no
         client of the call is added.
         """
-        self._table.register(counts, ids, noisy, num_classes)
+        self._table.register(counts, ids, noisy, num_classes, check_number=self._check_number)
 
     def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
         """Replace the counts of registered clients, which keep their place; forms and refusals as in `register`."""
@@ -240,7 +281,7 @@ class Selector(ABC):
 
     def remove(self, ids: Iterable[ClientId]) -> None:
         """Forget clients; unknown ones are refused, and then nobody is removed."""
-        self._table.remove(ids)
+        self.forget_clients(self._table.remove(ids))
 
     def select(
         self, available: Iterable[ClientId] | None = None, *, losses: Mapping[ClientId, float] | None = None
@@ -255,7 +296,8 @@ class Selector(ABC):
         picked = self.pick(rows, self._losses(losses))
         cohort = picked if isinstance(picked, Cohort) else self.cohort(self._checked(picked, rows))
         self._round += 1
-        if len(cohort.clients) < self.cohort_size and cohort.weights is None:
+        few = rows.size < self.cohort_size
+        if len(cohort.clients) < self.cohort_size and (few or not (self.smaller_cohorts or cohort.weights)):
             warnings.warn(
                 f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: no more clients are available",
                 CohortWarning,
@@ -315,6 +357,15 @@ class Selector(ABC):
         seed = check_int("state: seed", state["seed"], 0)
         self.remember({key: state[key] for key in kept})
         self._round, self.seed = number, seed
+
+
+def make_for_run(
+    cls: type[Selector], *, cohort_size: int, clients: int, rounds: int, seed: int, **settings: Any
+) -> Selector:
+    """The selector of a run; the number of rounds goes to a `for_run` that asks for it."""
+    if "rounds" in inspect.signature(cls.for_run).parameters:
+        settings["rounds"] = rounds
+    return cls.for_run(cohort_size=cohort_size, clients=clients, seed=seed, **settings)
 
 
 def check_int(name: str, value: Any, low: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,12 @@ class CountTable:
         """A registered client's number."""
         return self._numbers[client]
 
-    def register(self, counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None) -> None:
-        """Add new clients; one that is already known is refused, and then nothing is added."""
+    def register(
+        self, counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None,
+        check_number: Callable[[int], None] = lambda clients: None,
+    ) -> None:  # fmt: skip
+        """Add new clients; one that is already known is refused, and so is what `check_number` refuses of how many
+        there would be; nothing is added then."""
         names, rows, classes = read_reports(counts, ids, noisy, self._expected(num_classes))
         for name in names:
             if name in self._numbers:
@@ -55,6 +59,7 @@ class CountTable:
                 )
         if not names:
             return
+        check_number(len(self) + len(names))
         self.num_classes = classes
         self._numbers.update(zip(names, range(len(self._ids), len(self._ids) + len(names)), strict=True))
         self._ids.extend(names)

@@ -349,7 +349,7 @@ class Stack:
     ) -> None:  # fmt: skip
         """Have what the run's selector needs to know on its way to the host."""
         needs = run.planner.needs - {"candidate_loss"}
-        if not needs or not plan.work or (needs == {"kept"} and kept is None):
+        if not needs or not plan.work:
             return
         remaining = None if kept is None else frozenset(kept)
         if starts is None or trained is None or places is None or not needs & FROM_DEVICE:

@@ -51,7 +51,7 @@ class Feedback:
                 head=Head(own["weight"].copy(), bias) if "weight" in own else None,
                 update=own["update"].copy() if "update" in own else None,
                 seconds=task.seconds if "seconds" in self.needs else None,
-                kept=task.client in self.kept if "kept" in self.needs and self.kept is not None else None,
+                kept=(self.kept is None or task.client in self.kept) if "kept" in self.needs else None,
             )
         return observations
 

@@ -18,6 +18,7 @@ from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
 from fedentopt.own_code import code_digest, source_digest_of
 from fedentopt.selection import Selector
+from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 from fedentopt.simulation.methods import (
@@ -205,7 +206,7 @@ class _Method:
 
             def make(config: RunConfig) -> Selector:
                 sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
-                return check_selector(kind.for_run(**sizes, **config.of("selector")), name)
+                return check_selector(make_for_run(kind, rounds=config.rounds, **sizes, **config.of("selector")), name)
 
         else:
             if given.clients:

@@ -18,6 +18,7 @@ from fedentopt.algorithms import AFTER_STEP, ALGORITHMS, IN_GRADIENT, Algorithm,
 from fedentopt.errors import InputError
 from fedentopt.own_code import find_own, is_import_path, make_own
 from fedentopt.selection import NEEDS, SELECTORS, Selector
+from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import Setting, setting, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 
@@ -35,7 +36,7 @@ def parse_method(name: str) -> dict[str, Any]:
     values that a setting does not take, a key given twice, and `-dp` where nothing of the method looks at label counts.
     """
     text = name.strip()
-    pieces = [_Piece(piece) for piece in re.split(r"\+(?=[A-Za-z_])", text)]
+    pieces = [_Piece(piece) for piece in _split(text)]
     parts = _parts(pieces)
     if parts is None:
         raise InputError(
@@ -159,7 +160,8 @@ def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
             )
         return algorithm.own_selector(**sizes)
     if config.selector in SELECTORS:
-        return SELECTORS.get(config.selector).for_run(clients=config.clients, **sizes, **settings)
+        kind = SELECTORS.get(config.selector)
+        return make_for_run(kind, clients=config.clients, rounds=config.rounds, **sizes, **settings)
     return check_selector(_make("selector", config, Selector, settings), config.selector)
 
 
@@ -203,6 +205,17 @@ def check_seeds(seeds: Iterable[int], written: str | None = None) -> tuple[int, 
     if twice:
         raise InputError(f"seeds: {shown!r} gives {', '.join(twice)} more than once; accepted: each seed once")
     return tuple(listed)
+
+
+def _split(text: str) -> list[str]:
+    """The sides of the `+` that joins two methods. One inside a value (`note=a+b`) joins nothing: a name that cannot be
+    a selector's stands behind it."""
+    for plus in reversed([*re.finditer(r"\+(?=[A-Za-z_])", text)]):
+        sides = [text[: plus.start()], text[plus.end() :]]
+        name = _Piece(sides[1]).name
+        if not _Piece(sides[0]).values or name in SELECTORS or is_import_path(name):
+            return sides
+    return [text]
 
 
 class _Piece:
@@ -326,6 +339,8 @@ def _make(part: str, config: RunConfig, base: type, settings: Mapping[str, Any])
                 raise InputError(f"{name}: no setting of {path}; accepted: {', '.join(known) or 'none'}")
         if issubclass(factory, Selector):
             sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
+            if "rounds" in inspect.signature(factory.for_run).parameters:
+                sizes["rounds"] = config.rounds
             return make_own(part, f"{path}.for_run", **sizes, **settings)
         return make_own(part, path, **settings)
     return make_own(part, path, config, **settings)

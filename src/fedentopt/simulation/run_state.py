@@ -248,9 +248,10 @@ class RunState:
             bytes_up += sends * 2 * LOSS_BYTES
         if self.hooks.judges:
             bytes_up += sends * self.num_classes * LABEL_BYTES
-        reports = getattr(self.planner.selector, "reads_label_counts", True) or self.algorithm.reads_label_counts
-        if plan.round == 1 and reports:
-            bytes_up += self.config.clients * self.num_classes * LABEL_BYTES
+        selector = self.planner.selector
+        if plan.round == 1 and (self.algorithm.reads_label_counts or getattr(selector, "reads_label_counts", True)):
+            sizes_only = getattr(selector, "sizes_only", False) and not self.algorithm.reads_label_counts
+            bytes_up += self.config.clients * (1 if sizes_only else self.num_classes) * LABEL_BYTES
         return bytes_up, bytes_down
 
     def checkpoint(self) -> Checkpoint:

@@ -76,7 +76,7 @@ def run_sweep(
     pending: list[Job] = []
     for digest, job in unique.items():
         folders[digest] = RunFolder(
-            options.out_dir, job.config, resume=resume, targets=options.target, command=command_of(job.config)
+            options.out_dir, job.config, resume=resume, targets=options.target, command=_command(job, data)
         )
         (finished if resume and folders[digest].is_finished() else pending).append(job)
 
@@ -129,7 +129,7 @@ def run_in_memory(
     unique = {job.config.digest(): job for job in wanted}
     loaded = _load_all(unique.values(), options.data_path, data, options.say or (lambda line: None))
     recorders = {
-        digest: MemoryRecorder(job.config, targets=options.target, command=command_of(job.config))
+        digest: MemoryRecorder(job.config, targets=options.target, command=_command(job, data))
         for digest, job in unique.items()
     }
     for stack in form_stacks(unique.values()):
@@ -140,6 +140,11 @@ def run_in_memory(
 
 def _job(run: RunConfig | Job) -> Job:
     return run if isinstance(run, Job) else Job(run, run.method)
+
+
+def _command(job: Job, data: Dataset | None) -> str:
+    """The command that makes the run again; empty where objects or arrays of the caller's stand behind it."""
+    return "" if job.sources or data is not None else command_of(job.config)
 
 
 def _codes(jobs: Mapping[str, Job]) -> dict[str, str]:
@@ -201,8 +206,8 @@ def _check_data(
 
 def _ways_out(what: str, afresh: str) -> str:
     """What a person can do whose data or code are not those of the runs in the folder."""
-    again = "" if afresh == "another --out" else f", or repeat the runs ({afresh})"
-    return f"bring the old {what} back{',' if again else ' or'} give another --out{again}"
+    again = "" if afresh == "another folder" else f", or repeat the runs ({afresh})"
+    return f"bring the old {what} back{',' if again else ' or'} give another folder{again}"
 
 
 def _allow_files(runs: int) -> None:

@@ -25,12 +25,17 @@ def hold(context: Context, until: str) -> None:
 
 
 def labels(context: Context) -> np.ndarray:
-    trace(context, f"asked-{client_id(context)}")
     with np.load(str(context.node_config["data"])) as data:
         return data["y_train"]
 
 
-app.query("label_counts")(label_report(labels, 10))
+report = label_report(labels, 10)
+
+
+@app.query("label_counts")
+def query(message: Message, context: Context) -> Message:
+    trace(context, f"asked-{client_id(context)}")
+    return report(message, context)
 
 
 @app.train()

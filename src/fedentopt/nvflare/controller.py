@@ -1,0 +1,428 @@
+"""Label-aware selection for NVFlare's model controllers.
+
+    class LabelAwareFedAvg(LabelAware, FedAvg): ...        # FedAvg, Scaffold, and what descends from them
+
+`LabelAware` overrides `sample_clients`: it asks sites it does not know for their label counts (task `label_counts`),
+lets a selector of `fedentopt.selection` pick among the known sites that are connected, and returns their names.
+Everything else is the controller's own. Around it, so that no site stops a federation:
+
+- a training task ends after `train_timeout` seconds with the replies that came;
+- a reply is checked (`replies`) before it is aggregated, a wrong one is left out and named in the log;
+- a site that fails is left alone for a growing number of rounds (`members.Pauses`);
+- a round without a usable reply, or whose average is not finite, leaves the model as it was.
+
+With a `state` name the server writes round, model, counts and memory after every round (`state`); a job submitted again
+under that name, after a restart, goes on with the next round and picks the cohorts it would have picked.
+
+NVFlare builds controllers from JSON: every argument is a number, text, list or dict, and kept under its own name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
+from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.app_common.workflows.scaffold import Scaffold
+
+from fedentopt.errors import InputError
+from fedentopt.nvflare import state as states
+from fedentopt.nvflare.census import Census
+from fedentopt.nvflare.members import Members, Pauses, make_selector
+from fedentopt.nvflare.replies import SERVED, as_array, stays_finite
+from fedentopt.nvflare.training import RoundSelection, Training, site_of
+
+MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
+EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
+
+
+class NoClientsError(RuntimeError):
+    """Nobody to train with: the sites are gone, or none of them has told its label counts."""
+
+
+class LabelAware(ModelController):
+    """Mixin: the cohort is picked by label counts. Put it before the controller it joins.
+
+    cohort_size     sites a round (M); it takes the place of num_clients
+    num_classes     length of a label count vector (C)
+    buffer_size     FedEntOpt's buffer (Q): sites that trained lately and are kept out for a while
+    seed, target    of `EntropySelector`
+    selector        another selector: its name, or package.module:Class, with `selector_args`
+    exclude         names of sites that never train
+    query_timeout   longest wait for label counts in seconds; a site that gave none before is waited for 10 s at most
+    train_timeout   longest wait for a round's training in seconds; 0: NVFlare's own wait, for as long as a site lives
+    node_timeout    longest wait for a connected site whose counts are known, in seconds; then the job ends
+    state           name under which the server keeps its state across jobs
+    head            names of the last layer's weight and bias, for selectors that need it; else the last that fit
+    loss_metric     the metric that is a site's training loss, for selectors that need it
+    """
+
+    poll_interval = 1.0  # seconds between two looks at who is connected
+    _always_serialize_args = ("ignore_result_error",)
+
+    def __init__(
+        self,
+        *args: Any,
+        cohort_size: int,
+        num_classes: int,
+        buffer_size: int = 0,
+        seed: int = 0,
+        target: Sequence[float] | None = None,
+        selector: str | None = None,
+        selector_args: Mapping[str, Any] | None = None,
+        exclude: Sequence[str] | None = None,
+        query_timeout: int = 300,
+        train_timeout: int = 3600,
+        node_timeout: int = 600,
+        state: str | None = None,
+        head: Sequence[str] | None = None,
+        loss_metric: str = "loss",
+        **kwargs: Any,
+    ) -> None:
+        self._check_joined(state)
+        for name, value, least in (
+            ("num_classes", num_classes, 1),
+            ("query_timeout", query_timeout, 1),
+            ("train_timeout", train_timeout, 0),
+            ("node_timeout", node_timeout, 1),
+        ):
+            _check_whole(name, value, least)
+        if kwargs.setdefault("num_clients", cohort_size) != cohort_size:
+            raise InputError(
+                f"num_clients: {kwargs['num_clients']!r} has no place here; cohort_size says how many sites train"
+            )
+        if kwargs.get("ignore_result_error") is None:
+            kwargs["ignore_result_error"] = True  # a site's error is that site's failure
+        made = make_selector(cohort_size, num_classes, buffer_size, seed, target, selector, selector_args)
+        beyond = ", ".join(sorted(made.needs - SERVED))
+        if beyond:
+            raise InputError(
+                f"selector: {made.name} needs {beyond}, which NVFlare's sites are not asked for; accepted: selectors "
+                f"that need nothing beyond label counts and {', '.join(sorted(SERVED))}"
+            )
+        if head is not None and (isinstance(head, str) or not 1 <= len(head) <= 2):
+            raise InputError(f"head: {head!r} is not accepted; accepted: names of the last layer's weight and bias")
+        super().__init__(*args, **kwargs)
+        self.cohort_size, self.num_classes, self.buffer_size, self.seed = cohort_size, num_classes, buffer_size, seed
+        self.target, self.selector = None if target is None else list(target), selector
+        self.selector_args = None if selector_args is None else dict(selector_args)
+        self.exclude = None if exclude is None else list(exclude)
+        self.query_timeout, self.train_timeout, self.node_timeout = query_timeout, train_timeout, node_timeout
+        self.state = None if state is None else states.check_name(state)
+        self.head, self.loss_metric = None if head is None else list(head), loss_metric
+
+        self.members = Members(made, num_classes)
+        self.census = Census(num_classes, query_timeout)
+        self.failing = Pauses()
+        self.history: list[RoundSelection] = []
+        self._rounds_done = 0
+        self._folder: Path | None = None
+        self._restored: states.State | None = None
+        self._open: Training | None = None  # the round whose cohort is training
+        self._unsaved: FLModel | None = None
+        self._types: Counter[Any] = Counter()  # of replies so far
+        self._told_no_loss = False
+
+    @classmethod
+    def _check_joined(cls, state: str | None) -> None:
+        """Refuse controllers whose sites return something else than models, and states that would forget something."""
+        joined = next((each for each in cls.__mro__ if not issubclass(each, LabelAware)), object)
+        if not issubclass(joined, FedAvg | Scaffold):
+            raise InputError(
+                f"{cls.__name__}: {joined.__name__} cannot be joined; accepted: FedAvg, Scaffold and what descends "
+                "from them"
+            )
+        if state is not None and joined not in (FedAvg, Scaffold):
+            raise InputError(
+                f"state: {joined.__name__} may remember more than is kept; accepted with a state: FedAvg, Scaffold"
+            )
+
+    # --- beginning, and going on
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """NVFlare's start, and the state of the job before where there is one."""
+        super().start_controller(fl_ctx)
+        if self.state is None:
+            return
+        try:
+            self._folder = states.make_folder(Path(self.engine.get_workspace().get_root_dir()), self.state)
+            found = states.load(self._folder)
+            if found is not None:
+                self._restore(found)
+        except InputError as error:
+            self._folder = None
+            self.error(str(error))  # NVFlare may keep the text of exceptions to itself
+            raise  # which ends the job
+
+    def _restore(self, found: states.State) -> None:
+        kind = found.meta["controller"]
+        if kind != type(self).__name__:
+            raise InputError(f"state: written by {kind}, but continued by {type(self).__name__}")
+        if found.rounds > self.num_rounds:
+            raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
+        self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
+        self.census.pauses.load_state_dict(found.meta["silent"])
+        self.failing.load_state_dict(found.meta["failing"])
+        for name, value in found.meta["early_stop"].items():
+            setattr(self, name, value)
+        self._rounds_done = found.rounds
+        self._restored = found
+        self.start_round += found.rounds
+        self.num_rounds -= found.rounds
+        given: Any = getattr(self, "model", None)
+        if given is not None:  # FedAvg with a model of its own asks no persistor
+            params = given.params if isinstance(given, FLModel) else given
+            self.model = FLModel(params_type=ParamsType.FULL, params=_fill(params, found.arrays[MODEL]))
+        self.info(f"continuing after {found.rounds} round(s) of state {self.state!r}")
+
+    def initialize(self, fl_ctx: FLContext) -> None:
+        """NVFlare's, then SCAFFOLD's control terms as they were."""
+        super().initialize(fl_ctx)
+        controls = getattr(self, "_global_ctrl_weights", None)
+        if self._restored is not None and controls is not None:
+            self._global_ctrl_weights = _fill(controls, self._restored.arrays[CONTROLS], "control terms")
+
+    def load_model(self) -> FLModel:
+        """The persistor's model, with the numbers of the state where there is one."""
+        model = super().load_model()
+        if self._restored is None or model is None:
+            return model
+        try:
+            model.params = _fill(model.params, self._restored.arrays[MODEL])
+        except InputError as error:
+            self._folder = None
+            self.error(str(error))
+            raise
+        learnable = make_model_learnable(weights=model.params, meta_props=model.meta)
+        self.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=True)
+        return model
+
+    # --- a round
+    def sample_clients(self, num_clients: int | None = None) -> list[str]:
+        """The names of this round's sites, in the order picked; the number is `cohort_size`, whatever is asked for."""
+        if self._unsaved is not None:  # a controller that stops early does not save every round
+            self._save(self._unsaved)
+        available = self._gather()
+        cohort = self.members.select(available)
+        selection = RoundSelection(self._rounds_done, cohort)
+        self.history.append(selection)
+        head = None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
+        self._open = Training(selection, self.members, self._types, head, self.loss_metric)
+        names = selection.sites
+        self.info(
+            f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
+        )
+        if len(names) < self.cohort_size:
+            self.warning(f"round {self._rounds_done}: cohort of {len(names)} instead of {self.cohort_size} sites")
+        if cohort.released:
+            self.info(f"released from the buffer early, since others are away: {list(cohort.released)}")
+        return names
+
+    def _gather(self) -> list[str]:
+        """Learn the counts of unknown sites; return the connected ones that are known, those that failed last if any
+        other is left."""
+        deadline = time.monotonic() + self.node_timeout
+        while True:
+            connected = self._connected()
+            unknown = [site for site in connected if site not in self.members.reports]
+            self.members.take(self.census.ask(self, unknown, self._rounds_done, urgent=not self.members.reports))
+            known = [site for site in connected if site in self.members.reports]
+            available = [site for site in known if self.failing.over(site, self._rounds_done)]
+            if available or known:
+                return available or known
+            if self.abort_signal.triggered:
+                raise NoClientsError("the job was aborted")
+            if time.monotonic() > deadline:
+                raise NoClientsError(
+                    f"round {self._rounds_done}: no site with known label counts is connected ({len(connected)} are)"
+                )
+            time.sleep(self.poll_interval)
+
+    def _connected(self) -> list[str]:
+        names = sorted(client.name for client in self.engine.get_clients())
+        left_out = set(self.exclude or ())
+        return [name for name in names if name not in left_out and not self.get_client_disconnect_time(name)]
+
+    # --- training, as FedAvg (with a callback) and SCAFFOLD (waiting) send it
+    def send_model(
+        self,
+        task_name: str = AppConstants.TASK_TRAIN,
+        data: FLModel = None,
+        targets: list[str] | None = None,
+        min_responses: int | None = None,
+        timeout: int = 0,
+        callback: Callable[[FLModel], Any] | None = None,
+    ) -> None:
+        """NVFlare's, for a cohort with a time limit and with replies that were checked."""
+        training = self._training(targets)
+        if training is not None and callback is not None:
+            timeout = timeout or self.train_timeout
+            training.begin(data)
+            callback = partial(training.receive, callback)
+        super().send_model(
+            task_name=task_name,
+            data=data,
+            targets=targets,
+            min_responses=min_responses,
+            timeout=timeout,
+            callback=callback,
+        )
+
+    def send_model_and_wait(
+        self,
+        task_name: str = AppConstants.TASK_TRAIN,
+        data: FLModel = None,
+        targets: list[str] | None = None,
+        min_responses: int | None = None,
+        timeout: int = 0,
+    ) -> list[FLModel]:
+        """NVFlare's, for a cohort with a time limit and with the replies that are usable."""
+        training = self._training(targets)
+        if training is not None:
+            timeout = timeout or self.train_timeout
+            training.begin(data)
+        results = super().send_model_and_wait(
+            task_name=task_name, data=data, targets=targets, min_responses=min_responses, timeout=timeout
+        )
+        if training is None:
+            return list(results)
+        usable = [result for result in results if training.receive(_accept, result)]
+        # In the order of the cohort, so that the sum does not depend on who was fastest.
+        order = {name: place for place, name in enumerate(targets or ())}
+        return sorted(usable, key=lambda result: order.get(site_of(result), len(order)))
+
+    def _training(self, targets: Sequence[str] | None) -> Training | None:
+        """The round's training where this is what is sent."""
+        return self._open if self._open is not None and list(targets or ()) == self._open.selection.sites else None
+
+    # --- after training
+    def aggregate(self, results: list[FLModel], aggregate_fn: Callable[..., FLModel] | None = None) -> FLModel:
+        """The joined controller's; where nobody's reply was usable, a model without parameters."""
+        if results:
+            return super().aggregate(results, aggregate_fn)
+        return FLModel(params={}, meta={AlgorithmConstants.SCAFFOLD_CTRL_DIFF: {}, "nr_aggregated": 0})
+
+    def _get_aggregated_result(self) -> FLModel:
+        """FedAvg's; as `aggregate`."""
+        if self._open is None or self._open.selection.answered:
+            return super()._get_aggregated_result()
+        return FLModel(params={}, meta={"nr_aggregated": 0}, current_round=self.current_round)
+
+    def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
+        """The joined controller's, unless there is nothing to take over; and the end of the round for the selector."""
+        change = (aggr_result.meta or {}).get(AlgorithmConstants.SCAFFOLD_CTRL_DIFF) or {}
+        before = model.params if aggr_result.params_type == ParamsType.DIFF else {}
+        if not aggr_result.params:
+            why = "no usable reply"
+        elif not stays_finite(before, aggr_result.params):
+            why = "the average is not finite"
+        elif not stays_finite(getattr(self, "_global_ctrl_weights", {}), change):
+            why = "the control terms would not be finite"
+        else:
+            why = ""
+            model = super().update_model(model, aggr_result)
+        if why:
+            self.warning(f"round {self._rounds_done}: {why}, the model stays as it was")
+            aggr_result.meta = {**(aggr_result.meta or {}), AlgorithmConstants.SCAFFOLD_CTRL_DIFF: {}}
+        self._close_round()
+        self._unsaved = model
+        return model
+
+    def _close_round(self) -> None:
+        training, self._open = self._open, None
+        if training is not None:
+            last = training.selection
+            for site in last.sites:
+                if site in last.answered:
+                    self.failing.worked(site)
+                    continue
+                reason = last.failed.setdefault(site, "no usable answer in time")
+                until = self.failing.failed(site, self._rounds_done)
+                self.warning(
+                    f"round {last.round}: site {site} did not train: {reason} (picked again from round {until} on)"
+                )
+            selector = self.members.selector
+            if selector.needs:
+                seen = training.observations
+                selector.observe({site: seen[site] for site in last.sites if site in seen})
+            if training.told_no_loss and not self._told_no_loss:
+                self._told_no_loss = True
+                self.warning(
+                    f"site {training.told_no_loss[0]} sends no metric {self.loss_metric!r}, which selector "
+                    f"{selector.name} needs; it learns nothing of such sites"
+                )
+        self._rounds_done += 1
+
+    def save_model(self, model: FLModel) -> None:
+        """The persistor's save, then the state, so that a state never speaks of a model that was not kept."""
+        super().save_model(model)
+        if self._unsaved is not None:
+            self._save(model if self._unsaved is model else self._unsaved)
+
+    def _save(self, model: FLModel) -> None:
+        self._unsaved = None
+        if self._folder is None:
+            return
+        controls = getattr(self, "_global_ctrl_weights", None) or {}
+        states.save(
+            self._folder,
+            states.State(
+                rounds=self._rounds_done,
+                arrays={
+                    MODEL: {name: as_array(value) for name, value in model.params.items()},
+                    CONTROLS: {name: as_array(value) for name, value in controls.items()},
+                    MEMORY: self.members.selector.arrays(),
+                },
+                meta={
+                    "controller": type(self).__name__,
+                    "members": self.members.state_dict(),
+                    "silent": self.census.pauses.state_dict(),
+                    "failing": self.failing.state_dict(),
+                    "early_stop": {name: _plain(getattr(self, name)) for name in EARLY_STOP if hasattr(self, name)},
+                },
+            ),
+        )
+
+
+class LabelAwareFedAvg(LabelAware, FedAvg):
+    """NVFlare's FedAvg with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `FedAvg`."""
+
+
+class LabelAwareScaffold(LabelAware, Scaffold):
+    """NVFlare's SCAFFOLD with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `Scaffold`."""
+
+
+def _fill(own: Mapping[str, Any], saved: Mapping[str, np.ndarray], what: str = "model") -> dict[str, Any]:
+    """The saved numbers in the types of `own`; another model is refused, naming the difference."""
+    shapes = {name: as_array(value).shape for name, value in own.items()}
+    if what == "model" and shapes:
+        for name in [*shapes, *saved]:
+            before = saved[name].shape if name in saved else None
+            if shapes.get(name) != before:
+                raise InputError(f"state: holds another model: {name} is {before}, not {shapes.get(name)}")
+    return {
+        name: own[name].new_tensor(array) if hasattr(own.get(name), "new_tensor") else array
+        for name, array in saved.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _accept(reply: FLModel) -> bool:
+    return True
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name}: {value!r} is not accepted; accepted: a whole number of at least {least}")

@@ -1,0 +1,201 @@
+"""Training replies: checked before they reach an aggregation, and read for selectors that need more than labels.
+
+A reply that is wrong (no parameters, others than the model's, other shapes or kinds, numbers that are not finite, a
+weight that cannot be a number of steps; for SCAFFOLD the same of the control terms) is its site's failure and nobody
+else's. Parameters are NumPy arrays and numbers, or torch tensors where the model's are. Metrics that could not be
+averaged with the others' are dropped, and the reply is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AlgorithmConstants
+
+from fedentopt.errors import InputError
+from fedentopt.labels import LARGEST_COUNT
+from fedentopt.selection import Head, Observation
+
+SERVED = frozenset({"loss", "head", "update", "seconds", "kept"})
+"""What a selector may need that an NVFlare server can tell it."""
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A parameter as a NumPy array; tensors of types that NumPy lacks (bfloat16) as float32, which holds them."""
+    if hasattr(value, "materialize"):  # NVFlare's reference to a tensor on disk
+        value = value.materialize()
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        try:
+            return np.asarray(value.numpy())
+        except TypeError:
+            return np.asarray(value.float().numpy())
+    return np.asarray(value)
+
+
+def check_reply(sent: FLModel, reply: FLModel) -> None:
+    """Refuse a reply that must not be averaged; the reason says what is wrong with it."""
+    if not isinstance(reply.params, dict) or not reply.params:
+        raise InputError("the reply holds no parameters")
+    if sent.params:
+        _check_group("parameter", sent.params, reply.params)
+        missing = [name for name in sent.params if name not in reply.params]
+        if missing and reply.params_type == ParamsType.FULL:  # a difference may leave out what did not change
+            raise InputError(f"parameter {missing[0]!r} is missing")
+    else:
+        for name, value in reply.params.items():
+            _check_finite("parameter", name, as_array(value))
+    meta = reply.meta or {}
+    steps = meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1)
+    if (
+        isinstance(steps, bool)
+        or not isinstance(steps, int | float | np.integer | np.floating)
+        or not 0 < steps <= LARGEST_COUNT
+    ):
+        raise InputError(f"{FLMetaKey.NUM_STEPS_CURRENT_ROUND}: {steps!r}; accepted: a number above 0, at most 2**53")
+    controls = (sent.meta or {}).get(AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL)
+    if controls is not None:
+        change = meta.get(AlgorithmConstants.SCAFFOLD_CTRL_DIFF)
+        if not isinstance(change, dict):
+            raise InputError(f"the reply holds no control terms ({AlgorithmConstants.SCAFFOLD_CTRL_DIFF})")
+        _check_group("control term", controls, change)
+
+
+def usable_metrics(metrics: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any] | None:
+    """The metrics without those that NVFlare would trip over; `shapes` are those of this round, by whoever came first.
+
+    Finite numbers and arrays stay, as Python numbers and NumPy arrays, and so does what NVFlare does not average (text,
+    lists, dictionaries).
+    """
+    if not isinstance(metrics, dict):
+        return None
+    kept: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if value is None or isinstance(value, str | list | tuple | set | dict):
+            kept[name] = value
+            continue
+        try:
+            array = as_array(value)
+            _check_finite("metric", name, array)
+        except Exception:
+            continue
+        if shapes.setdefault(str(name), array.shape) == array.shape:
+            kept[name] = float(array) if array.ndim == 0 else array
+    return kept
+
+
+def stays_finite(before: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+    """Whether what was averaged is finite, also when it is added to what was before."""
+    for name, value in change.items():
+        array = as_array(value)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = array + as_array(before[name]) if name in before else array
+        if not (np.isfinite(array).all() and np.isfinite(total).all()):
+            return False
+    return True
+
+
+def observation(
+    needs: frozenset[str],
+    sent: Mapping[str, np.ndarray],
+    reply: FLModel,
+    *,
+    samples: int,
+    seconds: float,
+    head: tuple[str, str | None] | None,
+    loss_metric: str,
+) -> Observation | None:
+    """What a selector that `needs` it is told of a site; None where the site does not tell its loss.
+
+    `sent` is the model the site started from. A site's loss is its metric `loss_metric`, the root mean square of its
+    samples' losses `loss_metric`_rms where it tells that too.
+    """
+    loss = loss_rms = None
+    if "loss" in needs:
+        metrics = reply.metrics or {}
+        loss, loss_rms = _number(metrics.get(loss_metric)), _number(metrics.get(f"{loss_metric}_rms"))
+        if loss is None:
+            return None
+    update: np.ndarray | None = None
+    change: Head | None = None
+    if needs & {"head", "update"}:
+        params = reply.params or {}
+        full = reply.params_type == ParamsType.FULL
+
+        def moved(name: str) -> np.ndarray:
+            if name not in params:
+                return np.zeros(sent[name].shape, dtype=np.float32)
+            value = as_array(params[name]).astype(np.float32)
+            return value - sent[name].astype(np.float32) if full else value
+
+        if "update" in needs:
+            update = np.concatenate([moved(name).ravel() for name in sent]).astype(np.float32)
+        if "head" in needs and head is not None:
+            change = Head(moved(head[0]), None if head[1] is None else moved(head[1]))
+    return Observation(
+        samples=samples,
+        loss=loss,
+        loss_rms=loss_rms,
+        head=change,
+        update=update,
+        seconds=seconds if "seconds" in needs else None,
+        kept=True if "kept" in needs else None,
+    )
+
+
+def find_head(
+    model: Mapping[str, Any], num_classes: int, named: tuple[str, str | None] | None
+) -> tuple[str, str | None]:
+    """Names of the last layer's weight (classes, features) and bias: those given, else the last that fit."""
+    shapes = {name: as_array(value).shape for name, value in model.items()}
+    if named is not None:
+        for name in named:
+            if name is not None and name not in shapes:
+                raise InputError(f"head: the model has no parameter {name!r}; accepted: {', '.join(shapes)}")
+        return named
+    weights = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == num_classes]
+    if not weights:
+        raise InputError(f"head: no parameter of shape ({num_classes}, features) in the model; name it with head=")
+    names = list(shapes)
+    after = names[names.index(weights[-1]) + 1 :]
+    bias = next((name for name in after if shapes[name] == (num_classes,)), None)
+    return weights[-1], bias
+
+
+def _check_group(what: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in own:
+            raise InputError(f"{what} {name!r} is not in the model")
+        if _kind(value) != _kind(own[name]):
+            raise InputError(f"{what} {name!r} is a {type(value).__name__}, not a {type(own[name]).__name__}")
+        array, shape = as_array(value), as_array(own[name]).shape
+        if array.shape != shape:
+            raise InputError(f"{what} {name!r} has shape {array.shape}, not {shape}")
+        _check_finite(what, name, array)
+
+
+def _kind(value: Any) -> str:
+    """Whether sums can be formed with it: arrays and numbers with each other, tensors with tensors."""
+    if hasattr(value, "detach") or hasattr(value, "materialize"):
+        return "tensor"
+    return "array" if isinstance(value, np.ndarray | np.integer | np.floating | int | float) else type(value).__name__
+
+
+def _check_finite(what: str, name: object, array: np.ndarray) -> None:
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{what} {name!r} is of type {array.dtype}; accepted: real numbers")
+    if not np.isfinite(array).all():
+        raise InputError(f"{what} {name!r} holds numbers that are not finite")
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

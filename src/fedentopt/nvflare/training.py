@@ -1,0 +1,109 @@
+"""A round's training: the cohort, the replies that came, and what a selector is to be told of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from fedentopt.errors import InputError
+from fedentopt.nvflare.census import LONGEST_REASON
+from fedentopt.nvflare.members import Members
+from fedentopt.nvflare.replies import as_array, check_reply, find_head, observation, usable_metrics
+from fedentopt.selection import Cohort, Observation
+
+
+@dataclass
+class RoundSelection:
+    """A round's cohort and what became of it: sites whose reply was used, and why the others' was not."""
+
+    round: int
+    cohort: Cohort
+    answered: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> list[str]:
+        """The cohort's names, in the order picked."""
+        return [str(site) for site in self.cohort.clients]
+
+
+class Training:
+    """Takes the replies of one round. `types` counts the kinds of all replies so far, `head` names the last layer."""
+
+    def __init__(
+        self,
+        selection: RoundSelection,
+        members: Members,
+        types: Counter[Any],
+        head: tuple[str, str | None] | None,
+        loss_metric: str,
+    ) -> None:
+        self.selection, self.members = selection, members
+        self.observations: dict[str, Observation] = {}
+        self.told_no_loss: list[str] = []
+        self._types, self._head, self._loss_metric = types, head, loss_metric
+        self._metric_shapes: dict[str, tuple[int, ...]] = {}
+        self._sent: FLModel | None = None
+        self._start: dict[str, np.ndarray] = {}
+        self._begin = time.monotonic()
+
+    def begin(self, sent: FLModel) -> None:
+        """Remember the model that the sites start from."""
+        self._sent = sent
+        self._begin = time.monotonic()
+        if self.members.selector.needs & {"head", "update"}:
+            self._start = {name: as_array(value).copy() for name, value in sent.params.items()}
+
+    def receive(self, use: Callable[[FLModel], Any], reply: FLModel) -> bool:
+        """Check a reply, note it, and hand it on if it is usable; the result says whether it was used."""
+        site = site_of(reply)
+        try:
+            self._check_type(reply)
+            check_reply(self._sent, reply)
+            seen = self._observe(site, reply)
+            reply.metrics = usable_metrics(reply.metrics, self._metric_shapes)
+            if use(reply) is False:
+                raise InputError("the reply was not used")
+        except Exception as error:  # whatever a reply is made of, it is its site's failure
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            self.selection.failed[site] = f"{kind}{error}"[:LONGEST_REASON]
+            return False
+        self.selection.answered.append(site)
+        if seen is not None:
+            self.observations[site] = seen
+        return True
+
+    def _check_type(self, reply: FLModel) -> None:
+        """Refuse whole models among differences and the reverse: NVFlare averages them as what the first one was."""
+        self._types[reply.params_type] += 1
+        usual = self._types.most_common(1)[0][0]
+        if reply.params_type != usual:
+            raise InputError(f"the reply is of type {reply.params_type}, others' are {usual}")
+
+    def _observe(self, site: str, reply: FLModel) -> Observation | None:
+        needs = self.members.selector.needs
+        if not needs or site not in self.members.reports:
+            return None
+        seen = observation(
+            needs,
+            self._start,
+            reply,
+            samples=self.members.size(site),
+            seconds=time.monotonic() - self._begin,
+            head=find_head(self._start, self.members.num_classes, self._head) if "head" in needs else None,
+            loss_metric=self._loss_metric,
+        )
+        if seen is None:
+            self.told_no_loss.append(site)
+        return seen
+
+
+def site_of(reply: FLModel) -> str:
+    """Who sent it, as NVFlare says."""
+    return str((reply.meta or {}).get("client_name", ""))

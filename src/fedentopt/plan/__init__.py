@@ -1,0 +1,10 @@
+"""What a selector would do for a federation, from its label counts alone: no training, no torch.
+
+`make_plan(counts, ...)` tries every selector that needs nothing else and recommends one; `write_page` shows it.
+"""
+
+from fedentopt.plan.page import write_page
+from fedentopt.plan.planning import Plan, make_plan
+from fedentopt.plan.trying import Skipped
+
+__all__ = ["Plan", "Skipped", "make_plan", "write_page"]

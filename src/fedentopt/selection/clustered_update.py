@@ -1,0 +1,67 @@
+"""Clustered sampling by updates: clients that move the model the same way share a distribution.
+
+Fraboni et al. (ICML 2021), Algorithm 2. A client's representative gradient g_k is its model after training minus the
+global model it started from, of the last time it trained; 0 before. Clients i and j are arccos(g_i g_j / (|g_i| |g_j|))
+apart, 0 if one of the two is 0. Ward's tree is cut into the largest groups of mass M sum p_k <= 1. The M heaviest
+groups are bins; the clients of the others, the lightest group first and shuffled within it, fill the bins up to 1.
+One client is drawn from each bin and weighs 1/M: unbiased.
+
+The distances are the tree's distances; the authors' code hands the matrix of distances to SciPy as if its rows were
+features. Masses are whole numbers (`bins`), where it rounds to 10^-10.
+
+The server keeps an update per client, K times the model in float32, and all angles between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedentopt.selection.clustered import TreeSelector
+from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.per_client import ClientVectors, angles, unit
+from fedentopt.selection.selector import Observation, selector
+from fedentopt.selection.ward import LARGEST, ward_tree
+
+
+@selector("clustered-update", label="Clustered (updates)")
+class ClusteredUpdateSelector(TreeSelector):
+    """One client from each of M groups that move the model alike, weights 1/M, unbiased."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"update"})
+    sizes_only = True
+    largest = LARGEST
+
+    def __init__(self, cohort_size: int, seed: int = 0) -> None:
+        super().__init__(cohort_size, seed)
+        self._updates = ClientVectors(angles)
+
+    def tree(self, available: np.ndarray) -> np.ndarray:
+        places = self._updates.places([self._table.ids[number] for number in available])
+        known = np.flatnonzero(places >= 0)
+        distances = np.zeros((available.size, available.size))
+        distances[np.ix_(known, known)] = self._updates.between(places[known], places[known])
+        return ward_tree(distances, self.name)
+
+    def observe(self, observations: Mapping[ClientId, Observation]) -> None:
+        """Keep the direction of every update; its length does not matter."""
+        told = {client: seen.update for client, seen in observations.items() if client in self._table}
+        units = {client: unit(update) for client, update in told.items() if update is not None}
+        self._updates.put(units, len(self._table))
+
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
+        self._updates.forget(gone)
+
+    def memory(self) -> dict[str, Any]:
+        return {"vectors": self._updates.ids}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self._updates.remember(memory["vectors"])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self._updates.arrays()
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._updates.load(arrays)

@@ -1,0 +1,142 @@
+"""Cycle: everybody exactly once in ceil(K / M) rounds, in cohorts that are evened together.
+
+A method of this project. At the start of a cycle the available clients are dealt into cohorts of M at random, the last
+one smaller if need be. Then clients of two cohorts change places as long as that raises the sum of both cohorts' label
+entropies by more than 1e-9 bits: up to 32 cohorts, until no exchange between any two of them does; above, in 20 passes
+over random pairs, between 32 clients of each. Each round takes the next cohort. Every client trains equally often, so
+the normalised entropy of selection is 1 after each cycle, and no client is left out.
+
+A client that is away when its turn comes stays due: whoever is available of those due is dealt anew. When nobody due is
+available, a new cycle starts. Clients that join are due at once; counts that change have the rest of the cycle dealt
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedentopt.errors import InputError
+from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.measures import row_scores
+from fedentopt.selection.per_client import read_ids
+from fedentopt.selection.scoring import TIE_BITS
+from fedentopt.selection.selector import Selector, selector
+
+ALL_PAIRS = 32
+PASSES = 20
+SOME = 32
+
+
+@selector("cycle", label="Cycle")
+class CycleSelector(Selector):
+    """Every client exactly once in K/M rounds; the cohorts of a cycle are evened together by exchanges."""
+
+    smaller_cohorts = True
+    largest = 100_000
+
+    def __init__(self, cohort_size: int, seed: int = 0) -> None:
+        super().__init__(cohort_size, seed)
+        self._served: dict[ClientId, None] = {}  # in this cycle
+        self._plan: list[list[ClientId]] = []  # its next cohorts
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        ids = self._table.ids
+        served = self._served
+        due = [number for number in available.tolist() if ids[number] not in served]
+        plan = self._plan
+        if not due:
+            served, plan, due = {}, [], available.tolist()
+        waiting = {ids[number] for number in due}
+        planned = {client for cohort in plan for client in cohort}
+        if not plan or not waiting.issuperset(plan[0]) or not planned.issuperset(waiting):
+            plan = [[ids[number] for number in cohort] for cohort in self._dealt(np.array(due))]
+        self._plan, self._served = plan[1:], served | dict.fromkeys(plan[0])
+        return [int(number) for number in self.numbers_of(plan[0])]
+
+    def _dealt(self, numbers: np.ndarray) -> list[np.ndarray]:
+        rng = self.rng()
+        mixed = rng.permutation(numbers)
+        counts = self._table.rows.take(mixed).dense(self._table.num_classes or 1)
+        starts = range(0, mixed.size, self.cohort_size)
+        cohorts = [np.arange(start, min(start + self.cohort_size, mixed.size)) for start in starts]
+        even_out(cohorts, counts, rng)
+        return [mixed[places] for places in cohorts]
+
+    def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
+        super().update(counts, noisy=noisy, ids=ids)
+        self._plan = []
+
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
+        self._served = {client: None for client in self._served if client not in gone}
+        if any(client in gone for cohort in self._plan for client in cohort):
+            self._plan = []
+
+    def memory(self) -> dict[str, Any]:
+        return {"served": list(self._served), "plan": [list(cohort) for cohort in self._plan]}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        served = read_ids("served", memory["served"])
+        if not isinstance(memory["plan"], list):
+            raise InputError(f"state: plan is {memory['plan']!r}; accepted: a list of cohorts")
+        plan = [read_ids("plan", cohort) for cohort in memory["plan"]]
+        read_ids("plan", [client for cohort in plan for client in cohort])
+        self._served, self._plan = dict.fromkeys(served), plan
+
+
+def even_out(cohorts: list[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> None:
+    """Exchange clients between cohorts, in place, while that makes two of them more even together."""
+    sums = [counts[places].sum(axis=0) for places in cohorts]
+    if len(cohorts) > ALL_PAIRS:
+        for _ in range(PASSES):
+            order = rng.permutation(len(cohorts)).tolist()
+            pairs = list(zip(order[::2], order[1::2], strict=False))
+            if not sum(_exchange(a, b, cohorts, sums, counts, rng) for a, b in pairs):
+                break
+        return
+    changed_at = [1] * len(cohorts)
+    seen: dict[tuple[int, int], int] = {}
+    clock = 1
+    while True:
+        open_pairs = [
+            (a, b)
+            for a in range(len(cohorts))
+            for b in range(a + 1, len(cohorts))
+            if max(changed_at[a], changed_at[b]) > seen.get((a, b), 0)
+        ]
+        if not open_pairs:
+            return
+        for a, b in open_pairs:
+            clock += 1
+            if _exchange(a, b, cohorts, sums, counts):
+                changed_at[a] = changed_at[b] = clock
+            seen[a, b] = clock
+
+
+def _exchange(
+    a: int, b: int, cohorts: list[np.ndarray], sums: list[np.ndarray], counts: np.ndarray,
+    rng: np.random.Generator | None = None,
+) -> bool:  # fmt: skip
+    """The best exchange between two cohorts, again and again until none helps; whether any did. With a generator, only
+    between some clients of each, drawn by it."""
+    helped = False
+    ours, others = (
+        np.arange(cohorts[one].size) if rng is None else rng.permutation(cohorts[one].size)[:SOME] for one in (a, b)
+    )
+    while True:
+        mine, theirs = counts[cohorts[a][ours]], counts[cohorts[b][others]]
+        moved = (theirs[None, :, :] - mine[:, None, :]).reshape(-1, counts.shape[1])
+        # Sums of counts with noise may leave traces below 0 where a class is gone.
+        both = np.concatenate([sums[a] + moved, sums[b] - moved, [sums[a], sums[b]]])
+        scores = row_scores(np.maximum(both, 0.0, out=both))
+        together = scores[: len(moved)] + scores[len(moved) : -2]
+        now = float(scores[-2] + scores[-1])
+        best = int(np.argmax(together))
+        if not together[best] > now + TIE_BITS:
+            return helped
+        i, j = ours[best // len(theirs)], others[best % len(theirs)]
+        cohorts[a][i], cohorts[b][j] = cohorts[b][j], cohorts[a][i]
+        sums[a], sums[b] = counts[cohorts[a]].sum(axis=0), counts[cohorts[b]].sum(axis=0)
+        helped = True

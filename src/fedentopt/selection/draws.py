@@ -1,0 +1,37 @@
+"""Draws by weight: several clients without replacement, or one from weights that are given as logarithms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def draw_by_weight(rng: np.random.Generator, weights: np.ndarray, size: int) -> np.ndarray:
+    """Places drawn one after another, each with probability proportional to its weight among those left.
+
+    Places of weight 0 come last, all alike. With arrival times Exp(1) / weight the first to arrive is the first drawn
+    (Efraimidis, Spirakis: Weighted random sampling with a reservoir, 2006), so one pass is enough.
+    """
+    scale = float(weights.max(initial=0.0))
+    race = rng.exponential(size=weights.size)
+    with np.errstate(divide="ignore", over="ignore"):
+        times = race / (weights / scale if scale > 0 else np.zeros(weights.size))
+    size = min(size, weights.size)
+    if 8 * size < weights.size:  # a few of many: only those that can be among the first are sorted
+        last = np.partition(times, size - 1)[size - 1] if size else 0.0
+        near = np.flatnonzero(times <= last)
+        return np.asarray(near[np.lexsort((race[near], times[near]))][:size])
+    return np.asarray(np.lexsort((race, times))[:size])
+
+
+def draw_one(rng: np.random.Generator, log_weights: np.ndarray) -> int:
+    """A place, with probability proportional to exp(log weight); -inf is never drawn unless all are."""
+    top = log_weights.max()
+    if not np.isfinite(top):
+        return int(rng.integers(log_weights.size))
+    return draw_place(rng, np.cumsum(np.exp(log_weights - top)))
+
+
+def draw_place(rng: np.random.Generator, sums: np.ndarray) -> int:
+    """A place by weights whose running sums these are; one of weight 0 is never drawn, the last sum must be above 0."""
+    mark = min(rng.random() * sums[-1], np.nextafter(sums[-1], 0.0))  # which rounding might make the whole sum
+    return int(np.searchsorted(sums, mark, side="right"))

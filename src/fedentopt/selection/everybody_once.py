@@ -1,0 +1,87 @@
+"""A start in which everybody trains once, for selectors that know a client by what it told after training.
+
+Clients that have not told anything yet go first, those tried least before the others, in random order. One that drops
+out is tried again, three times in all; from then on it is no reason to wait, and is taken when seats stay empty. So
+the start takes ceil(K / M) rounds when nobody drops out, and clients that join later train in the next round.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.per_client import ClientVectors, as_pairs, read_pairs
+from fedentopt.selection.selector import Selector
+
+TRIES = 3
+
+
+class EverybodyOnce(Selector):
+    """Picks whoever is unknown first; the known are picked by `pick_known`. What is known is a vector per client."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
+        self._tries: dict[ClientId, int] = {}  # of those that have told nothing yet
+        self._vectors = self.make_vectors()
+
+    def make_vectors(self) -> ClientVectors:
+        """Where what clients told is kept."""
+        return ClientVectors()
+
+    @abstractmethod
+    def pick_known(self, known: np.ndarray, seats: int) -> list[int]:
+        """At most so many of the clients with these numbers, ascending, all of whom have a vector."""
+
+    def finish(self, picked: list[int]) -> Cohort:
+        """The cohort of these clients."""
+        return self.cohort(picked)
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
+        ids = [self._table.ids[number] for number in available]
+        is_known = self._vectors.places(ids) >= 0
+        unknown = available[~is_known]
+        tries = np.array([self._tries.get(self._table.ids[number], 0) for number in unknown], dtype=np.int64)
+        order = np.lexsort((self.rng(0).random(unknown.size), tries))
+        waiting = unknown[order][tries[order] < TRIES]
+        given_up = unknown[order][tries[order] >= TRIES]
+        picked = waiting[: self.cohort_size].tolist()
+        known = available[is_known]
+        if len(picked) < self.cohort_size and known.size:
+            picked += self.pick_known(known, self.cohort_size - len(picked))
+        picked += given_up[: self.cohort_size - len(picked)].tolist()
+        cohort = self.finish(picked)
+        for number in picked:
+            client = self._table.ids[number]
+            if client not in self._vectors:
+                self._tries[client] = self._tries.get(client, 0) + 1
+        return cohort
+
+    def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
+        """Keep what registered clients told."""
+        here = {client: vector for client, vector in vectors.items() if client in self._table}
+        self._vectors.put(here, len(self._table))
+        for client in here:
+            self._tries.pop(client, None)
+
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
+        self._vectors.forget(gone)
+        for client in gone:
+            self._tries.pop(client, None)
+
+    def memory(self) -> dict[str, Any]:
+        return {"tries": as_pairs(self._tries), "vectors": self._vectors.ids}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        tries = read_pairs("tries", memory["tries"], low=1, whole=True)
+        self._vectors.remember(memory["vectors"])
+        self._tries = tries
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self._vectors.arrays()
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._vectors.load(arrays)

@@ -1,0 +1,123 @@
+"""FLIPS: clusters of clients with similar labels, all represented equally often.
+
+Bhope, Jayaram, Venkateswaran, Kumar, Verma: FLIPS: Federated Learning using Intelligent Participant Selection
+(Middleware 2023, arXiv 2308.03901). k-means on the clients' label shares l_k / n_k makes clusters; each seat goes to
+the cluster whose clients were chosen least often so far, and in it to the client chosen least often (ties are drawn).
+The paper finds the number of clusters by the Davies-Bouldin index; here it is M, or `clusters`.
+
+k-means (SciPy's, from centres drawn by k-means++) depends on seed and counts only, so clusters are made again when
+clients come, change or leave, and are the same after a restart. Above 8,192 clients the centres are found on 8,192 of
+them, drawn at random, and everybody joins the nearest. Stragglers are not over-provisioned: who drops out is not
+replaced within the round.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.draws import draw_place
+from fedentopt.selection.per_client import as_pairs, read_pairs
+from fedentopt.selection.selector import Selector, selector
+from fedentopt.selection.ward import scipy_part
+from fedentopt.settings import setting
+
+SAMPLE = 1 << 13
+_PASSES = 20
+_CHUNK = 1 << 14
+
+
+@selector("flips", label="FLIPS")
+class FLIPSSelector(Selector):
+    """k-means clusters of label shares take turns, and so do the clients of a cluster."""
+
+    clusters: int | None = setting(None, help="number of clusters; none: M", low=1)
+
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
+        scipy_part("cluster.vq", self.name)
+        self._times: dict[ClientId, int] = {}
+        self._kept: tuple[int, int, np.ndarray] | None = None
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        times = self.by_number(self._times).astype(np.int64)
+        clusters = self.labels()
+        used = np.bincount(clusters, weights=times).astype(np.int64)
+        rng = self.rng()
+        here = clusters[available]
+        order = np.argsort(here, kind="stable")
+        starts = np.searchsorted(here[order], np.arange(used.size + 1))
+        members = [available[order[starts[c] : starts[c + 1]]] for c in range(used.size)]
+        picked: list[int] = []
+        while len(picked) < min(self.cohort_size, available.size):
+            open_clusters = [c for c in range(used.size) if members[c].size]
+            cluster = _least(rng, np.array(open_clusters), used[open_clusters])
+            number = _least(rng, members[cluster], times[members[cluster]])
+            picked.append(number)
+            used[cluster] += 1
+            members[cluster] = members[cluster][members[cluster] != number]
+        for number in picked:
+            client = self._table.ids[number]
+            self._times[client] = self._times.get(client, 0) + 1
+        return picked
+
+    def labels(self) -> np.ndarray:
+        """The cluster of every client, by number."""
+        if self._kept is None or self._kept[:2] != (self._table.version, self.seed):
+            self._kept = (self._table.version, self.seed, self._clustered())
+        return self._kept[2]
+
+    def _clustered(self) -> np.ndarray:
+        count = min(self.clusters or self.cohort_size, len(self._table))
+        sizes = self.sizes
+        rng = np.random.default_rng([self.seed, 0x464C])
+        rows, classes = self._table.rows, self._table.num_classes or 1
+        some = np.arange(len(rows))
+        if some.size > SAMPLE:
+            some = np.sort(rng.choice(some.size, SAMPLE, replace=False))
+        shares = rows.take(some).dense(classes) / np.where(sizes[some] > 0, sizes[some], 1.0)[:, None]
+        centres = _spread_out(rng, shares, count)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a cluster that has become empty: it keeps its centre
+            centres, _ = scipy_part("cluster.vq", self.name).kmeans2(shares, centres, iter=_PASSES, minit="matrix")
+        found = np.empty(len(rows), dtype=np.int64)
+        # argmin of |x - c|^2 is that of |c|^2 - 2 x c: one product per chunk.
+        offsets = (centres**2).sum(axis=1).astype(np.float32)
+        turned = np.ascontiguousarray(-2 * centres.T, dtype=np.float32)
+        for start in range(0, len(rows), _CHUNK):
+            part = rows.part(start, start + _CHUNK)
+            own = sizes[start : start + _CHUNK]
+            near = (part.dense(classes) / np.where(own > 0, own, 1.0)[:, None]).astype(np.float32) @ turned
+            near += offsets
+            found[start : start + _CHUNK] = near.argmin(axis=1)
+        return found
+
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
+        for client in gone:
+            self._times.pop(client, None)
+
+    def memory(self) -> dict[str, Any]:
+        return {"times": as_pairs(self._times)}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self._times = read_pairs("times", memory["times"], low=1, whole=True)
+
+
+def _least(rng: np.random.Generator, among: np.ndarray, times: np.ndarray) -> int:
+    """One of those with the fewest times, drawn."""
+    fewest = among[times == times.min()]
+    return int(fewest[rng.integers(fewest.size)])
+
+
+def _spread_out(rng: np.random.Generator, points: np.ndarray, count: int) -> np.ndarray:
+    """k-means++: each centre drawn by its squared distance to the nearest so far; at most one per distinct point."""
+    centres = [points[rng.integers(len(points))]]
+    nearest = ((points - centres[0]) ** 2).sum(axis=1)
+    while len(centres) < count and nearest.max() > 1e-18:
+        centres.append(points[draw_place(rng, np.cumsum(nearest))])
+        nearest = np.minimum(nearest, ((points - centres[-1]) ** 2).sum(axis=1))
+    return np.array(centres)

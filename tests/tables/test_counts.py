@@ -1,0 +1,261 @@
+"""Label counts as people have them, and for every form its bad twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedentopt.errors import InputError
+from fedentopt.tables import read_available, read_counts, read_target
+
+GOOD = {
+    "semicolons": (b"client;a;b\nx;1;2\ny;3;4\n", "separated by semicolon"),
+    "tabs": (b"client\ta\tb\nx\t1\t2\ny\t3\t4\n", "separated by tab"),
+    "named by Excel": (b"sep=;\r\nclient;a;b\r\nx;1;2\r\ny;3;4\r\n", "separated by semicolon"),
+    "UTF-16": ("client,a,b\nx,1,2\ny,3,4\n".encode("utf-16"), "read as UTF-16"),
+    "UTF-16, the other end first": (b"\xfe\xff" + "client,a,b\nx,1,2\ny,3,4\n".encode("utf-16-be"), "read as UTF-16"),
+    "UTF-16 without a mark": (
+        "client\ta\tb\nx\t1\t2\ny\t3\t4\n".encode("utf-16-le"),
+        "read as UTF-16, separated by tab",
+    ),
+    "UTF-32": ("client,a,b\nx,1,2\ny,3,4\n".encode("utf-32"), "read as UTF-32"),
+    "byte-order mark and semicolons": (
+        b"\xef\xbb\xbfclient;a;b\nx;1;2\ny;3;4\n",
+        "read as UTF-8, separated by semicolon",
+    ),
+    "another first column": (b"hospital,a,b\nx,1,2\ny,3,4\n", "clients are those of the column 'hospital'"),
+    "no name for it": (b",a,b\nx,1,2\ny,3,4\n", "clients are those of the column ''"),
+    "decimal comma": (b"client;a;b\nx;1,0;2\ny;3;4,00\n", "separated by semicolon"),
+    "decimal comma proved elsewhere": (b"client\ta\tb\nx\t0,001e3\t2\ny\t3\t4\n", "separated by tab"),
+    "long": (b"client,class,count\nx,a,1\nx,b,2\ny,b,4\ny,a,3\n", "long format, 2 clients with 2 classes"),
+    "long, other names and order": (b"label;n;site\na;1;x\nb;2;x\nb;4;y\na;3;y\n", "long format"),
+    "long, known by its text": (b"who,what,how many\nx,a,1\nx,b,2\ny,b,4\ny,a,3\n", "long format"),
+    "a trailing separator": (b"client;a;b;\nx;1;2;\ny;3;4\n", "separated by semicolon"),
+    "a client without samples": (b"client,a,b\nx,1,2\nempty,0,0\ny,3,4\n", "left out, no samples: 'empty'"),
+    "a client without samples, long": (b"client,class,count\nx,a,1\nx,b,2\nz,b,0\ny,b,4\ny,a,3\n", "no samples: 'z'"),
+    "blank lines": (b"\r\n\r\nclient;a;b\r\n\r\nx;1;2\r\n;;\r\ny;3;4\r\n", "separated by semicolon"),
+}
+
+
+@pytest.mark.parametrize("form", GOOD)
+def test_forms(tmp_path: Path, form: str) -> None:
+    content, said = GOOD[form]
+    path = tmp_path / "counts.csv"
+    path.write_bytes(content)
+    file = read_counts(path)
+    assert file.clients == ("x", "y")
+    assert file.classes == ("a", "b")
+    assert file.counts.tolist() == [[1, 2], [3, 4]]
+    assert said in "\n".join(file.notes)
+
+
+def test_plain_files_need_no_note(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_bytes(b"client,a,b\nx,1,2\ny,3,4\n")
+    assert read_counts(path).notes == ()
+
+
+def test_names_survive_their_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    for encoding in ("utf-8", "utf-16", "latin-1"):
+        path.write_bytes('Krankenhaus;"Köln; Nord";ß\n"Müller, 1";1;2\n'.encode(encoding))
+        file = read_counts(path)
+        assert (file.clients, file.classes) == (("Müller, 1",), ("Köln; Nord", "ß")), encoding
+    path.write_bytes(b"client,a\nEuro \x80,1\n")  # Windows-1252 has more than Latin-1
+    assert read_counts(path).clients == ("Euro €",)
+
+
+def test_class_numbers_are_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("site,0,1,2\nBonn,5,0,1\nKöln,0,7,3\n", encoding="utf-8")
+    assert read_counts(path).classes == ("0", "1", "2")
+    path.write_text("client,class,count\nu,10,1\nu,9,2\n")
+    assert read_counts(path).classes == ("9", "10")  # class numbers in their order
+    path.write_text("client,only\nx,3\n")
+    assert read_counts(path).counts.tolist() == [[3]]
+
+
+BAD = {
+    "which separators": (
+        b"client|a|b\nx|1|2\n",
+        "line 1: there is no class column in 'client|a|b' (tried as separators: comma, semicolon and tab)",
+    ),
+    "open quote": (
+        b'client;a;b\n"x;1;2\n',
+        "line 2: unexpected end of data (tried as separators: comma, semicolon and tab; read with semicolon)",
+    ),
+    "ragged with tabs": (b"client\ta\tb\nx\t1\n", "line 2, column 'b': the cell is missing"),
+    "half of UTF-16": (b"\xff\xfec\x00l", "begins as UTF-16 text and is none"),
+    "UTF-8 with a wrong byte": (
+        "client,a\nKöln,1\n".encode() + b"K\xf6ln,1\n",
+        "line 3: the byte 0xf6 is not UTF-8 text, as other letters are",
+    ),
+    "control character": (b"client,a\nx\x00,1\n", "line 2: the character '\\x00' is not text"),
+    "Excel under another name": (b"PK\x03\x04rest", "holds no text; accepted: a CSV file, or .xlsx"),
+    "no header": (b"site-1,5,0,3\nsite-2,1,2,9\n", "line 1: 'site-1,5,0,3' is a row of counts, not a header"),
+    "no header, class numbers by chance": (b"site-1,1,2\nsite-2,4,9\n", "line 1: 'site-1,1,2' is a row of counts"),
+    "no header, ids are numbers": (b"0,1,2\n1,4,9\n", "line 1: '0,1,2' is a row of counts"),
+    "total": (
+        b"client,a,b,total\nx,1,2,3\ny,3,4,7\n",
+        "column 'total': equals the sum of the other classes for every client; accepted: --drop total",
+    ),
+    "total without a telling name": (
+        b"client,a,b,Alle zusammen\nx,1,2,3\ny,3,4,7\nz,0,5,5\n",
+        "accepted: --drop 'Alle zusammen', or --drop none",
+    ),
+    "total of a long table": (
+        b"client,class,count\nx,a,1\nx,b,2\nx,total,3\ny,a,5\ny,total,5\n",
+        "column 'total': equals the sum",
+    ),
+    "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
+    "thousands in quotes": (
+        b'client,a,b\nx,"1,234",2\n',
+        "line 2, column 'a': '1,234' is not a number: thousands are separated in it; accepted: 1234",
+    ),
+    "thousands or decimals": (b"client;a;b\nx;1,234;2\n", "line 2, column 'a': '1,234' may be 1234 or 1.234"),
+    "thousands by points or decimals": (b"client;a;b\nx;1.234;2\n", "'1.234' may be 1234 or 1.234"),
+    "thousands by points": (
+        b"client;a;b\nx;1.234.567;2\n",
+        "'1.234.567' is not a number: thousands are separated in it; accepted: 1234567",
+    ),
+    "thousands by spaces": (b"client,a,b\nx,1 234,2\n", "'1 234' is not a number: thousands are separated"),
+    "thousands with decimals": (
+        b"client;a;b\nx;1.234,5;2\n",
+        "'1.234,5' is not a number: thousands are separated in it; accepted: 1234",
+    ),
+    "two decimal marks": (
+        b"client;a;b\nx;1,5;2\ny;2.5;1\n",
+        "line 3, column 'a': '2.5', and '1,5' in line 2; accepted: one decimal mark",
+    ),
+    "decimal comma between commas": (
+        b'client,a,b\nx,"1,5",2\n',
+        "such as 12 (a decimal comma needs a file separated by semicolon or tab)",
+    ),
+    "long, twice": (
+        b"client,class,count\nx,a,1\nx,b,2\nx,a,3\n",
+        "line 4: client 'x' with class 'a' is there twice, first in line 2",
+    ),
+    "long, no count": (b"client,class,count\nx,a,\n", "line 2, column 'count': the cell is empty"),
+    "long, negative": (b"client,class,count\nx,a,1\nx,b,-2\n", "column 'b': the count is -2; accepted: 0 or more"),
+    "long, no class": (b"client,class,count\nx, ,1\n", "line 2, column 'class': the class is empty"),
+    "long, nobody": (b"client,class,count\n", "there is no client"),
+    "nobody holds anything": (b"client,a,b\nx,0,0\n", "all label counts are 0"),
+    "class twice": (b"client;a;a\nx;1;2\n", "line 1, column 3: class name 'a' is there twice"),
+    "client twice": (b"site\ta\nx\t1\nx\t2\n", "line 3, column 'site': client 'x' is there twice"),
+    "not a number": (b"client;a\nx;NaN\n", "column 'a': the count is nan; accepted: finite"),
+}
+
+
+@pytest.mark.parametrize("form", BAD)
+def test_bad_twins(tmp_path: Path, form: str) -> None:
+    content, message = BAD[form]
+    path = tmp_path / "counts.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_counts(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+
+
+def test_columns_can_be_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,city,a,b,total\nx,Bonn,1,2,3\ny,Köln,3,4,7\n", encoding="utf-8")
+    file = read_counts(path, drop=["total", "city"])
+    assert (file.classes, file.counts.tolist()) == (("a", "b"), [[1, 2], [3, 4]])
+    assert read_counts(path, drop=["none", "city"]).classes == ("a", "b", "total")
+    for drop, message in (
+        (["none"], "line 2, column 'city': 'Bonn' is not a number"),
+        (["town"], "--drop: .* has no column 'town'; accepted: city, a, b, total"),
+        (["client"], "--drop: 'client' is the column of clients"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_counts(path, drop=drop)
+    path.write_text("client,class,count\nx,a,1\nx,b,2\nx,total,3\ny,a,5\ny,total,5\n")
+    assert read_counts(path, drop=["total"]).classes == ("a", "b")
+    with pytest.raises(InputError, match="no class 'sum'; accepted: a, b, total"):
+        read_counts(path, drop=["sum"])
+
+
+def test_even_classes_are_no_total(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b\nx,1,1\ny,3,3\nz,4,4\n")
+    assert read_counts(path).classes == ("a", "b")
+    path.write_text("client,a,b,c\nx,1,2,3\n")  # by chance, of one client
+    assert read_counts(path).classes == ("a", "b", "c")
+
+
+def test_long_and_wide_tables_say_the_same(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 5, (40, 6)) + np.eye(6, dtype=int)[rng.integers(0, 6, 40)]
+    wide, long = tmp_path / "wide.csv", tmp_path / "long.csv"
+    wide.write_text("id,0,1,2,3,4,5\n" + "".join(f"s{k},{','.join(map(str, row))}\n" for k, row in enumerate(counts)))
+    cells = [f"s{k},{c},{row[c]}\n" for k, row in enumerate(counts) for c in range(6) if row[c]]
+    rng.shuffle(cells)
+    long.write_text("id,label,count\n" + "".join(cells))
+    first, second = read_counts(wide), read_counts(long)
+    order = [second.clients.index(client) for client in first.clients]
+    assert first.classes == second.classes
+    assert (first.counts == second.counts[order]).all()
+
+
+def test_excel_and_parquet(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"site": ["x", "y", "empty"], "a": [1, 3, 0], "b": [2.0, 4.0, 0.0]})
+    for engine, suffix in (("openpyxl", ".xlsx"), ("pyarrow", ".parquet")):
+        pytest.importorskip(engine, reason=f"{suffix} needs {engine}: pip install 'fedentopt[tables]'")
+        path = tmp_path / f"counts{suffix}"
+        for indexed in (False, True):
+            written = frame.set_index("site") if indexed else frame
+            written.to_excel(path, index=indexed) if suffix == ".xlsx" else written.to_parquet(path)
+            file = read_counts(path)
+            assert (file.clients, file.classes) == (("x", "y"), ("a", "b"))
+            assert file.counts.tolist() == [[1, 2], [3, 4]]
+            assert file.left_out == ("empty",)
+        bad = pandas.DataFrame({"client": ["x", "y"], "a": ["1", "many"], "b": [2, 3]})
+        bad.to_excel(path, index=False) if suffix == ".xlsx" else bad.to_parquet(path)
+        with pytest.raises(InputError, match="row 3, column 'a': 'many' is not a number"):
+            read_counts(path)
+        path.write_bytes(b"nothing of the kind")
+        with pytest.raises(InputError, match="cannot be read as"):
+            read_counts(path)
+
+
+@pytest.mark.parametrize(("name", "package"), [("counts.xlsx", "openpyxl"), ("counts.parquet", "pyarrow")])
+def test_what_reads_them_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    import sys
+
+    path = tmp_path / name
+    path.write_bytes(b"anything")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        InputError, match=r"needs .*pip install 'fedentopt\[tables\]' brings it, or save the table as CSV"
+    ):
+        read_counts(path)
+    with pytest.raises(InputError, match="No such file"):
+        read_counts(tmp_path / f"no-{name}")
+    with pytest.raises(InputError, match="files of this kind are not read"):
+        read_counts(tmp_path / "old.xls")
+
+
+def test_who_is_available(tmp_path: Path) -> None:
+    path, here = tmp_path / "counts.csv", tmp_path / "here.txt"
+    path.write_text('site,a,b\nx,1,2\n"Bonn, Nord",1,2\nnobody,0,0\nz,3,4\n')
+    table = read_counts(path)
+    for content in ("z\nBonn, Nord\n", 'site\nz\n\n"Bonn, Nord"\n', "z,5\nBonn, Nord\nz\nnobody\n"):
+        here.write_text(content)
+        assert read_available(here, table) == ("z", "Bonn, Nord"), content
+    bad = {"z\nw\n": "line 2: 'w' is not in the table", "\n": "names no client", "nobody\n": "names no client"}
+    for content, message in bad.items():
+        here.write_text(content)
+        with pytest.raises(InputError, match=message):
+            read_available(here, table)
+
+
+def test_a_target_may_have_decimal_commas(tmp_path: Path) -> None:
+    path = tmp_path / "target.csv"
+    path.write_text("class;weight\nb;0,25\na;0,75\n")
+    assert read_target(path, ("a", "b")).tolist() == [0.75, 0.25]
