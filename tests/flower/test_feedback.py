@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, label_report
-from fedentopt.flower.feedback import head_names
-from fedentopt.selection import Candidates, Head, Observation, Selector
+from fedentopt.flower.feedback import SERVED, head_names
+from fedentopt.selection import SELECTORS, Candidates, Head, Observation, Selector
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, silent, skewed
 
 FEATURES = 3
@@ -38,7 +38,9 @@ def grid_of(metrics: Any = None, **config: Any) -> FakeGrid:
     labels = skewed(CLIENTS)
     grid = FakeGrid({1000 - 17 * k: Node(k, labels[k]) for k in range(CLIENTS)}, CLASSES)
     app = ClientApp()
-    app.query("label_counts")(label_report(lambda context: grid.nodes[context.node_id].labels, CLASSES))
+    app.query("label_counts")(
+        label_report(lambda context: grid.nodes[int(context.node_config["data"])].labels, CLASSES)
+    )
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -319,3 +321,23 @@ def test_what_a_selector_has_learnt_survives_a_stop(tmp_path: Path) -> None:
     assert isinstance(want.selector, Learning)
     assert strategy.selector.mean.tobytes() == want.selector.mean.tobytes()
     assert len(set(picked)) > 3
+
+
+def served() -> list[str]:
+    """The library's selectors that Flower can serve: they need no more than it can tell, and pick whole clients."""
+    return [name for name in SELECTORS.names if SELECTORS.get(name).needs <= SERVED and name != "kl"]
+
+
+@pytest.mark.parametrize("name", served())
+def test_every_selector_that_can_be_served_runs_and_goes_on_after_a_stop(name: str, tmp_path: Path) -> None:
+    def selector() -> Selector:
+        return SELECTORS.get(name).for_run(cohort_size=2, clients=CLIENTS, seed=1)
+
+    want = run(selector(), grid_of(), rounds=6)
+    picked = []
+    for rounds in (2, 3, 6):
+        strategy = run(selector(), grid_of(), rounds=rounds, checkpoint_dir=tmp_path)
+        picked += [entry.cohort.clients for entry in strategy.history]
+    assert picked == [entry.cohort.clients for entry in want.history]
+    assert all(1 <= len(set(cohort)) <= 2 for cohort in picked)
+    assert len({client for cohort in picked for client in cohort}) > 2
