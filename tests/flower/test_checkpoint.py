@@ -374,7 +374,7 @@ class Trap:
 
 
 def test_no_pickle_is_opened_and_no_later_version_read(tmp_path: Path) -> None:
-    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FORMAT, "version": 1, "round": 1, "meta": {}}
+    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FORMAT, "version": 2, "round": 1, "meta": {}}
 
     def write(array: np.ndarray, **change: Any) -> None:
         text = json.dumps(header | {"groups": ["model"], "names": [["model", "w"]]} | change).encode()
@@ -388,7 +388,7 @@ def test_no_pickle_is_opened_and_no_later_version_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         checkpoints.load(tmp_path)
     assert not (tmp_path / "sprung").exists()
-    for version in (0, 2):
+    for version in (1, 3):
         write(np.ones(2), version=version)
         with pytest.raises(InputError, match=f"version {version}"):
             checkpoints.load(tmp_path)

@@ -223,6 +223,11 @@ class LabelAware(FedAvg):
                 f"selector: {type(self.selector).__name__} lets clients train on part of their data, which a training "
                 "message does not say; accepted: selectors of whole clients, such as EntropySelector and RandomSelector"
             )
+        if cohort.weights is not None and not self.history:
+            log.warning(
+                "%s defines weights for the average, which Flower's strategies do not take: clients are weighted by %s",
+                *(type(self.selector).__name__, self.weighted_by_key),
+            )
         members = self.census.members
         noises = [members[client].report.epsilon for client in cohort.clients]
         self.history.append(
