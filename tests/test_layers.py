@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedentopt"
 
-ROOTS = {"errors", "labels", "files", "randomness", "settings", "registry", "own_code", "privacy", "partition"}
+ROOTS = {"errors", "labels", "files", "randomness", "settings", "registry", "own_code", "privacy", "partition", "audit"}
 MAY_IMPORT = {
     "errors": set(),
     "labels": {"errors"},
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "own_code": {"errors"},
     "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
+    "audit": {"errors"},
     "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
     "tables": {"errors", "labels"},

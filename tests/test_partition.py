@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -150,7 +152,7 @@ def test_parse() -> None:
 @pytest.mark.parametrize(
     "spec", ["", "dir", "dir:", "dir:x", "dir:0", "dir:-1", "dir:nan", "dir:inf", "classes", "classes:0", "classes:-1",
              "classes:2.5", "classes:²", "classes:" + "9" * 400, "classes:" + "9" * 5000, "iid:1",
-             "IID", "shards:2", "dir:0.1:2"]
+             "IID", "shard:2", "dir:0.1:2"]
 )  # fmt: skip
 def test_bad_specs_are_refused(spec: str) -> None:
     with pytest.raises(InputError, match=r"partition: .*accepted: "):
@@ -199,3 +201,166 @@ def test_numbers_with_wide_gaps_are_split_as_numbers_without() -> None:
     np.testing.assert_array_equal(found.counts.sum(axis=0)[::3000], np.bincount(labels))
     many = partition(np.arange(2000), "classes:1", 2000, 0)
     assert [part.tolist() for part in many.indices] == [[k] for k in range(2000)]
+
+
+MIXED = "mixed:0.001,0.002,0.005,0.01,0.5"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 25),
+    st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(lambda sizes: sum(sizes) > 0),
+    st.sampled_from(["shards:1", "shards:3", "quantity:0.5", "quantity:1e-5", "mixed:0.001,0.5", "mixed:1e-300",
+                     "dir:0.1+quantity:0.5", "mixed:100,0.01+quantity:1e-4", "dir:1e300+quantity:1e300"]),
+    st.integers(0, 5),
+    st.integers(0, 2),
+)  # fmt: skip
+def test_every_sample_is_handed_out_once(clients: int, per_class, spec: str, seed: int, least: int) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(per_class)), per_class))
+    try:
+        parts = partition(labels, spec, clients, seed, num_classes=len(per_class), min_samples=least)
+    except InputError as error:
+        assert "accepted:" in str(error)  # noqa: PT017 - few samples for so many clients
+        assert labels.size < 3 * clients or (spec.startswith("mixed:") and clients < 2)
+        return
+    check(labels, parts, clients, len(per_class))
+    sizes = parts.counts.sum(axis=1)
+    if "quantity" in spec:
+        assert sizes.min() >= least
+    else:
+        each = int(spec.partition(":")[2]) if spec.startswith("shards") else 1
+        assert sizes.max() - sizes.min() <= each
+    again = partition(labels, spec, clients, seed, num_classes=len(per_class), min_samples=least)
+    assert all(np.array_equal(a, b) for a, b in zip(parts.indices, again.indices, strict=True))
+
+
+@pytest.mark.parametrize("spec", ["shards:2", "quantity:0.5", MIXED, "dir:0.1+quantity:0.5"])
+def test_another_seed_is_another_split(spec: str) -> None:
+    first, second = (partition(CIFAR_LIKE, spec, 100, seed) for seed in (0, 1))
+    assert not np.array_equal(first.counts, second.counts)
+    assert not np.array_equal(first.indices[0], second.indices[0])
+
+
+def test_shards_are_of_one_class_where_they_fit() -> None:
+    labels = np.random.default_rng(0).permutation(CIFAR_LIKE)
+    counts = partition(labels, "shards:2", 100, 0).counts
+    assert (counts.sum(axis=1) == 500).all()
+    assert set(counts[counts > 0]) == {250, 500}  # a shard is 250 samples; two of one client may be of one class
+    assert set(np.count_nonzero(counts, axis=1)) == {1, 2}
+
+
+def test_shards_of_eleven_samples_by_hand() -> None:
+    labels = np.array([1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1])  # sorted: five 0s, six 1s; four shards of 3, 3, 3, 2
+    counts = partition(labels, "shards:2", 2, 5).counts
+    pieces = {(3, 0), (2, 1), (0, 3), (0, 2)}  # 000 | 00 1 | 111 | 11
+    sums = {(a[0] + b[0], a[1] + b[1]) for a in pieces for b in pieces if a != b}
+    assert {tuple(row) for row in counts} <= sums
+
+
+def test_drawn_sizes_leave_labels_as_they_are() -> None:
+    parts = partition(CIFAR_LIKE, "quantity:0.5", 100, 0, min_samples=10)
+    sizes = parts.counts.sum(axis=1)
+    assert sizes.min() >= 10
+    assert sizes.max() > 5 * np.median(sizes)  # far from even
+    large = parts.counts[sizes > 1000]
+    assert len(large) > 5
+    assert np.abs(large / large.sum(axis=1, keepdims=True) - 0.1).max() < 0.05
+
+
+def test_drawn_sizes_follow_the_dirichlet() -> None:
+    # Two clients and BETA = 1: the first share is uniform.
+    sizes = [partition(np.zeros(1000, dtype=int), "quantity:1", 2, s, min_samples=0).counts[0, 0] for s in range(400)]
+    assert np.mean(sizes) == pytest.approx(500, abs=60)
+    assert np.std(sizes) == pytest.approx(1000 / np.sqrt(12), rel=0.12)
+
+
+def test_mixed_has_groups_of_their_own_skew() -> None:
+    counts = partition(CIFAR_LIKE, MIXED, 100, 0).counts
+    assert (counts.sum(axis=1) == 500).all()
+    share = counts.max(axis=1) / 500
+    even, skewed = share[4::5], np.concatenate([share[g::5] for g in range(4)])
+    assert np.median(skewed) > 0.99
+    assert np.median(even) < 0.7
+
+
+def test_mixed_fills_from_what_is_left() -> None:
+    # One class of 90 and one of 10: nine clients of ten samples must be of the large class, whatever they draw.
+    labels = np.repeat([0, 1], [90, 10])
+    counts = partition(labels, "mixed:0.0001", 10, 0).counts
+    assert counts.sum(axis=0).tolist() == [90, 10]
+    assert (counts.sum(axis=1) == 10).all()
+
+
+def test_skewed_in_labels_and_in_sizes() -> None:
+    counts = partition(CIFAR_LIKE, "dir:0.1+quantity:0.5", 100, 0, min_samples=10).counts
+    sizes = counts.sum(axis=1)
+    assert sizes.min() >= 10
+    assert sizes.max() > 5 * np.median(sizes)
+    assert np.median(counts.max(axis=1) / sizes) > 0.6
+
+
+def test_natural_takes_the_owners_as_they_are() -> None:
+    labels = np.array([0, 1, 0, 1, 2])
+    parts = partition(labels, "natural", 2, 0, owners=[1, 0, 1, 1, 0])
+    assert [part.tolist() for part in parts.indices] == [[1, 4], [0, 2, 3]]
+    assert parts.counts.tolist() == [[0, 1, 1], [2, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("clients", "owners", "message"),
+    [
+        (2, None, "natural needs data"),
+        (2, [0, 1], "accepted: a client number for each of 3 samples"),
+        (2, [0.0, 1.0, 1.0], "accepted: a client number for each of 3 samples"),
+        (3, [0, 1, 1], "clients: 3 asked for, but the data names 2 clients; accepted: 2"),
+        (2, [0, 2, 2], "clients: 2 asked for"),
+        (2, [-1, 0, 1], "clients: 2 asked for, but the data names 3"),
+    ],
+)
+def test_owners_that_are_refused(clients: int, owners, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        partition([0, 1, 1], "natural", clients, 0, owners=owners)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("shards:0", "'0' shards per client; accepted: a whole number from 1"),
+        ("shards:1.5", "'1.5' shards per client"),
+        ("shards", "is unknown; accepted: dir:BETA, classes:J, shards:S"),
+        ("quantity:-1", "the concentration '-1'; accepted: a number above 0, such as quantity:0.5"),
+        ("mixed:", "the concentration ''"),
+        ("mixed:0.1,", "the concentration ''"),
+        ("mixed:0.1,nan", "the concentration 'nan'"),
+        ("dir:0.1+quantity:x", "the concentration 'x'; accepted: a number above 0, such as dir:0.1+quantity:0.5"),
+        ("classes:2+quantity:0.5", "sizes cannot be drawn for 'classes:2'; accepted: dir or mixed"),
+        ("quantity:1+quantity:0.5", "sizes cannot be drawn for 'quantity:1'"),
+        ("natural:3", "is unknown"),
+        ("iid+quantity:0.5", "sizes cannot be drawn for 'iid'"),
+    ],
+)
+def test_specs_that_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "clients", "least", "message"),
+    [
+        ("shards:4", 3, 0, "12 shards, but there are 10 samples; accepted: at most 3 shards per client"),
+        ("mixed:0.1,0.2,0.3", 2, 0, "3 concentrations for 2 clients"),
+        ("quantity:0.5", 4, 3, "min_samples: 3 samples for each of 4 clients, but there are 10; accepted: at most 2"),
+        ("dir:0.1+quantity:0.5", 4, 3, "min_samples: 3 samples for each of 4 clients"),
+    ],
+)
+def test_splits_that_are_refused(spec: str, clients: int, least: int, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        partition(np.arange(10) % 2, spec, clients, 0, min_samples=least)
+
+
+@pytest.mark.parametrize(
+    "spec", ["shards:2", "quantity:0.5", MIXED, "dir:0.1+quantity:0.5", "natural", "mixed:1+quantity:2"]
+)
+def test_new_specs_are_written_as_they_are_read(spec: str) -> None:
+    assert str(parse(spec)) == spec
+    assert parse(str(parse(spec))) == parse(spec)

@@ -103,7 +103,7 @@ def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) 
         pass
     cases = [
         (("dir:0", "--labels", labels), "partition: 'dir:0'"),
-        (("shards:2", "--labels", labels), "partition: 'shards:2' is unknown; accepted: dir:BETA, classes:J, iid"),
+        (("parts:2", "--labels", labels), "partition: 'parts:2' is unknown; accepted: dir:BETA, classes:J, shards:S"),
         (("classes:6", "--labels", labels), "classes:6 asks for 6 of 5 classes"),
         (("iid",), "--labels, --dataset: "),
         (("iid", "--labels", labels, "--dataset", "digits"), "--labels, --dataset: "),

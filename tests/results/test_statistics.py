@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedentopt.results.statistics import mean, mean_interval, paired_interval, sample_std, student_quantile
+from fedentopt.results.statistics import (
+    holm,
+    mean,
+    mean_interval,
+    paired_interval,
+    paired_p_value,
+    sample_std,
+    student_quantile,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +80,31 @@ def test_a_shift_common_to_all_seeds_moves_the_interval_and_no_more(values: list
     deviation = sample_std(values)
     assert deviation is not None
     assert deviation >= 0
+
+
+def test_holm_by_hand() -> None:
+    # In order: 0.005 * 4, 0.01 * 3, 0.03 * 2 = 0.06, 0.04 * 1 = 0.04, which may not fall below the one before.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([0.02, None, 0.03]) == [pytest.approx(0.04), None, pytest.approx(0.04)]
+    assert holm([0.2, 0.2]) == [0.4, 0.4]
+    assert holm([]) == []
+
+
+def test_paired_p_value_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, s = 1, t = 2 * sqrt(3); with two degrees of freedom P(|T| > t) = 1 - t/sqrt(2 + t^2).
+    t = 2 * math.sqrt(3)
+    found = paired_p_value({0: 1.0, 1: 3.0, 2: 5.0}, {0: 0.0, 1: 1.0, 2: 2.0})
+    assert found == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert paired_p_value({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.0}) == 0.0
+    assert paired_p_value({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}) == 1.0
+    assert paired_p_value({0: 1.0}, {0: 2.0}) is None
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_is_between_the_p_value_and_bonferroni(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    for p, new in zip(p_values, adjusted, strict=True):
+        assert new is not None
+        assert p <= new <= min(1.0, len(p_values) * p)
+    assert [p for _, p in sorted(zip(p_values, adjusted, strict=True))] == sorted(adjusted)  # type: ignore[type-var]

@@ -403,10 +403,10 @@ def test_a_for_run_may_ask_for_the_rounds() -> None:
 
 
 # --- remembering
-def told(client: ClientId, round_: int) -> Observation:
+def told(client: ClientId, round_: int, classes: int = 3) -> Observation:
     """Everything a selector may be told, in numbers that depend on client and round."""
     rng = np.random.default_rng([round_, *str(client).encode()])
-    head = Head(rng.normal(size=(3, 4)).astype(np.float32), rng.normal(size=3).astype(np.float32))
+    head = Head(rng.normal(size=(classes, 4)).astype(np.float32), rng.normal(size=classes).astype(np.float32))
     update = np.concatenate([rng.normal(size=6).astype(np.float32), head.weight.ravel(), head.bias])
     loss = float(rng.uniform(0.1, 2))
     return Observation(int(rng.integers(1, 50)), loss, 1.2 * loss, head, update, float(rng.uniform(1, 9)), loss < 1)
@@ -420,7 +420,7 @@ def play(selector: Selector, round_: int, available: list[ClientId] | None = Non
         warnings.simplefilter("ignore", CohortWarning)
         cohort = selector.select(available, losses=losses)
     trained = cohort.clients[: max(1, len(cohort.clients) - round_ % 2)]  # in odd rounds one drops out
-    selector.observe({client: told(client, round_) for client in trained})
+    selector.observe({client: told(client, round_, selector.num_classes or 3) for client in trained})
     return cohort.clients
 
 

@@ -17,6 +17,7 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.stacked import StackedTrainer, StepShape, ladder
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet
 from fedentopt.simulation.trainers.streams import StreamsTrainer
@@ -222,3 +223,18 @@ def test_what_is_lowered_and_what_is_not():
     rows = torch.stack([layout.pack(build("lenet5", 10, seed=s).state_dict()) for s in (1, 2)])
     by_hand = LoweredNet(lower(lenet, lambda *_: True), layout, PlainKernels()).logits(rows, x)
     torch.testing.assert_close(by_hand, VmapNet(lenet, layout).logits(rows, x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_one_value_per_channel_without_statistics_is_at_the_mean(affine):
+    model = nn.Sequential(nn.BatchNorm2d(3, affine=affine, track_running_stats=False), nn.Flatten(), nn.Linear(3, 2))
+    layer = BoundModel(model, FlatLayout(model), torch.device("cpu")).module[0]
+    bias = [0.5, -1.0, 2.0] if affine else [0.0, 0.0, 0.0]
+    if affine:
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor([2.0, 3.0, 4.0]))
+            layer.bias.copy_(torch.tensor(bias))
+    x = torch.rand(1, 3, 1, 1, requires_grad=True)
+    assert layer(x).flatten().tolist() == bias
+    layer(x).sum().backward()
+    assert x.grad.flatten().tolist() == ([2.0, 3.0, 4.0] if affine else [1.0, 1.0, 1.0])  # as with fixed statistics

@@ -13,6 +13,7 @@ from fedentopt.cli.result_table import as_json, print_methods
 from fedentopt.cli.settings import command, gather, note_unused, option, run_settings, setting_options, shared_options
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.jobs import DATASET_DEFAULTS, DEFAULT_METHODS, make_jobs
+from fedentopt.simulation.natural import with_own_clients
 
 SET_BY_METHOD = ("algorithm", "selector")
 DEFAULTS: dict[str, Any] = {"out": "out/compare"}
@@ -25,7 +26,8 @@ def compare(given: dict[str, Any]) -> None:
     with true and with noisy label counts (fedentopt, fedentopt-dp), three seeds.
     """
     request = gather(given, settings=run_settings(SET_BY_METHOD), defaults=DEFAULTS, methods=True)
-    settings = {**DATASET_DEFAULTS.get(request.settings.get("dataset", "digits"), {}), **request.settings}
+    given_settings = with_own_clients(request.settings, request.options.data_path)
+    settings = {**DATASET_DEFAULTS.get(request.settings.get("dataset", "digits"), {}), **given_settings}
     jobs = make_jobs(
         request.methods or DEFAULT_METHODS,
         settings=settings,

@@ -9,7 +9,7 @@ import tokenize
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -18,10 +18,13 @@ from fedentopt.cli.console import out, print_json
 from fedentopt.errors import InputError
 from fedentopt.files import written_aside
 from fedentopt.labels import check_labels
-from fedentopt.partition import Partition, parse
+from fedentopt.partition import FORMS, NATURAL, Partition, parse
 from fedentopt.partition import partition as split
 from fedentopt.simulation.config import SMALL_DATASETS
 from fedentopt.tables import counts_lines
+
+if TYPE_CHECKING:
+    from fedentopt.datasets.clients import ClientIds
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def partition(
-    spec: Annotated[str, typer.Argument(metavar="SPLIT", help="dir:BETA, classes:J or iid.")],
+    spec: Annotated[str, typer.Argument(metavar="SPLIT", help=f"{FORMS}.")],
     labels: Annotated[
         Path | None, typer.Option(help=".npy file with one class number a sample, whole numbers from 0.")
     ] = None,
@@ -38,12 +41,16 @@ def partition(
         str | None, typer.Option(help="Split the training samples of this data set instead (`fedentopt data list`).")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets, as for `fedentopt data`.")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Number of clients, K.")] = 100,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Number of clients, K. Default: 100; under natural as the data names.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     min_samples: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Fewest samples a client may end with under dir:BETA. Default: 10, for small data sets 1."
+            min=0,
+            help="Fewest samples a client may end with under dir:BETA and quantity:BETA. Default: 10, for small data "
+            "sets 1.",
         ),
     ] = None,
     out_file: Annotated[
@@ -55,19 +62,28 @@ def partition(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Split samples among clients with label skew, by the rules of NIID-Bench. SPLIT is dir:BETA (Dirichlet shares of
-    every class), classes:J (J classes a client) or iid.
+    """Split samples among clients. SPLIT is dir:BETA (Dirichlet shares of every class), classes:J (J classes per
+    client), shards:S (S pieces of the sorted samples), quantity:BETA (sizes drawn, labels alike), mixed:BETA,...
+    (clients that differ in their skew), dir:BETA+quantity:BETA (skewed in labels and sizes), natural (as the data
+    says) or iid.
     """
     kind = parse(spec)
     if out_file is not None and indices is not None and os.path.realpath(out_file) == os.path.realpath(indices):
         raise InputError(f"--out, --indices: both name {out_file}; accepted: a file for each")
-    y, names = _labels(labels, dataset, data_dir)
+    y, names, owners = _labels(labels, dataset, data_dir)
     if min_samples is None:
         min_samples = 1 if dataset in SMALL_DATASETS else 10
-    parts = split(y, kind, clients, seed, num_classes=None if names is None else len(names), min_samples=min_samples)
+    natural = kind.kind == NATURAL and owners is not None
+    if clients is None:
+        clients = len(owners.names) if natural and owners is not None else 100
+    parts = split(
+        y, kind, clients, seed, num_classes=None if names is None else len(names), min_samples=min_samples,
+        owners=None if owners is None else owners.numbers,
+    )  # fmt: skip
+    ids: Sequence[object] = owners.names if natural and owners is not None else range(clients)
     classes = names or tuple(str(c) for c in range(parts.counts.shape[1]))
     if out_file is not None:
-        _write_counts(out_file, classes, parts)
+        _write_counts(out_file, ids, classes, parts)
     if indices is not None:
         with written_aside(indices) as file:
             np.savez(file, **{str(k): part for k, part in enumerate(parts.indices)})  # type: ignore[arg-type]
@@ -87,15 +103,15 @@ def partition(
 
 def _labels(
     labels: Path | None, dataset: str | None, data_dir: Path | None
-) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Class number of every sample, and the names of the classes, where they have any."""
+) -> tuple[np.ndarray, tuple[str, ...] | None, ClientIds | None]:
+    """Class number of every sample, the names of the classes where they have any, and the clients likewise."""
     if (labels is None) == (dataset is None):
         raise InputError("--labels, --dataset: one of them says what to split; accepted: exactly one")
     if dataset is not None:
         from fedentopt.datasets import load
 
         data = load(dataset, data_dir)
-        return np.asarray(data.y_train), data.class_names
+        return np.asarray(data.y_train), data.class_names, data.clients
     assert labels is not None
     if data_dir is not None:
         raise InputError("--data-dir: has no meaning beside --labels; accepted: with --dataset")
@@ -117,12 +133,12 @@ def _labels(
         raise InputError(f"{labels}: {error}") from error
     if not y.size:
         raise InputError(f"{labels}: no labels; accepted: one class number a sample")
-    return y, None
+    return y, None, None
 
 
-def _write_counts(path: Path, classes: Sequence[str], parts: Partition) -> None:
+def _write_counts(path: Path, ids: Sequence[object], classes: Sequence[str], parts: Partition) -> None:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(counts_lines(range(len(parts.counts)), classes, parts.counts))
+    csv.writer(text, lineterminator="\n").writerows(counts_lines(ids, classes, parts.counts))
     with written_aside(path) as file:
         file.write(text.getvalue().encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fedentopt.paper.reproduction import Reproduction
     from fedentopt.simulation.options import RunOptions
 
-OUT, COMMITTED = Path("out/paper"), Path("results/paper")
+OUT, COMMITTED = Path("out"), Path("results")
 
 
 def _filter(what: str) -> Any:
@@ -53,7 +54,7 @@ def reproduce(
     list_cells: Annotated[bool, _instead("--list", "show every cell and its state")] = False,
     dry_run: Annotated[bool, _instead("--dry-run", "show what is to do and how long it takes")] = False,
     no_run: Annotated[bool, _instead("--no-run", "make tables and figures of what is there")] = False,
-    out_dir: Annotated[Path | None, _where(f"folder of runs, tables and figures (default: {OUT})", "--out")] = None,
+    out_dir: Annotated[Path | None, _where("folder of runs and tables (default: out/paper)", "--out")] = None,
     results: Annotated[Path | None, _where("exported results to make everything from; nothing is run")] = None,
     known: Annotated[Path | None, _where("exported results that count as finished, beside the runs in --out")] = None,
     data_dir: Annotated[Path | None, _where("data folder (default: FEDENTOPT_DATA, then the user's cache)")] = None,
@@ -74,7 +75,8 @@ def reproduce(
     """Run the paper cell by cell and show ours beside the printed figures.
 
     TABLE is table1 to table6, figure1, figure2, or all of them (all, the default); or an extra: grid-mu,
-    grid-weight-decay, grid-buffer, single-class; or, with --cells, a table named in that file.
+    grid-weight-decay, grid-buffer, single-class; or the benchmark of selectors (selectors), a part of it
+    (selectors-algorithms), the grid behind it (selectors-tuning); or, with --cells, a table named in that file.
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
@@ -86,6 +88,7 @@ def reproduce(
         find_results,
         plan_cells,
     )
+    from fedentopt.paper.selector_table import SELECTOR_TABLES
     from fedentopt.simulation.methods import parse_seeds
     from fedentopt.simulation.options import RunOptions
 
@@ -95,21 +98,23 @@ def reproduce(
         raise InputError("known: does not go with --results, from which alone everything is made")
     if export is not None and rounds is not None:
         raise InputError("export: runs cut short with --rounds are no results; leave one of the two out")
-    plan, wanted = plan_cells(cells), None if seeds is None else parse_seeds(seeds)
+    family = "selectors" if cells is None and target in SELECTOR_TABLES else "paper"
+    (plan, inner), wanted = plan_cells(cells, target), None if seeds is None else parse_seeds(seeds)
     chosen = select(
         plan,
-        target,
+        inner,
+        elsewhere=() if cells is not None or family == "selectors" else SELECTOR_TABLES,
         model=_words(model),
         dataset=_words(dataset),
-        partition=_words(partition),
+        partition=_words(partition, r",(?=\s*[a-z])"),  # a partition may hold commas: mixed:0.01,0.5
         method=_words(method),
         availability=_words(availability),
         participation=_numbers("participation", participation),
     )
     chosen = ask_for(chosen, wanted, rounds)
     if list_cells and results is None and known is None and out_dir is None and cells is None:
-        results = _committed()
-    folder = (out_dir or OUT).expanduser()
+        results = _committed(family)
+    folder = (out_dir or OUT / family).expanduser()
     request = Reproduction(
         plan, chosen, find_results(results, known, folder), None if data_dir is None else data_dir.expanduser()
     )
@@ -137,7 +142,12 @@ def reproduce(
         from fedentopt.paper.results_page import write_results_page
 
         source = export or results or folder
-        written += write_results_page(results_page, request, source, own=cells is not None)
+        if {cell.table for cell in plan} <= set(SELECTOR_TABLES):
+            from fedentopt.paper.selector_page import write_selector_page
+
+            written += write_selector_page(results_page, request, source)
+        else:
+            written += write_results_page(results_page, request, source, own=cells is not None)
     if as_json:
         files = [str(path) for path in written]
         print_json({"cells": [entry.listed() for entry in request.compare()], "files": files})
@@ -147,12 +157,12 @@ def reproduce(
     print_tables(request.compare(), written)
 
 
-def _committed() -> Path | None:
+def _committed(family: str) -> Path | None:
     """For `--list` without a folder: the committed results, where this machine has no runs of its own yet."""
-    if any(OUT.glob("*/run.json")) or not COMMITTED.is_dir():
+    if any((OUT / family).glob("*/run.json")) or not (COMMITTED / family).is_dir():
         return None
-    note(f"no runs in {OUT} yet: these are the results in {COMMITTED} (--out DIR looks elsewhere)")
-    return COMMITTED
+    note(f"no runs in {OUT / family} yet: these are the results in {COMMITTED / family} (--out DIR looks elsewhere)")
+    return COMMITTED / family
 
 
 def _list(request: Reproduction, as_json: bool) -> None:
@@ -237,9 +247,9 @@ def _page(request: Reproduction, folder: Path) -> list[Path]:
     return [written] if written else []
 
 
-def _words(given: Sequence[str] | None) -> list[str]:
+def _words(given: Sequence[str] | None, between: str = ",") -> list[str]:
     """Values given one by one or with commas between them."""
-    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]
+    return [word.strip() for text in given or () for word in re.split(between, text) if word.strip()]
 
 
 def _numbers(name: str, given: Sequence[str] | None) -> list[float]:

@@ -22,7 +22,16 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
     """One row per method: mean ± sample standard deviation over its seeds, then what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
-    heads = ["accuracy %", "worst class %", *(f"to {t:g} %" for t in targets), "entropy", "up", "down"]
+    validated = any(method.spread("validation_accuracy") for method in methods)
+    heads = [
+        *(["validation %"] if validated else []),
+        "accuracy %",
+        "worst class %",
+        *(f"to {t:g} %" for t in targets),
+        "entropy",
+        "up",
+        "down",
+    ]
     timed = any(method.has_speeds for method in methods)
     heads += ["simulated"] if timed else []
     for head in heads:
@@ -32,6 +41,7 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
         entropy = figures["mean_entropy"]
         table.add_row(
             escape(method.label),
+            *([_spread(method.spread("validation_accuracy"))] if validated else []),
             _spread(method.spread("accuracy")),
             _spread(method.spread("worst_class_accuracy")),
             *(_rounds(method.rounds_to(target)) for target in targets),
@@ -62,6 +72,8 @@ def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
         parts.append(f"±: sample standard deviation over {seeds} seeds")
     if targets:
         parts.append("to …: rounds to reach that accuracy" + (", mean over seeds" if seeds > 1 else ""))
+    if any(method.spread("validation_accuracy") for method in methods):
+        parts.append("validation: the same on what the clients hold out, to choose settings by")
     parts.append(f"entropy: bits of the selected clients' labels together, at most {math.log2(classes):.2f}")
     parts.append("up, down: sent by and to all clients in one run")
     if any(method.has_speeds for method in methods):

@@ -20,6 +20,7 @@ from fedentopt.cli.settings import (
 )
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.jobs import Job, with_own
+from fedentopt.simulation.natural import with_own_clients
 
 DEFAULTS = {"out": "out/run"}
 
@@ -53,7 +54,7 @@ def run(given: dict[str, Any]) -> None:
 
 def run_jobs(request: Request) -> list[Job]:
     """One run per seed."""
-    settings = with_own(request.settings, request.own, request.offered)
+    settings = with_own(with_own_clients(request.settings, request.options.data_path), request.own, request.offered)
     config = RunConfig.from_dict(settings)
     return [Job(config.replace(seed=seed), config.method) for seed in request.seeds or (config.seed,)]
 

@@ -18,20 +18,20 @@ from fedentopt.cli.console import note
 from fedentopt.errors import InputError
 from fedentopt.settings import Setting, read_toml, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, option_of, options
-from fedentopt.simulation.jobs import Job
+from fedentopt.simulation.jobs import Job, serves
 from fedentopt.simulation.methods import parse_seeds
 from fedentopt.simulation.options import RunOptions
 
 METHOD_PANEL = "Settings of single methods"
 PANELS = {
-    "Data": ("dataset", "fine_labels", "image_size", "partition", "min_samples", "clients", "data_dir"),
+    "Data": ("dataset", "fine_labels", "image_size", "partition", "min_samples", "clients", "validation", "data_dir"),
     "Method": (
         "method", "algorithm", "selector", "cohort", "buffer", "epsilon", "averaging", "dropout", "stragglers",
         "speed_spread", "set",
     ),
     "Training": (
         "model", "weights", "rounds", "epochs", "batch_size", "lr", "lr_decay", "weight_decay", "momentum",
-        "jitter", "flip", "grayscale", "evaluate_every", "precision", "seed", "seeds",
+        "jitter", "flip", "grayscale", "evaluate_every", "client_accuracy", "precision", "seed", "seeds",
     ),
     METHOD_PANEL: (),
     "Where and how": (
@@ -155,7 +155,7 @@ def note_unused(offered: Mapping[str, Any], jobs: Sequence[Job]) -> None:
     parts = {(part, getattr(job.config, part)) for job in jobs for part in PARTS}
     for name in offered:
         found = option_of(name)
-        if found is not None and found[:2] not in parts:
+        if found is not None and not any(serves(name, part, method) for part, method in parts):
             methods = ", ".join(dict.fromkeys(job.config.method for job in jobs))
             note(f"--{name.replace('_', '-')}: {methods} has no such setting, so {offered[name]} is not used")
 

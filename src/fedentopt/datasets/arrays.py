@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.datasets.cache import in_memory
+from fedentopt.datasets.clients import client_ids
 from fedentopt.datasets.dataset import Dataset
 from fedentopt.datasets.loading import check_image_size, default_image_size
 from fedentopt.datasets.npz import check_images, image_pieces, label_classes, read_labels
@@ -53,11 +54,13 @@ def from_arrays(
     y_test: Any,
     *,
     class_names: Sequence[str] | None = None,
+    client_train: Any = None,
     image_size: int | None = None,
 ) -> Dataset:
     """A data set of images (uint8, or floats in 0..1; (n, H, W), (n, H, W, 1 or 3) or (n, 1 or 3, H, W)) and integer
     labels, one per image; anything with `__array__` will do.
 
+    `client_train`: whole numbers or text, the client of every training image, for the partition `natural`.
     Images become squares of `image_size` pixels, 32 unless another size is asked for.
     """
     size = default_image_size(NAME) if image_size is None else image_size
@@ -77,4 +80,7 @@ def from_arrays(
     images = image_pieces(held["x_train"]), image_pieces(held["x_test"])
     content = Content(channels["train"], {"": Labels(names, train, test)}, *images)
     arrays = in_memory(content, size, None)
-    return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes)
+    clients = None
+    if client_train is not None:
+        clients = client_ids("dataset: client_train", np.asarray(client_train), len(train))
+    return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes, clients)

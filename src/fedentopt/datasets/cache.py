@@ -20,13 +20,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fedentopt.datasets.catalog import CACHE
+from fedentopt.datasets.clients import ClientIds
 from fedentopt.datasets.fingerprint import Fingerprint, sha256
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 from fedentopt.files import aside
 
 FORMAT = 2  # 1 read grey TIFFs of 12 bits, and those in which 0 is white, as if they were ordinary ones
-META = "meta.json"
+META, CLIENTS = "meta.json", "clients.npy"
+OWN = "own-"  # how the folders of a user's own data begin
 SMALL_BYTES = 4 << 20  # files up to here are read whole, to be sure, before a cache is used
 STALE_SECONDS = 24 * 3600
 Progress = Callable[[int, int], None]  # images done, images in all
@@ -42,6 +44,7 @@ class Arrays:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...]
+    clients: ClientIds | None = None
 
 
 @dataclass
@@ -89,7 +92,7 @@ def in_memory(content: Content, size: int, progress: Progress | None) -> Arrays:
             if split == "train":
                 colours.add(piece)
         arrays.append(out)
-    return Arrays(arrays[0], arrays[1], content.labels, *colours.mean_std(), content.notes)
+    return Arrays(arrays[0], arrays[1], content.labels, *colours.mean_std(), content.notes, content.clients)
 
 
 def write(
@@ -122,6 +125,9 @@ def write(
             for split, values in (("train", labels.train), ("test", labels.test)):
                 with new(f"y_{split}{variant}.npy").open("wb") as file:
                     np.save(file, values, allow_pickle=False)
+        if content.clients is not None:
+            with new(CLIENTS).open("wb") as file:
+                np.save(file, content.clients.numbers, allow_pickle=False)
         _write_sources(new("sources.json"), sources)
         mean, std = colours.mean_std()
         meta = {
@@ -134,6 +140,7 @@ def write(
             "mean": mean,
             "std": std,
             "notes": content.notes,
+            "clients": None if content.clients is None else content.clients.names,
             "sources": made[-1].name,
             "files": {path.name: _told(path) for path in made},
         }
@@ -157,6 +164,8 @@ def read_meta(target: Path) -> dict[str, Any] | None:
             (target / name).stat().st_size == told["size"] for name, told in meta["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if target.name.startswith(OWN) and "clients" not in meta:  # of a version that did not look for client ids
         return None
     return meta if whole else None
 
@@ -207,7 +216,9 @@ def open_arrays(target: Path, meta: Mapping[str, Any]) -> Arrays:
         for variant, names in meta["classes"].items()
     }
     mean, std, notes = (tuple(meta[name]) for name in ("mean", "std", "notes"))
-    return Arrays(array("x_train", "r"), array("x_test", "r"), labels, mean, std, notes)
+    named = meta.get("clients")
+    clients = None if named is None else ClientIds(tuple(named), array(CLIENTS.removesuffix(".npy")))
+    return Arrays(array("x_train", "r"), array("x_test", "r"), labels, mean, std, notes, clients)
 
 
 def _file(target: Path, name: str, token: str) -> Path:

@@ -8,6 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from fedentopt.datasets.clients import ClientIds
+
 SEED = 0x5EED
 SHARE = 5  # one in five
 
@@ -43,6 +45,7 @@ class Dataset:
     mean: tuple[float, ...]  # of the training images scaled to 0..1, three values (grey repeated)
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()  # what a person should know about this copy, such as a split made here
+    clients: ClientIds | None = None  # where the data says whose a training sample is
 
     @cached_property
     def digest(self) -> str:
@@ -52,6 +55,9 @@ class Dataset:
         told = hashlib.sha256(repr((shapes, self.class_names, numbers)).encode())
         for labels in (self.y_train, self.y_test):
             told.update(np.ascontiguousarray(labels, dtype=np.int64).tobytes())
+        if self.clients is not None:
+            told.update(repr(self.clients.names).encode())
+            told.update(np.ascontiguousarray(self.clients.numbers, dtype=np.int64).tobytes())
         for images in (self.x_train, self.x_test):
             chosen = np.unique(np.linspace(0, max(0, len(images) - 1), SAMPLED).astype(np.int64))
             told.update(np.ascontiguousarray(images[chosen[chosen < len(images)]]).tobytes())

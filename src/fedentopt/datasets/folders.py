@@ -1,8 +1,9 @@
 """Class folders: a folder a split, in it a folder a class, in it image files; CINIC-10, Brain Tumor MRI, one's own.
 
 `train/<class>/*` and `test/<class>/*` (also Training and Testing), or `<class>/*` alone, of which a fixed
-stratified fifth becomes the test split (`split.held_out`). Classes are ordered by name. Images of any common
-format; all are read as grey if all are grey, else as RGB.
+stratified fifth becomes the test split (`dataset.held_out`). Where `test` holds classes and the folders of `train` hold
+these one level further down, `train/<client>/<class>/*`, the folders of `train` are clients. Classes and clients are
+ordered by name. Images of any common format; all are read as grey if all are grey, else as RGB.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedentopt.datasets.catalog import missing
+from fedentopt.datasets.clients import client_ids
 from fedentopt.datasets.dataset import held_out
 from fedentopt.datasets.npz import absent, check_names, own_key
 from fedentopt.datasets.source import Content, Images, Labels
@@ -24,6 +27,16 @@ from fedentopt.errors import InputError
 KINDS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"})
 _LITTER = frozenset({"thumbs.db", "desktop.ini"})
 _TRAIN, _TEST, _UNUSED = ("train", "training"), ("test", "testing"), ("valid", "val", "validation")
+
+
+class _Scan(NamedTuple):
+    """What lies in a folder: class names; split -> class -> files ("all" alone where there are no splits); notes; and
+    the folder of the training images where its folders are clients."""
+
+    names: tuple[str, ...]
+    splits: dict[str, dict[str, list[Path]]]
+    notes: tuple[str, ...]
+    clients: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +62,10 @@ class Folders:
         return self.path
 
     def files(self) -> list[Path]:
-        return [path for members in self._scan()[1].values() for found in members.values() for path in found]
+        return [path for members in self._scan().splits.values() for found in members.values() for path in found]
 
     def open(self) -> Content:
-        names, splits, notes = self._scan()
+        names, splits, notes, top = self._scan()
         paths: dict[str, list[Path]] = {}
         labels: dict[str, np.ndarray] = {}
         for split, members in splits.items():
@@ -65,6 +78,10 @@ class Folders:
             labels = {"train": labels["all"][train], "test": labels["all"][test]}
             if not len(test):
                 raise InputError(f"{self.path}: one image a class leaves none for a test split; accepted: two or more")
+        clients = None
+        if top is not None:
+            ids = np.array([path.relative_to(top).parts[0] for path in paths["train"]])
+            clients = client_ids(f"{top}: the folders in it", ids, len(ids))
         channels = 1 if (self._all_grey(paths) if self.grey is None else self.grey) else 3
         return Content(
             channels,
@@ -72,10 +89,10 @@ class Folders:
             _images(paths["train"], channels),
             _images(paths["test"], channels),
             (*notes, *absent(self.name, names, labels["train"], labels["test"])),
+            clients=clients,
         )
 
-    def _scan(self) -> tuple[tuple[str, ...], dict[str, dict[str, list[Path]]], tuple[str, ...]]:
-        """Class names; split -> class -> files ("all" alone where there are no splits); notes."""
+    def _scan(self) -> _Scan:
         if not self.path.is_dir():
             raise self._gone(self.path)
         folders = _folders(self.path)
@@ -83,10 +100,12 @@ class Folders:
         if train is None and test is None and not self.official:
             names = tuple(sorted(folders))
             all_ = {name: self._members(folders[name]) for name in self._checked(names)}
-            return names, {"all": all_}, _beside(self.path)
+            return _Scan(names, {"all": all_}, _beside(self.path))
         if train is None or test is None:
             raise self._gone(self.path / ("train" if train is None else "test"))
         inside = {"train": _folders(train), "test": _folders(test)}
+        if not self.official and _holds_clients(inside["train"], inside["test"]):
+            return self._scan_clients(train, inside["train"], test, inside["test"])
         names = self.classes or tuple(sorted({*inside["train"], *inside["test"]}))
         for split, found in inside.items():
             for name in names:
@@ -100,9 +119,36 @@ class Folders:
         }
         if not any(splits["test"].values()):
             raise InputError(f"{test}: no class folders with images; accepted: one folder a class, as in {train}")
+        return _Scan(self._checked(names), splits, (*self._unused(folders), *_beside(self.path, train, test)))
+
+    def _scan_clients(self, train: Path, clients: dict[str, Path], test: Path, tested: dict[str, Path]) -> _Scan:
+        """The same where the folders in `train` are clients."""
+        held = {client: _folders(folder) for client, folder in clients.items()}
+        names = tuple(sorted({*tested, *(name for own in held.values() for name in own)}))
+        for name in names:
+            if not any(name in own for own in held.values()):
+                raise InputError(f"{test / name}: no client in {train} has a folder {name}; accepted: at least one")
+        for client, own in held.items():
+            if not own:
+                raise InputError(f"{train / client}: a client without samples; accepted: class folders with images")
+        splits = {
+            "train": {
+                name: [
+                    path
+                    for client in sorted(held)
+                    if name in held[client]
+                    for path in self._members(held[client][name])
+                ]
+                for name in names
+            },
+            "test": {name: self._members(tested[name]) if name in tested else [] for name in names},
+        }
+        beside = _beside(self.path, train, test, *(clients[client] for client in sorted(clients)))
+        return _Scan(self._checked(names), splits, (*self._unused(_folders(self.path)), *beside), train)
+
+    def _unused(self, folders: dict[str, Path]) -> tuple[str, ...]:
         unused = [] if self.official else [name for name in folders if name.lower() in _UNUSED]
-        notes = (f"{self.path / name} is not used" for name in unused)
-        return self._checked(names), splits, (*notes, *_beside(self.path, train, test))
+        return tuple(f"{self.path / name} is not used" for name in unused)
 
     def _checked(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if len(names) < 2:
@@ -135,6 +181,12 @@ class Folders:
         from fedentopt.datasets.pixels import GREY_MODES, mode
 
         return all(mode(path) in GREY_MODES for split in paths.values() for path in split)
+
+
+def _holds_clients(train: dict[str, Path], test: dict[str, Path]) -> bool:
+    """Whether the folders in `train` are clients: classes of `test` are missing among them and lie inside them."""
+    missing_there = set(test) - set(train)
+    return bool(missing_there) and any(missing_there & set(_folders(folder)) for folder in train.values())
 
 
 def _folders(path: Path) -> dict[str, Path]:

@@ -64,6 +64,7 @@ def load(
         arrays.mean,
         arrays.std,
         arrays.notes,
+        arrays.clients,
     )
 
 

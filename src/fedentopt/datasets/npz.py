@@ -1,10 +1,11 @@
-"""A user's own data in one .npz file: x_train, y_train, x_test, y_test, and class_names if there are any.
+"""A user's own data in one .npz file: x_train, y_train, x_test, y_test, class_names and client_train if there are any.
 
 Its arrays are read piece by piece and without pickle, so that files larger than memory can be converted.
 
 Images: uint8, or floats in 0..1 (scaled by 255 and rounded), shaped (n, H, W), (n, H, W, 1 or 3) or
 (n, 1 or 3, H, W). Labels: integers, one an image. With class_names (text, one a class) the labels are
 0..C-1; without, the distinct labels of both splits in ascending order are the classes, named by their value.
+client_train (whole numbers or text, one per training image): which client it belongs to.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
+from fedentopt.datasets.clients import ClientIds, client_ids
 from fedentopt.datasets.source import Content, Images, Labels
 from fedentopt.errors import InputError
 
@@ -157,13 +159,26 @@ class Npz:
             raise InputError(f"{self.path}: x_train has {channels['train']} channels, x_test {channels['test']}")
         raw = {split: read_labels(array(self.path, f"y_{split}"), images[split]) for split in ("train", "test")}
         names, labels, notes = label_classes(str(self.path), raw["train"], raw["test"], self._names())
+        clients = self._clients(images["train"].shape[0])
         return Content(
             channels["train"],
             {"": Labels(names, *labels)},
             image_pieces(images["train"]),
             image_pieces(images["test"]),
             notes,
+            clients=clients,
         )
+
+    def _clients(self, samples: int) -> ClientIds | None:
+        """Who holds which training image, None where the file does not say."""
+        if "client_train" not in keys(self.path):
+            return None
+        given = array(self.path, "client_train")
+        try:
+            ids = given.read()
+        except (SystemError, ValueError) as error:
+            raise InputError(f"{given}: cannot be read ({error}); accepted: whole numbers or text") from error
+        return client_ids(f"{self.path}: client_train", ids, samples)
 
     def _names(self) -> tuple[str, ...] | None:
         """The names of classes in the file, None where it has none."""

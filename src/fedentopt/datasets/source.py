@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fedentopt.datasets.clients import ClientIds
+
 Images = Callable[[int], Iterator[np.ndarray]]  # side -> pieces of uint8 (m, channels, side, side), in order
 
 
@@ -31,6 +33,7 @@ class Content:
     test: Images
     notes: tuple[str, ...] = ()
     verified: bool = False  # the files have the published checksums
+    clients: ClientIds | None = None  # where the data says whose a training sample is
 
 
 class Source(Protocol):

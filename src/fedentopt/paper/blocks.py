@@ -29,8 +29,9 @@ from fedentopt.paper.block_checks import (
 )  # fmt: skip
 from fedentopt.paper.cells import METRICS, Cell
 from fedentopt.paper.printed import Place, Printed, printed_figures
+from fedentopt.selection import SELECTORS
 from fedentopt.settings import amount
-from fedentopt.simulation.config import RunConfig, option_of
+from fedentopt.simulation.config import PARTS, RunConfig, option_of
 from fedentopt.simulation.methods import parse_method
 
 
@@ -52,8 +53,17 @@ def cells_from_file(path: Path) -> list[Cell]:
     return _cells([_paper(), document], str(path), {})
 
 
+def selector_cells() -> list[Cell]:
+    """Every cell of the benchmark of selectors, which stands on the paper's settings."""
+    return _cells([_paper(), _document("selectors.toml")], "selectors.toml", {})
+
+
 def _paper() -> Document:
-    return tomllib.loads(files(__package__).joinpath("paper.toml").read_text(encoding="utf-8"))
+    return _document("paper.toml")
+
+
+def _document(name: str) -> Document:
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 def _cells(documents: Sequence[Document], source: str, printed: Mapping[Place, Printed]) -> list[Cell]:
@@ -140,7 +150,10 @@ def _cell(
         raise InputError(f"{'method' if method is None else 'partition'} is missing")
 
     def config(name: str) -> RunConfig:
-        merged = _over(_layered(documents, {**chosen, "method": name}), settings)
+        # What is said of the cell's own selector or algorithm is not meant for those that it is compared with.
+        parts = {part: parse_method(name)[part] == parse_method(method)[part] for part in PARTS}
+        meant = {key: value for key, value in settings.items() if parts.get(key.partition(".")[0], True)}
+        merged = _over(_layered(documents, {**chosen, "method": name}), meant)
         merged = _over(merged, {key: chosen[key] for key in ("participation", "buffer") if key in chosen})
         return _run_config(merged, {**chosen, "method": name})
 
@@ -196,6 +209,8 @@ def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConf
                 raise InputError(f"{name}: {value!r} is not a number; accepted: per cent of the clients")
             settings[key] = f"{value:g}%"
     method = parse_method(chosen["method"])
+    if "buffer" in settings and method["selector"] != "fedentopt" and _has_buffer(method["selector"]):
+        settings["selector.buffer"] = settings.pop("buffer")
     if method["epsilon"] is not None:
         method["epsilon"] = settings.get("epsilon", method["epsilon"])
     settings |= method
@@ -205,6 +220,11 @@ def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConf
             del settings[name]
     named = {name: chosen[name] for name in ("model", "dataset", "partition")}
     return RunConfig.from_dict(settings | named)
+
+
+def _has_buffer(selector: str) -> bool:
+    """Whether a selector has a buffer of its own beside FedEntOpt's, whose setting is an option."""
+    return selector in SELECTORS and "buffer" in SELECTORS.settings(selector)
 
 
 def _per_cent(part: int, whole: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.simulation.config import RunConfig
 
-METRICS = ("accuracy", "accuracy_change", "h_norm", "entropy", "model_mb")
+METRICS = ("accuracy", "accuracy_change", "validation_accuracy", "h_norm", "entropy", "model_mb")
 Identity = tuple[Any, ...]
 
 
@@ -92,11 +92,14 @@ def distinct_runs(cells: Iterable[Cell]) -> list[RunConfig]:
     return list(dict.fromkeys(run for cell in cells for run in cell.runs()))
 
 
-def select(cells: Sequence[Cell], target: str, **filters: Sequence[Any]) -> list[Cell]:
+def select(
+    cells: Sequence[Cell], target: str, *, elsewhere: Sequence[str] = (), **filters: Sequence[Any]
+) -> list[Cell]:
     """The cells of one table or figure (or `all`, which leaves extras out) that pass every filter.
 
     A filter is a field of `Cell` and the values it may have; no values let everything pass. Refused: a table
-    or a value that no cell has, and filters that together leave nothing.
+    or a value that no cell has, and filters that together leave nothing. `elsewhere`: tables of other cells, to be
+    named in such a refusal.
     """
     tables = list(dict.fromkeys(cell.table for cell in cells))
     if target == "all":
@@ -104,7 +107,7 @@ def select(cells: Sequence[Cell], target: str, **filters: Sequence[Any]) -> list
     elif target in tables:
         chosen = [cell for cell in cells if cell.table == target]
     else:
-        raise InputError(f"table or figure: {target!r} is unknown; accepted: {', '.join([*tables, 'all'])}")
+        raise InputError(f"table or figure: {target!r} is unknown; accepted: {', '.join([*tables, 'all', *elsewhere])}")
     for field, wanted in filters.items():
         known = list(dict.fromkeys(getattr(cell, field) for cell in chosen))
         known = [value for value in known if value is not None]

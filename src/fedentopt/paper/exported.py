@@ -21,11 +21,11 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.files import make_folder, write_text
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.measures import Curve, Measured, Results, settings_key
+from fedentopt.paper.measures import LATER, Curve, Measured, Results, settings_key
 from fedentopt.simulation.config import RunConfig
 
 CELL = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer", "swept")
-MEASURED = tuple(field.name for field in dataclasses.fields(Measured) if field.name not in ("settings", "seed"))
+MEASURED = tuple(field.name for field in dataclasses.fields(Measured) if field.name not in ("settings", "seed", *LATER))
 COLUMNS = (*CELL, "metric", "seed", "value", *MEASURED, "baseline", "baseline_accuracy", "settings")
 CURVE_COLUMNS = ("settings", "seed", "round", "accuracy", "entropy")
 POINTS = 20
@@ -82,14 +82,20 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
                     rows.append(row)
                     curves += _curve_rows(cell, cell.config, seed, source)
         for name, columns, content, same in (
-            (f"{table}.csv", COLUMNS, rows, (*CELL, "metric", "seed", "settings")),
+            (f"{table}.csv", (*COLUMNS, *LATER), rows, (*CELL, "metric", "seed", "settings")),
             (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves)), ("settings", "seed")),
         ):
             lines = _with_others(folder / name, columns, content, same)
             if lines:
-                write_text(folder / name, _csv(columns, lines))
+                write_text(folder / name, _csv(*_without_empty(columns, lines)))
                 written.append(folder / name)
     return written
+
+
+def _without_empty(columns: Sequence[str], lines: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the later columns that no line has anything in."""
+    kept = [place for place, name in enumerate(columns) if name not in LATER or any(line[place] for line in lines)]
+    return [columns[place] for place in kept], [[line[place] for place in kept] for line in lines]
 
 
 def _with_others(
@@ -117,15 +123,15 @@ def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
         "baseline": baseline.settings if baseline else None,
         "baseline_accuracy": baseline.accuracy if baseline else None,
     }
-    return [fields[name] for name in COLUMNS]
+    return [fields[name] for name in (*COLUMNS, *LATER)]
 
 
 def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> list[tuple[Any, ...]]:
     """The curve of one run, thinned to about `POINTS` rounds; every round where the figure is the curve itself.
 
-    Figure 2 keeps none: its hundreds of runs are points, not curves.
+    Figure 2 and the benchmark of selectors keep none: their hundreds of runs are points, not curves.
     """
-    if cell.table == "figure2":
+    if cell.table in ("figure2", "selectors"):
         return []
     curve = results.curve(config, seed)
     last = curve[-1][0] if curve else 0
@@ -139,8 +145,11 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
 
 
 def _read_measured(row: _Row) -> Measured:
-    integers = {"rounds", "never_selected", "rounds_to_40", "rounds_to_45", "rounds_to_50", "diverged_round"}
-    fields: dict[str, Any] = {name: row.read(name, int if name in integers else float) for name in MEASURED}
+    integers = {"rounds", "never_selected", "diverged_round", "bytes_up", "bytes_down", "asked"}
+    fields: dict[str, Any] = {
+        name: row.read(name, int if name in integers or name.startswith("rounds_to_") else float)
+        for name in (*MEASURED, *LATER)
+    }
     return Measured(**fields | {"settings": row.need("settings", str), "seed": row.need("seed", int)})
 
 
@@ -152,7 +161,7 @@ class _Row:
 
     def read(self, column: str, convert: type) -> Any:
         """The cell's value, None where it is empty."""
-        text = self._cells[column]
+        text = self.text(column)
         if not text:
             return None
         try:
@@ -164,8 +173,8 @@ class _Row:
         return value
 
     def text(self, column: str) -> str:
-        """The cell as it is written."""
-        return self._cells[column]
+        """The cell as it is written; empty in a column that came after the file."""
+        return self._cells.get(column, "") if column in LATER else self._cells[column]
 
     def need(self, column: str, convert: type) -> Any:
         """The cell's value, which must be there."""
@@ -185,7 +194,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterable[_Row]:
     advice = "accepted: a file that `reproduce --export` wrote"
     try:
         header = next(lines, [])
-        missing = [name for name in columns if name not in header]
+        missing = [name for name in columns if name not in header and name not in LATER]
         if missing:
             raise InputError(f"{path}: column {missing[0]} is missing; {advice}")
         for cells in lines:

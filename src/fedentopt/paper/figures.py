@@ -19,6 +19,8 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.measures import Results
 from fedentopt.paper.names import by_participation, row_names
+from fedentopt.paper.selector_figure import selector_figure
+from fedentopt.paper.selector_table import SELECTORS
 from fedentopt.paper.sizes import shapes
 from fedentopt.results.statistics import Spread
 
@@ -80,7 +82,10 @@ def write_figures(folder: Path, comparisons: Sequence[Comparison], results: Resu
         for name in dict.fromkeys(entry.cell.table for entry in comparisons):
             entries = [entry for entry in comparisons if entry.cell.table == name and entry.values]
             metrics = {entry.cell.metric for entry in entries}
-            if metrics == {"entropy"}:
+            if name == SELECTORS:
+                figure = selector_figure(entries)
+                drawn += [(name, figure)] if figure is not None else []
+            elif metrics == {"entropy"}:
                 drawn.append((name, _entropy(entries, results)))
             elif metrics == {"accuracy"} and len({entry.cell.participation for entry in entries}) > 1:
                 drawn.append((name, _participation(entries)))

@@ -48,6 +48,17 @@ def plain(name: str, entries: Sequence[Comparison]) -> Table:
     )
 
 
+def validation(name: str, entries: Sequence[Comparison]) -> Table:
+    """Grids that are judged on what the clients hold out."""
+    columns = ("method", "ours", AGAINST, "seeds")
+
+    def row(label: str, entry: Comparison) -> tuple[str, ...]:
+        return (label, names.ours(entry), names.against(entry), names.seeds(entry))
+
+    note = f"Accuracy in per cent on what the clients hold out, mean of the last ten rounds. {READING}"
+    return Table(name, names.table(name), note, columns, _sections(entries, row))
+
+
 def changes(name: str, entries: Sequence[Comparison]) -> Table:
     """Table 2: the change is a difference seed by seed itself, so it has an interval of its own."""
     columns = ("method", "change, ours", "95 % interval", "paper", "difference", AGAINST, "seeds")

@@ -26,9 +26,16 @@ from fedentopt.simulation.config import RunConfig
 
 TARGETS = (40, 45, 50)
 """Accuracies in per cent whose first round is compared."""
+LOWER_TARGETS = (10, 20, 30)
+"""Those of harder data sets."""
+LATER = (
+    *(f"rounds_to_{target}" for target in LOWER_TARGETS), "bytes_up", "bytes_down", "asked", "selection_seconds",
+    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth",
+)  # fmt: skip
+"""Figures that results of earlier versions lack, and that not every run has."""
 
 LARGEST = sys.float_info.max
-DIGITS = {"h_norm": 6, "mean_entropy": 6, "min_entropy": 6, "seconds": 1}
+DIGITS = {"h_norm": 6, "mean_entropy": 6, "min_entropy": 6, "seconds": 1, "simulated_seconds": 1}
 FIGURES = (
     "accuracy", "final_accuracy", "worst_class_accuracy", "h_norm", "never_selected", "mean_entropy", "min_entropy",
     "diverged_round", "seconds",
@@ -58,6 +65,17 @@ class Measured:
     rounds_to_50: int | None = None
     diverged_round: int | None = None
     seconds: float | None = None
+    rounds_to_10: int | None = None
+    rounds_to_20: int | None = None
+    rounds_to_30: int | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    asked: int | None = None
+    selection_seconds: float | None = None
+    simulated_seconds: float | None = None
+    validation_accuracy: float | None = None
+    client_mean: float | None = None
+    client_worst_tenth: float | None = None
 
 
 @cache  # asked for again and again, and a config never changes
@@ -153,7 +171,12 @@ class Results:
 
 def figure(measured: Measured, metric: str) -> float | None:
     """One of a run's figures by the name a cell gives it."""
-    return {"accuracy": measured.accuracy, "h_norm": measured.h_norm, "entropy": measured.mean_entropy}[metric]
+    return {
+        "accuracy": measured.accuracy,
+        "validation_accuracy": measured.validation_accuracy,
+        "h_norm": measured.h_norm,
+        "entropy": measured.mean_entropy,
+    }[metric]
 
 
 def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
@@ -163,8 +186,14 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     known = summary["rounds_to"]
     given |= {
         f"rounds_to_{target}": known[str(target)] if str(target) in known else rounds_to(run.curve, target)
-        for target in TARGETS
+        for target in (*TARGETS, *LOWER_TARGETS)
     }
+    taken = ("bytes_up", "bytes_down", "selection_seconds", "simulated_seconds", "validation_accuracy")
+    given |= {name: _rounded(name, summary.get(name)) for name in taken}
+    given["asked"] = summary.get("asked", 0)
+    per_client = summary.get("client_accuracy") or {}
+    given["client_mean"] = _rounded("client_mean", per_client.get("mean"))
+    given["client_worst_tenth"] = _rounded("client_worst_tenth", per_client.get("worst_tenth"))
     # A run of FedConcat has more rounds than asked for; what was asked for is what tells a full run from a cut one.
     return Measured(**given | {"settings": settings_key(config), "seed": seed, "rounds": config.rounds})
 

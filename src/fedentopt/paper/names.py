@@ -29,6 +29,9 @@ TABLES = {
     "grid-weight-decay": "Grid: weight decay",
     "grid-buffer": "Grid: buffer size",
     "single-class": "Limit: clients with a single class",
+    "selectors": "Every selector",
+    "selectors-algorithms": "FedEntOpt with algorithms that re-weight or correct",
+    "selectors-tuning": "Grid: one setting of every selector",
 }
 
 
@@ -50,10 +53,14 @@ def dataset(name: str) -> str:
 
 
 def partition(name: str) -> str:
-    """`dir:0.1` as Dir(0.1), `classes:2` as C=2."""
+    """`dir:0.1` as Dir(0.1), `classes:2` as C=2, `mixed:0.001,0.5` as mixed Dir(0.001, 0.5)."""
+    if name.startswith("mixed:") and "+" not in name:
+        return f"mixed Dir({name.removeprefix('mixed:').replace(',', ', ')})"
+    if name.startswith("shards:"):
+        return f"{name.removeprefix('shards:')} shards"
     if name.startswith("classes:"):
         return f"C={name.removeprefix('classes:')}"
-    if name.startswith("dir:"):
+    if name.startswith("dir:") and "+" not in name:
         return f"Dir({name.removeprefix('dir:')})"
     return _written(PARTITIONS, name)
 
@@ -177,7 +184,7 @@ def seeds(entry: Comparison) -> str:
 
 
 def _figure(cell: Cell, value: float, signed: bool = False) -> str:
-    digits = 2 if cell.metric in ("accuracy", "accuracy_change") else 3
+    digits = 2 if cell.metric.startswith(("accuracy", "validation")) else 3
     return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
 
@@ -185,7 +192,7 @@ def row_name(cell: Cell) -> str:
     """The method, and what else tells rows of one section apart."""
     parts = [method(cell.method or "")]
     if cell.extra:
-        parts += [f"{name} {value}" for name, value in cell.swept]
+        parts += [f"{name.rpartition('.')[2]} {value}" for name, value in cell.swept]  # selector.d is d to a reader
         parts += [f"participation {cell.participation:g} %"] if cell.table == "single-class" else []
         parts += [f"buffer {cell.buffer:g} %"] if cell.buffer is not None else []
     return ", ".join(parts)
@@ -193,5 +200,7 @@ def row_name(cell: Cell) -> str:
 
 def heading(cell: Cell) -> str:
     """The setting that rows of one section share."""
-    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), dataset(cell.dataset)]
+    fine = cell.config is not None and cell.config.fine_labels
+    data = f"{dataset(cell.dataset)} (100 classes)" if fine else dataset(cell.dataset)
+    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), data]
     return ", ".join(part for part in (*parts, cell.partition and partition(cell.partition)) if part)

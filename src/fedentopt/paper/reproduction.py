@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedentopt.errors import InputError
 from fedentopt.paper import provenance
-from fedentopt.paper.blocks import cells_from_file, paper_cells
+from fedentopt.paper.blocks import cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, distinct_runs
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
 from fedentopt.paper.measures import Results
+from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
@@ -157,9 +158,14 @@ class Reproduction:
         return written
 
 
-def plan_cells(file: Path | None) -> list[Cell]:
-    """All cells of the paper, or of a user's file."""
-    return paper_cells() if file is None else cells_from_file(file)
+def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]:
+    """All cells among which `target` is found: the paper's, those of the benchmark of selectors, or of a user's file;
+    and the target there."""
+    if file is not None:
+        return cells_from_file(file), target
+    if target not in SELECTOR_TABLES:
+        return paper_cells(), target
+    return selector_cells(), "all" if target == SELECTORS else target
 
 
 def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | None) -> list[Cell]:

@@ -51,7 +51,7 @@ def write_results_page(path: Path, request: Reproduction, source: Path, *, own: 
     With `own` the cells are a user's, of which the paper claims nothing, whatever their tables are called.
     Refused, before anything is written: a log or remarks that cannot be read.
     """
-    commands, remarks = provenance.read(source), _remarks(source / REMARKS)
+    commands, remarks = provenance.read(source), read_remarks(source / REMARKS)
     entries = request.compare(request.plan)
     folder = path.parent / "results"
     make_folder(path.parent)
@@ -67,7 +67,8 @@ def write_results_page(path: Path, request: Reproduction, source: Path, *, own: 
     return [path, *drawn]
 
 
-def _remarks(path: Path) -> str:
+def read_remarks(path: Path) -> str:
+    """What a person has written beside exported results; empty where nobody has."""
     if not path.exists():
         return ""
     try:
@@ -92,11 +93,11 @@ def page(
         parts.append(_far(entries))
     if remarks.strip():
         parts.append(remarks.strip() + "\n")
-    parts.append(_state(entries))
+    parts.append(what_was_run(entries))
     known = {entry.cell.table for entry in entries if entry.ours is not None}
     for table in tables([entry for entry in entries if entry.cell.table in known]):
         parts.append(_shown(table, entries, figures))
-    parts.append(_commands(commands))
+    parts.append(commands_behind(commands))
     return "\n".join(parts)
 
 
@@ -136,7 +137,7 @@ def _told_apart(entries: Sequence[Comparison]) -> dict[Identity, str]:
     return told
 
 
-def _state(entries: Sequence[Comparison]) -> str:
+def what_was_run(entries: Sequence[Comparison]) -> str:
     """How many cells of every table have results, by model and data set where not all do."""
     lines = [
         "## What was run",
@@ -161,7 +162,8 @@ def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str])
     return f"{text}\n![{table.title}]({picture})\n" if picture else text
 
 
-def _commands(commands: Sequence[dict[str, Any]]) -> str:
+def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
+    """The log of commands as a table."""
     lines = ["## Commands behind the results", ""]
     if not commands:
         return "\n".join([*lines, "None yet.", ""])

@@ -15,6 +15,7 @@ from fedentopt.paper import layouts
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import MISSING_DATA, NOT_RUN, Comparison
 from fedentopt.paper.formats import Table, latex, markdown
+from fedentopt.paper.selector_table import SELECTORS, selector_table
 
 Layout = Callable[[str, Sequence[Comparison]], Table]
 LAYOUTS: dict[str, tuple[Layout, str]] = {
@@ -22,6 +23,7 @@ LAYOUTS: dict[str, tuple[Layout, str]] = {
     "accuracy_change": (layouts.changes, "change in test accuracy"),
     "model_mb": (layouts.communication, "communication"),
     "entropy": (layouts.entropy, "label entropy"),
+    "validation_accuracy": (layouts.validation, "accuracy on held-out data"),
 }
 """By metric: the layout that shows it, and what a title calls it where a table has several."""
 
@@ -77,6 +79,8 @@ def _parts(name: str, entries: Sequence[Comparison]) -> list[Table]:
     parts = []
     for kind, own in kinds.items():
         layout, title = LAYOUTS[kind] if kind in LAYOUTS else (_accuracy_layout(own), "test accuracy")
+        if name == SELECTORS and kind == "accuracy":
+            layout = selector_table
         table = layout(name, own)
         if len(kinds) > 1:
             table = dataclasses.replace(table, title=f"{table.title}, {title}", part=kind)

@@ -55,10 +55,12 @@ class MethodResult:
         """JSON form. Rounds to a target have a mean only where every seed reached it."""
         figures = ("accuracy", "final_accuracy", "best_accuracy", "worst_class_accuracy", "h_norm", "mean_entropy")
         spreads = {name: self.spread(name) for name in figures}
+        held_out = self.spread("validation_accuracy")
         return {
             "method": self.label,
             "seeds": [run.seed for run in self.runs],
             **{name: spread and spread.to_dict() for name, spread in spreads.items()},
+            **({} if held_out is None else {"validation_accuracy": held_out.to_dict()}),
             "rounds_to": {f"{t:g}": self._rounds_to(t) for t in targets},
             "bytes_up": sum(run.summary["bytes_up"] for run in self.runs) / len(self.runs),
             "bytes_down": sum(run.summary["bytes_down"] for run in self.runs) / len(self.runs),
@@ -99,7 +101,9 @@ def _labels(firsts: Sequence[RunResult]) -> list[str]:
     labels = []
     for run in firsts:
         twins = [_settings(other) for other in firsts if other.method == run.method]
-        differing = [name for name, value in twins[0].items() if any(twin.get(name) != value for twin in twins)]
-        mine = ", ".join(f"{name}={run.config.get(name)}" for name in differing)
+        names = dict.fromkeys(name for twin in twins for name in twin)
+        differing = [name for name in names if len({json.dumps(twin.get(name)) for twin in twins}) > 1]
+        # A setting that came later is not written down where it has its default.
+        mine = ", ".join(f"{name}={run.config[name]}" for name in differing if name in run.config)
         labels.append(f"{run.method} ({mine})" if mine else run.method)
     return labels

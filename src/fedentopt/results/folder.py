@@ -6,6 +6,7 @@
                    reported_counts.csv   what the server saw instead, where noise was added
                    checkpoint.safetensors  while the run is unfinished: model, state and all rounds so far
                    model.safetensors     the final model
+                   client_accuracy.csv   its accuracy per client, where asked for
                    summary.json          written last: its presence says that the run is finished
 
 Every file is written aside and renamed. Numbers read back equal, so a run that was stopped and continued leaves
@@ -21,15 +22,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedentopt.errors import InputError
 from fedentopt.files import locked_folder, make_folder, read_json, write_json, write_text
 from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from fedentopt.results.environment import environment
-from fedentopt.results.label_counts import COUNTS, REPORTED, counts_csv
+from fedentopt.results.label_counts import CLIENT_ACCURACY, COUNTS, REPORTED, client_accuracy_csv, counts_csv
 from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import rounds_csv
-from fedentopt.results.summary import summarise
+from fedentopt.results.summary import summarise_outcome
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -81,6 +84,7 @@ class RunFolder:
         self._records: list[RoundRecord] = []
         self._resumed_round = 0
         self._start: RunStart | None = None  # known, not yet written
+        self._client_names: tuple[str, ...] = ()
 
     def is_finished(self) -> bool:
         """Whether the folder holds this run complete; a folder with another run in it is an `InputError`."""
@@ -147,7 +151,7 @@ class RunFolder:
     def start(self, start: RunStart) -> None:
         """Note what is fixed before round 1; after `resume`, refuse data or code other than those of the first part."""
         make_folder(self.path)
-        self._start = start
+        self._start, self._client_names = start, start.client_names
         if self._resumed_round:
             self._check_same_data(start)
             self.check_code(
@@ -168,23 +172,17 @@ class RunFolder:
         self._write_start()
         save_checkpoint(self.path / CHECKPOINT, self.config, checkpoint, self._records)
         # Not waited for: the checkpoint holds the same rounds, so a power cut loses nothing.
-        write_text(self.path / ROUNDS, rounds_csv(self._records), durable=False)
+        write_text(self.path / ROUNDS, rounds_csv(self._records, self._client_names), durable=False)
 
     def finish(self, outcome: Outcome) -> None:
         """Write the results; `summary.json` comes last and makes the run a finished one."""
         self._write_start()
         run_id = self.config.run_id
         save_tensors(self.path / MODEL, outcome.model, {"run_id": run_id, "model": self.config.model})
-        write_text(self.path / ROUNDS, rounds_csv(outcome.records))
-        summary = summarise(
-            outcome.records,
-            rounds=outcome.rounds,
-            num_classes=outcome.num_classes,
-            clients=outcome.clients,
-            diverged_round=outcome.diverged_round,
-            targets=self._targets,
-        )
-        write_json(self.path / SUMMARY, summary)
+        write_text(self.path / ROUNDS, rounds_csv(outcome.records, self._client_names))
+        if outcome.client_accuracy is not None:
+            write_text(self.path / CLIENT_ACCURACY, client_accuracy_csv(outcome.client_accuracy, self._client_names))
+        write_json(self.path / SUMMARY, summarise_outcome(outcome, self._targets))
         (self.path / CHECKPOINT).unlink(missing_ok=True)
 
     def _write_start(self) -> None:
@@ -193,18 +191,20 @@ class RunFolder:
         if start is None:
             return
         # A checkpoint that is not continued goes too: beside the new notes it would pass for one of the new data.
-        for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED):
+        for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED, CLIENT_ACCURACY):
             (self.path / name).unlink(missing_ok=True)
         write_json(self.path / RUN, about_run(self.config, start, self._command))
-        write_text(self.path / COUNTS, counts_csv(start.label_counts, start.class_names))
+        write_text(self.path / COUNTS, self._counts(start, start.label_counts))
         if start.reported_counts is not None:
-            write_text(self.path / REPORTED, counts_csv(start.reported_counts, start.class_names))
+            write_text(self.path / REPORTED, self._counts(start, start.reported_counts))
+
+    @staticmethod
+    def _counts(start: RunStart, counts: np.ndarray) -> str:
+        return counts_csv(counts, start.class_names, start.client_names)
 
     def _check_same_data(self, start: RunStart) -> None:
         path = self.path / COUNTS
-        same = not path.exists() or path.read_text(encoding="utf-8") == counts_csv(
-            start.label_counts, start.class_names
-        )
+        same = not path.exists() or path.read_text(encoding="utf-8") == self._counts(start, start.label_counts)
         if not same or not self.is_of(start.data_digest):
             raise InputError(
                 f"dataset: {self.config.dataset!r} is not what {path} was made from; "

@@ -17,6 +17,7 @@ from fedentopt.errors import InputError
 from fedentopt.files import read_csv
 
 COUNTS, REPORTED = "label_counts.csv", "reported_counts.csv"
+CLIENT_ACCURACY = "client_accuracy.csv"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,18 +31,30 @@ class LabelTable:
     noisy: bool = False
 
     @classmethod
-    def of(cls, counts: np.ndarray, class_names: Sequence[str]) -> LabelTable:
-        """Of a run in memory, whose clients are numbered."""
-        return cls(tuple(map(str, range(len(counts)))), tuple(class_names), np.maximum(counts, 0).astype(np.float64))
+    def of(cls, counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] = ()) -> LabelTable:
+        """Of a run in memory, whose clients are numbered unless they have names."""
+        clients = tuple(client_names) or tuple(map(str, range(len(counts))))
+        return cls(clients, tuple(class_names), np.maximum(counts, 0).astype(np.float64))
 
 
-def counts_csv(counts: np.ndarray, class_names: Sequence[str]) -> str:
-    """Text of either file: `client`, then the classes."""
+def counts_csv(counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] = ()) -> str:
+    """Text of either file: `client` (its number, or its name where it has one), then the classes."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["client", *class_names])
     for client, row in enumerate(counts.tolist()):  # tolist: Python numbers, whose repr reads back equal
-        rows.writerow([client, *(repr(value) for value in row)])
+        rows.writerow([client_names[client] if client_names else client, *(repr(value) for value in row)])
+    return text.getvalue()
+
+
+def client_accuracy_csv(accuracies: Sequence[float], client_names: Sequence[str] = ()) -> str:
+    """Text of `client_accuracy.csv`: a row per client, empty where its accuracy cannot be told."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["client", "accuracy"])
+    for client, accuracy in enumerate(accuracies):
+        name = client_names[client] if client_names else client
+        rows.writerow([name, "" if math.isnan(accuracy) else repr(accuracy)])
     return text.getvalue()
 
 

@@ -11,7 +11,7 @@ from fedentopt.results.label_counts import LabelTable
 from fedentopt.results.reading import RunResult
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import RoundTable
-from fedentopt.results.summary import summarise
+from fedentopt.results.summary import summarise_outcome
 
 
 class MemoryRecorder:
@@ -48,20 +48,11 @@ class MemoryRecorder:
         start, outcome = self._start, self._outcome
         if start is None:
             raise RuntimeError(f"{self._config.run_id} has not been started")
-        summary = {}
-        if outcome is not None:
-            summary = summarise(
-                outcome.records,
-                rounds=outcome.rounds,
-                num_classes=outcome.num_classes,
-                clients=outcome.clients,
-                diverged_round=outcome.diverged_round,
-                targets=self._targets,
-            )
+        summary = {} if outcome is None else summarise_outcome(outcome, self._targets)
         return RunResult(
             self._about,
             _as_read_back(summary),
-            labels=LabelTable.of(start.label_counts, start.class_names),
+            labels=LabelTable.of(start.label_counts, start.class_names, start.client_names),
             rounds=RoundTable.of(self._records, len(start.class_names)),
             model=None if outcome is None else outcome.model,
         )

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 class RoundRecord:
     """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
     without test samples is NaN. `seconds` were spent on this machine; `simulated_seconds` are those of the cohort's
-    slowest client."""
+    slowest client. `asked` clients told their loss before; the selector took `selection_seconds`, which `rounds.csv`
+    does not keep; validation figures are of what the clients hold out.
+
+    Of what the server knew when it chose, where it has reason to doubt reports: the entropy it believed the cohort to
+    have, the mean error of its estimates of labels (total variation), how many clients it suspects, how well suspicion
+    tells liars from others (area under the ROC curve), and how many liars are in the cohort."""
 
     round: int
     clients: tuple[int, ...]
@@ -33,6 +38,15 @@ class RoundRecord:
     loss: float | None = None
     class_accuracy: tuple[float, ...] | None = None
     simulated_seconds: float = 0.0
+    asked: int = 0
+    selection_seconds: float = field(default=0.0, compare=False)
+    validation_accuracy: float | None = None
+    validation_loss: float | None = None
+    believed_entropy: float | None = None
+    estimate_error: float | None = None
+    suspects: float | None = None
+    suspicion_auc: float | None = None
+    liars_chosen: float | None = None
 
     @property
     def worst_class_accuracy(self) -> float | None:
@@ -54,6 +68,7 @@ class RunStart:
     device: str
     data_digest: str = ""  # of the data set's content; empty where it is not known
     code_digest: str = ""  # of the user's own code behind the run; empty where there is none
+    client_names: tuple[str, ...] = ()  # where the data names its clients; else they are numbers
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,10 @@ class Outcome:
     num_classes: int
     clients: int
     rounds: int
+    client_accuracy: tuple[float, ...] | None = None
+    """Of the final model per client, where asked for; NaN where it cannot be told."""
+    client_accuracy_of: str = ""
+    """What it was measured on: "validation" or "test"."""
 
 
 class RunIdentity(Protocol):

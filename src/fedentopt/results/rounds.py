@@ -28,6 +28,12 @@ COLUMNS = (
 )  # fmt: skip
 LATER = ("simulated_seconds",)
 """Columns that files of older versions lack."""
+FIGURES = (
+    "validation_accuracy", "validation_loss", "believed_entropy", "estimate_error", "suspects", "suspicion_auc",
+    "liars_chosen",
+)  # fmt: skip
+OPTIONAL = ("asked", *FIGURES)
+"""Columns that are there only where some round has such a figure."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -72,6 +78,14 @@ class RoundTable:
     bytes_down: Integers
     seconds: Floats
     simulated_seconds: Floats
+    asked: Integers
+    validation_accuracy: Floats
+    validation_loss: Floats
+    believed_entropy: Floats
+    estimate_error: Floats
+    suspects: Floats
+    suspicion_auc: Floats
+    liars_chosen: Floats
 
     def __len__(self) -> int:
         return len(self.number)
@@ -102,6 +116,8 @@ class RoundTable:
             bytes_down=integers("bytes_down"),
             seconds=floats("seconds"),
             simulated_seconds=floats("simulated_seconds"),
+            asked=integers("asked"),
+            **{name: floats(name) for name in FIGURES},
         )
 
     def records(self) -> list[RoundRecord]:
@@ -109,26 +125,46 @@ class RoundTable:
         columns = zip(
             self.number.tolist(), self.clients, self.trained, self.entropy.tolist(), self.classes_covered.tolist(),
             self.bytes_up.tolist(), self.bytes_down.tolist(), self.seconds.tolist(), self.accuracy.tolist(),
-            self.loss.tolist(), self.class_accuracy.tolist(), self.simulated_seconds.tolist(), strict=True,
+            self.loss.tolist(), self.class_accuracy.tolist(), self.simulated_seconds.tolist(), self.asked.tolist(),
+            zip(*(getattr(self, name).tolist() for name in FIGURES), strict=True), strict=True,
         )  # fmt: skip
         return [
             RoundRecord(
                 round=number, clients=tuple(clients), trained=tuple(trained), entropy=entropy, classes_covered=covered,
                 bytes_up=up, bytes_down=down, seconds=seconds, accuracy=_known(accuracy), loss=_known(loss),
                 class_accuracy=None if all(map(math.isnan, by_class)) else tuple(by_class),
-                simulated_seconds=simulated,
+                simulated_seconds=simulated, asked=asked,
+                **_figures(figures),
             )
-            for number, clients, trained, entropy, covered, up, down, seconds, accuracy, loss, by_class, simulated
+            for number, clients, trained, entropy, covered, up, down, seconds, accuracy, loss, by_class, simulated,
+            asked, figures
             in columns
         ]  # fmt: skip
 
 
-def rounds_csv(records: Iterable[RoundRecord]) -> str:
-    """Text of `rounds.csv`. Cells of rounds without evaluation are empty; lists are JSON."""
+def _figures(values: Sequence[float]) -> dict[str, Any]:
+    return {name: _known(value) for name, value in zip(FIGURES, values, strict=True)}
+
+
+def columns_of(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """The columns that these rounds have."""
+    nothing = {"asked": 0}
+    return (*COLUMNS, *(name for name in OPTIONAL if any(getattr(r, name) != nothing.get(name) for r in records)))
+
+
+def rounds_csv(records: Sequence[RoundRecord], client_names: Sequence[str] = ()) -> str:
+    """Text of `rounds.csv`. Cells of rounds without evaluation are empty; lists are JSON; clients go by their names
+    where they have some, as in `label_counts.csv`."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
+    columns = columns_of(records)
+    rows.writerow(columns)
+
+    def named(clients: Sequence[int]) -> str:
+        return json.dumps([client_names[client] for client in clients] if client_names else list(clients))
+
     for r in records:
+        more = {"asked": r.asked, **{name: _number(getattr(r, name)) for name in FIGURES}}
         rows.writerow(
             [
                 r.round,
@@ -138,12 +174,13 @@ def rounds_csv(records: Iterable[RoundRecord]) -> str:
                 "" if r.class_accuracy is None else _numbers(r.class_accuracy),
                 _number(r.entropy),
                 r.classes_covered,
-                json.dumps(list(r.clients)),
-                json.dumps(list(r.trained)),
+                named(r.clients),
+                named(r.trained),
                 r.bytes_up,
                 r.bytes_down,
                 _number(r.seconds),
                 _number(r.simulated_seconds),
+                *(more[name] for name in columns[len(COLUMNS) :]),
             ]
         )
     return text.getvalue()
@@ -173,6 +210,8 @@ def read_rounds(path: Path, clients: Sequence[str], num_classes: int) -> RoundTa
         bytes_down=cells.integers("bytes_down"),
         seconds=cells.floats("seconds"),
         simulated_seconds=cells.floats("simulated_seconds") if "simulated_seconds" in header else np.zeros(len(lines)),
+        asked=cells.integers("asked") if "asked" in header else np.zeros(len(lines), dtype=np.int64),
+        **{name: cells.floats(name, empty=True) if name in header else np.full(len(lines), np.nan) for name in FIGURES},
     )
 
 

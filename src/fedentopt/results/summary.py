@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedentopt.results.records import RoundRecord
+from fedentopt.results.records import Outcome, RoundRecord
 from fedentopt.results.statistics import finite, mean
 from fedentopt.selection.measures import selection_entropy
 
@@ -54,6 +54,8 @@ def summarise(
     clients: int,
     diverged_round: int | None = None,
     targets: Iterable[float] = (),
+    client_accuracy: Sequence[float] | None = None,
+    client_accuracy_of: str = "",
 ) -> dict[str, Any]:
     """The content of `summary.json` for a finished run of `rounds` rounds."""
     curve = accuracy_curve(records, rounds=rounds, num_classes=num_classes, diverged_round=diverged_round)
@@ -78,8 +80,54 @@ def summarise(
         "rounds": rounds,
         "seconds": sum(r.seconds for r in records),
         "simulated_seconds": sum(r.simulated_seconds for r in records),
+        **_where_known("selection_seconds", (r.selection_seconds for r in records)),
+        **_where_known("asked", (r.asked for r in records)),
+        **_validation(records, rounds, num_classes, diverged_round),
+        **_client_accuracy(client_accuracy, client_accuracy_of),
         "finished": True,
         "chance": 100 / num_classes,
+    }
+
+
+def summarise_outcome(outcome: Outcome, targets: Iterable[float] = ()) -> dict[str, Any]:
+    """The content of `summary.json` for a run that the engine has finished."""
+    return summarise(
+        outcome.records,
+        rounds=outcome.rounds,
+        num_classes=outcome.num_classes,
+        clients=outcome.clients,
+        diverged_round=outcome.diverged_round,
+        targets=targets,
+        client_accuracy=outcome.client_accuracy,
+        client_accuracy_of=outcome.client_accuracy_of,
+    )
+
+
+def _where_known(name: str, values: Iterable[float]) -> dict[str, float]:
+    """The sum under this name; nothing where it is zero, as for runs of versions that did not count it."""
+    total = sum(values)
+    return {name: total} if total else {}
+
+
+def _validation(
+    records: Sequence[RoundRecord], rounds: int, num_classes: int, diverged_round: int | None
+) -> dict[str, Any]:
+    """Accuracy on what the clients hold out, as `accuracy` is on the test split; nothing where there is no such."""
+    known = {r.round: r.validation_accuracy for r in records if r.validation_accuracy is not None}
+    if not known:
+        return {}
+    curve = with_chance(known, rounds=rounds, num_classes=num_classes, diverged_round=diverged_round)
+    return {"validation_accuracy": _mean(value for number, value in curve.items() if number > rounds - LAST)}
+
+
+def _client_accuracy(accuracies: Sequence[float] | None, of: str) -> dict[str, Any]:
+    """Mean over the clients, and over the tenth of them (rounded up) for whom the model is worst."""
+    if accuracies is None:
+        return {}
+    known = sorted(value for value in accuracies if not math.isnan(value))
+    worst = known[: -(-len(known) // 10)]
+    return {
+        "client_accuracy": {"mean": _mean(known), "worst_tenth": _mean(worst), "clients": len(known), "measured_on": of}
     }
 
 

@@ -88,6 +88,8 @@ def _add(writer: SummaryWriter, records: Iterable[RoundRecord]) -> None:
             "bytes/up": record.bytes_up,
             "bytes/down": record.bytes_down,
             "simulated_seconds": record.simulated_seconds or None,
+            "validation/accuracy": record.validation_accuracy,
+            "validation/loss": record.validation_loss,
         }
         for name, value in curves.items():
             if value is not None:

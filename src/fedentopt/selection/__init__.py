@@ -34,11 +34,14 @@ from fedentopt.selection.flips import FLIPSSelector  # isort: split
 
 from fedentopt.selection.cycle import CycleSelector  # isort: split
 
-from fedentopt.selection.entropy_swap import EntropySwapSelector
+from fedentopt.selection.entropy_swap import EntropySwapSelector  # isort: split
+
+from fedentopt.selection.inferred import InferredSelector
 from fedentopt.selection.selector import (
     NEEDS,
     SELECTORS,
     Candidates,
+    Census,
     Head,
     Observation,
     Selector,
@@ -52,6 +55,7 @@ __all__ = [
     "SELECTORS",
     "CPowDSelector",
     "Candidates",
+    "Census",
     "ClientId",
     "ClusteredLabelSelector",
     "ClusteredSizeSelector",
@@ -66,6 +70,7 @@ __all__ = [
     "FedCBSSelector",
     "Head",
     "HiCSFLSelector",
+    "InferredSelector",
     "KLSelector",
     "Observation",
     "OortSelector",

@@ -70,6 +70,15 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class Census:
+    """A round before the first one, in which every client trains from the start model and nothing is averaged: for so
+    many epochs, on all its samples or on `samples` of them. `Observation.samples` is how many it has all the same."""
+
+    epochs: int = 1
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
 class Head:
     """The change of a client's last layer, after minus before: weight (C, F), bias (C,) or None without one."""
 
@@ -83,6 +92,9 @@ class Observation:
 
     `loss` is plain cross-entropy (no shift, scale or proximal term) averaged over the samples of all local steps,
     `loss_rms` the root mean square of the samples' losses. `update` is float32, all parameters in the model's order.
+    With the `head` come `travel`, the sum of the step sizes it was moved by, `drift`, the part of its change due to a
+    term of the algorithm which the server knows (a control variate), and whether it started `untrained`, from a model
+    that nobody had trained before.
     """
 
     samples: int
@@ -92,6 +104,9 @@ class Observation:
     update: np.ndarray | None = None
     seconds: float | None = None
     kept: bool | None = None
+    travel: float | None = None
+    drift: Head | None = None
+    untrained: bool | None = None
 
 
 class Selector(ABC):
@@ -103,6 +118,8 @@ class Selector(ABC):
     """What it must be told beside label counts, of `NEEDS`."""
     reads_label_counts: ClassVar[bool] = True
     """Whether clients have to report label counts; sizes alone count as a report too."""
+    labels_from_heads: ClassVar[bool] = False
+    """Whether it takes the change of last layers for labels, which an algorithm that shifts logits would break."""
     sizes_only: ClassVar[bool] = False
     """Whether of those reports it reads the numbers of samples alone."""
     own_weights: ClassVar[bool] = False
@@ -237,6 +254,10 @@ class Selector(ABC):
 
         `losses` (K,) by client number holds what the candidates answered, NaN elsewhere; None where nobody was asked.
         """
+
+    def census(self) -> Census | None:
+        """Whether every client should train once before round 1, for `observe` alone; None: no."""
+        return None
 
     def candidates(self, available: Iterable[ClientId] | None = None) -> Candidates | None:
         """Whom to ask for their loss before this round's `select`; None: nobody."""

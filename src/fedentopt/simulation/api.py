@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedentopt.errors import InputError
 from fedentopt.simulation.config import FIELDS, RunConfig
 from fedentopt.simulation.jobs import DATASET_DEFAULTS, Job, make_jobs
+from fedentopt.simulation.natural import with_own_clients
 from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.result import Result
 
@@ -52,6 +53,7 @@ def compare(
         if reserved in settings:
             raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
     own = {key: value for key, value in settings.items() if key not in FIELDS}
+    chosen = with_own_clients(chosen, (options or RunOptions()).data_path, data)
     jobs = make_jobs(methods, settings=chosen, own=own, seeds=seeds, model=model)
     for job in jobs:
         if data is not None and job.config.dataset != name:
@@ -69,11 +71,14 @@ def simulate(
     options: RunOptions | None = None,
 ) -> Result:
     """Train one run; its config says everything, unless data or a model are given as objects (see `compare`)."""
-    given = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
     data = None
     if dataset is not None:
-        data, name = _data(dataset, {"image_size": given.image_size})
-        given = given.replace(dataset=name)
+        size = config.image_size if isinstance(config, RunConfig) else config.get("image_size")
+        data, name = _data(dataset, {"image_size": size})
+        config = config.replace(dataset=name) if isinstance(config, RunConfig) else {**config, "dataset": name}
+    if not isinstance(config, RunConfig):
+        config = RunConfig.from_dict(with_own_clients(config, (options or RunOptions()).data_path, data))
+    given = config
     job = Job(given, given.method)
     if model is not None:
         [made] = make_jobs(["fedavg"], settings={}, seeds=1, model=model)

@@ -17,17 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedentopt.algorithms import ALGORITHMS
+from fedentopt.audit import POLICIES
 from fedentopt.errors import InputError
 from fedentopt.own_code import is_import_path
+from fedentopt.partition import FORMS
 from fedentopt.partition import parse as parse_partition
 from fedentopt.registry import Registry
 from fedentopt.selection import SELECTORS
 from fedentopt.settings import Setting, amount, setting, settings_of
+from fedentopt.simulation.lies import LIES
 
 SMALL_DATASETS = ("digits", "brain-tumor-mri")  # where a minimum of 10 samples per client is never met
 PARTS: dict[str, Registry[Any]] = {"algorithm": ALGORITHMS, "selector": SELECTORS}
 """The two parts of a method, and who knows them by name."""
-LATER = ("speed_spread", "averaging")
+LATER = ("speed_spread", "averaging", "validation", "client_accuracy", "audit", "size_cap", "liars", "lie")
 """Fields that came after runs had been published: at their defaults they leave a run's identity as it was."""
 LATER_OF_METHODS = {"selector.release": "fifo"}
 """The same for settings of methods, with their defaults."""
@@ -46,11 +49,17 @@ class RunConfig:
     )
     fine_labels: bool = setting(False, "cifar100: the 100 fine labels instead of the 20 coarse ones")
     image_size: int | None = setting(None, "side of the square images (default: 32, medical data sets 224)", low=8)
-    partition: str = setting("dir:0.1", "label skew: dir:BETA, classes:J or iid")
+    partition: str = setting("dir:0.1", f"how the data lies among the clients: {FORMS}")
     min_samples: int | None = setting(
-        None, "fewest samples a client may get under dir:BETA (default 10; 1 for digits and brain-tumor-mri)", low=0
+        None,
+        "fewest samples a client may get under dir:BETA and quantity:BETA (default 10; 1 for digits and "
+        "brain-tumor-mri)",
+        low=0,
     )
-    clients: int = setting(100, "number of clients, K", low=1)
+    clients: int = setting(100, "number of clients, K (under natural: as many as the data names)", low=1)
+    validation: float = setting(
+        0.0, "share of each client's training data that is held out and evaluated like the test split", low=0, below=1
+    )
     model: str = setting("lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, or package.module:factory")
     weights: str | None = setting(
         None, "local safetensors file with start weights (such as ImageNet's); the last layer may differ"
@@ -66,6 +75,17 @@ class RunConfig:
         "weights of the average: selector (the selector's where it defines some, else numbers of samples) or samples",
         choices=("selector", "samples"),
     )
+    audit: str = setting(
+        "off",
+        "what to do about label reports that clients' training belies: off, warn, replace (select by estimates), "
+        "quarantine (leave suspects out)",
+        choices=POLICIES,
+    )
+    size_cap: float | None = setting(
+        None, "reported numbers of samples count for at most so many times the median report; none: no limit", low=1
+    )
+    liars: str = setting("0", "clients that lie about their labels: a number or a per cent of K", amount=True)
+    lie: str = setting("uniform", "what liars claim; their data and training stay honest", choices=LIES)
     dropout: float = setting(0.0, "probability that a selected client drops out before it trains", low=0, high=1)
     stragglers: float = setting(
         0.0, "share of the clients that may run fewer local epochs (1 to --epochs, drawn each time)", low=0, high=1
@@ -89,6 +109,9 @@ class RunConfig:
     flip: float = setting(0.5, "probability of a horizontal flip", low=0, high=1)
     grayscale: float = setting(0.1, "probability of turning an image grey", low=0, high=1)
     evaluate_every: int = setting(1, "evaluate every n-th round (and always the last ten)", low=1)
+    client_accuracy: bool = setting(
+        False, "accuracy of the final model per client: on its held-out data, or by its labels from the test split's"
+    )
     precision: str = setting(
         "fp32", "fp32 (TF32 products on CUDA), fp32-exact or bf16", choices=("fp32", "fp32-exact", "bf16")
     )
@@ -110,6 +133,8 @@ class RunConfig:
                 f"cohort: {self.cohort!r} gives {self.cohort_size} of {self.clients} clients; "
                 f"accepted: 1 to {self.clients}"
             )
+        if self.number_of_liars > self.clients:
+            raise InputError(f"liars: {self.liars!r} are more than there are clients; accepted: 0 to {self.clients}")
         if self.selector in SELECTORS:
             SELECTORS.get(self.selector).check_run(
                 cohort_size=self.cohort_size, clients=self.clients, **self.of("selector")
@@ -144,6 +169,11 @@ class RunConfig:
     def of(self, part: str) -> dict[str, Any]:
         """The settings of the algorithm or of the selector, by name."""
         return {name: value for owner, name, value in self.settings if owner == part}
+
+    @property
+    def number_of_liars(self) -> int:
+        """Clients that lie about their labels."""
+        return amount(self.liars, self.clients, "liars")
 
     @property
     def cohort_size(self) -> int:
@@ -270,7 +300,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """Folder name of the run: readable, and unique by the digest at its end."""
-        part = self.partition.replace(":", "")
+        part = self.partition.replace(":", "").replace(",", "-")[:60]  # the digest tells longer ones apart
         return f"{self.method}_{_short(self.dataset)}_{part}_{_short(self.model)}_s{self.seed}_{self.digest()}"
 
 

@@ -22,15 +22,17 @@ from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.own_code import code_digest
+from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.selection import Selector
 from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.census import take_censuses
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
-from fedentopt.simulation.evaluation import Evaluator, Scores
-from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
+from fedentopt.simulation.evaluation import Evaluator, HeldOutScores, Scores
+from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
@@ -120,6 +122,8 @@ class _Pending:
     chosen: list[tuple[int, ...]]
     evaluated: list[RunState]
     scores: Scores | None
+    validated: list[RunState]
+    held_out: HeldOutScores | None
     finite: torch.Tensor
     ready: torch.cuda.Event | None
 
@@ -158,10 +162,13 @@ class Stack:
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         # All of them before the first is written down: a setting that is refused leaves no other run begun.
         about = data.y_train, data.num_classes
+        clients = data.clients
+        if clients is not None and not any(task.config.partition == NATURAL for task in tasks):
+            self._say(f"{data.name} names {len(clients.names)} clients of its own; --partition natural uses them")
         self.runs = [
             RunState(
                 task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
-                task.make_selector(algorithm),
+                task.make_selector(algorithm), None if clients is None else clients.numbers,
             )
             for task, algorithm in zip(tasks, algorithms, strict=True)
         ]  # fmt: skip
@@ -176,6 +183,7 @@ class Stack:
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
                     self.trainer.describe(), hardware, data.digest, code,
+                    clients.names if clients is not None and run.config.partition == NATURAL else (),
                 )
             )  # fmt: skip
             if saved is not None:
@@ -204,6 +212,7 @@ class Stack:
         outcomes: dict[int, Outcome] = {}
         pending: _Pending | None = None
         self._close_finished(outcomes)
+        take_censuses([run for run in self.runs if run.round == 0], self._train_within_memory, self.feedback, self.data)
         while len(outcomes) < len(self.runs):
             active = [run for i, run in enumerate(self.runs) if i not in outcomes and not run.finished]
             following = self._tick(active) if active else None
@@ -252,12 +261,14 @@ class Stack:
                 chosen[i] = clients
         evaluated = [run for run, plan in zip(runs, plans, strict=True) if run.evaluates(plan.round)]
         scores = self.evaluator.evaluate(evaluated) if evaluated else None
+        validated = [run for run in evaluated if run.planner.held_out is not None]
+        held_out = self.evaluator.validate(validated) if validated else None
         host = to_host(torch.stack([flags[i] for i in range(len(runs))]))
         ready = None
         if self.device.type == "cuda":
             ready = torch.cuda.Event()
             ready.record()
-        return _Pending(runs, plans, chosen, evaluated, scores, host, ready)
+        return _Pending(runs, plans, chosen, evaluated, scores, validated, held_out, host, ready)
 
     def _plan(self, runs: list[RunState]) -> list[RoundPlan]:
         """The next round of every run; the losses that selectors want to know first are asked for together."""
@@ -301,17 +312,17 @@ class Stack:
     ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
         """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
         rows: list[Row] = []
-        owned, pushes = [], []
+        owned, pushes = [], {}
         for run, plan, first in zip(runs, plans, first_rows, strict=False):
             tasks = run.rows(plan, first)
             owned.append(np.arange(len(rows), len(rows) + len(tasks)))
             rows.extend(tasks)
             if run.hooks.pushes and tasks:
-                pushes.append(run.pushes(plan))
+                pushes[id(run)] = run.pushes(plan)
         chosen = [plan.selected for plan in plans]
         if not rows:
             return chosen, starts
-        push = torch.cat(pushes) if pushes else None
+        push = torch.cat(list(pushes.values())) if pushes else None
         wants_losses = any("loss" in run.planner.needs for run in runs)
         work = build_work(
             rows, runs[0].config.batch_size, self.data.num_classes, self.device, push, wants_losses=wants_losses
@@ -323,6 +334,14 @@ class Stack:
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
                 continue
+            forging = [i for i, client in enumerate(plan.trained) if client in run.planner.forgers]
+            if forging:
+                self.feedback.forge(
+                    trained.models,
+                    starts[[first + run.start_row(plan.trained[i]) for i in forging]],
+                    place[mine[forging]],
+                )
+            steps_taken = run.step_sizes(plan.round)
             run.has_trained = True
             kept = self._judged(run, plan, trained.models, place[mine])
             chosen[i] = plan.selected if kept is None else kept
@@ -332,7 +351,7 @@ class Stack:
                 steps += [(run, blend) for blend in own]
             if run.hooks.absorbs or run.client_models is not None:
                 run.absorb(plan, starts[first], self._pick(trained.models, place[mine]))
-            self._queue_feedback(run, plan, kept, starts, trained, place[mine], first)
+            self._queue_feedback(run, plan, kept, starts, trained, place[mine], first, steps_taken, pushes.get(id(run)))
         new = blend_models(starts, trained.models, blends, self.layout)
         width = self.layout.parameter_width
         for run, blend in steps:
@@ -346,6 +365,7 @@ class Stack:
     def _queue_feedback(
         self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor | None = None,
         trained: Trained | None = None, places: np.ndarray | None = None, first: int = 0,
+        steps: StepSizes | None = None, push: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Have what the run's selector needs to know on its way to the host."""
         needs = run.planner.needs - {"candidate_loss"}
@@ -358,7 +378,8 @@ class Stack:
             return
         own = self._pick(starts, np.array([first + run.start_row(client) for client in plan.trained]))
         losses = None if trained.losses is None else self._pick(trained.losses, places)
-        run.feedback = self.feedback.queue(plan, needs, remaining, own, self._pick(trained.models, places), losses)
+        models = self._pick(trained.models, places)
+        run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push)
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         return rows[to_device(which, self.device)]
@@ -393,6 +414,7 @@ class Stack:
         now = time.perf_counter()
         seconds, self._clock = (now - self._clock) / len(pending.runs), now
         order = {id(run): i for i, run in enumerate(pending.evaluated)}
+        places = {id(run): i for i, run in enumerate(pending.validated)}
         for i, (run, plan, chosen) in enumerate(zip(pending.runs, pending.plans, pending.chosen, strict=True)):
             if run.diverged_round is None and not bool(pending.finite[i]):
                 run.diverged_round = plan.round
@@ -400,23 +422,32 @@ class Stack:
             figures = None
             if pending.scores is not None and id(run) in order:
                 figures = pending.scores.read(order[id(run)], self.evaluator.class_sizes)
-            self._record(run, plan, chosen, figures, seconds)
+            held_out = None
+            if pending.held_out is not None and id(run) in places:
+                held_out = pending.held_out.read(places[id(run)])
+                if plan.round == run.rounds:
+                    run.hits = pending.held_out.hits[places[id(run)]].numpy()
+            self._record(run, plan, chosen, figures, held_out, seconds)
 
     def _record(
         self, run: RunState, plan: RoundPlan, chosen: tuple[int, ...],
-        figures: tuple[float, float, tuple[float, ...]] | None, seconds: float,
+        figures: tuple[float, float, tuple[float, ...]] | None, held_out: tuple[float, float] | None, seconds: float,
     ) -> None:  # fmt: skip
         bits, covered = run.planner.cohort_measures(chosen)
         over = run.diverged_round is not None and plan.round > run.diverged_round
         up, down = (0, 0) if over else run.traffic(plan)
         accuracy, loss, per_class = figures if figures is not None else (None, None, None)
+        validated: tuple[float | None, float | None] = (None, None) if held_out is None else held_out
         if run.diverged_round is not None and figures is not None:
             chance = 100.0 / self.data.num_classes
             accuracy, loss, per_class = chance, None, (chance,) * self.data.num_classes
+            validated = (None, None) if held_out is None else (chance, None)
         record = RoundRecord(
             round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
             bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
-            simulated_seconds=plan.seconds,
+            simulated_seconds=plan.seconds + (run.census_seconds if plan.round == 1 else 0.0), asked=len(plan.asked),
+            selection_seconds=plan.selection_seconds, validation_accuracy=validated[0], validation_loss=validated[1],
+            **plan.knowledge,
         )  # fmt: skip
         run.records.append(record)
         run.recorder.record(record)

@@ -30,6 +30,19 @@ class Scores:
         return 100.0 * float(correct.sum()) / total, float(self.loss[row]) / total, tuple(per_class)
 
 
+@dataclass(frozen=True)
+class HeldOutScores:
+    """Per run: which of its held-out samples are right, and their summed loss, in host memory."""
+
+    hits: tuple[torch.Tensor, ...]
+    loss: tuple[torch.Tensor, ...]
+
+    def read(self, place: int) -> tuple[float, float]:
+        """Accuracy in per cent and mean loss."""
+        hits = self.hits[place]
+        return 100.0 * float(hits.sum()) / len(hits), float(self.loss[place]) / len(hits)
+
+
 class Evaluator:
     """Evaluates runs on the test split. A run with several models is judged by the mean of their logits, in its second
     stage by its new layer."""
@@ -55,6 +68,44 @@ class Evaluator:
         for group in [plain] if device.type == "cuda" and plain else [[i] for i in plain]:
             self._evaluate(runs, group, correct, loss)
         return Scores(to_host(correct), to_host(loss))
+
+    def validate(self, runs: list[RunState]) -> HeldOutScores:
+        """Scores of `runs` on what their clients hold out; transfers are queued as in `evaluate`."""
+        hits: dict[int, torch.Tensor] = {}
+        loss: dict[int, torch.Tensor] = {}
+        groups: dict[object, list[int]] = {}
+        for i, run in enumerate(runs):
+            assert run.planner.held_out is not None
+            # Runs that hold out the same samples go together, on CUDA; on the CPU, and in a second stage, none does.
+            alike = self.data.test_labels.is_cuda and run.stage is None
+            groups.setdefault(run.planner.held_out.key if alike else i, []).append(i)
+        for group in groups.values():
+            right, losses = self._validate([runs[i] for i in group])
+            for place, i in enumerate(group):
+                hits[i], loss[i] = to_host(right[place]), to_host(losses[place])
+        return HeldOutScores(tuple(hits[i] for i in range(len(runs))), tuple(loss[i] for i in range(len(runs))))
+
+    def _validate(self, runs: list[RunState]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which held-out samples, the same ones for all, are right, (R, n), and summed losses, (R,)."""
+        held, stage = runs[0].planner.held_out, runs[0].stage
+        assert held is not None
+        shown = [run.evaluated_models() for run in runs]
+        models, sizes = torch.cat(shown), [len(rows) for rows in shown]
+        right = []
+        loss = torch.zeros(len(runs), dtype=torch.float64, device=self.data.labels.device)
+        for start in range(0, len(held.samples), TEST_BATCH):
+            index = to_device(held.samples[start : start + TEST_BATCH], self.data.labels.device)
+            images, labels = self.data.images[index], self.data.labels[index]
+            if stage is not None:
+                logits = self.second.logits(stage, images)
+            else:
+                logits = self.trainer.predict(models, images)
+                if max(sizes) > 1:
+                    logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
+            right.append(logits.argmax(-1) == labels)
+            flat = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+            loss += flat.view(len(logits), -1).sum(1, dtype=torch.float64)
+        return torch.cat(right, dim=1), loss
 
     def _evaluate(self, runs: list[RunState], group: list[int], correct: torch.Tensor, loss: torch.Tensor) -> None:
         shown = [runs[i].evaluated_models() for i in group]

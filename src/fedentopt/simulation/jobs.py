@@ -272,13 +272,26 @@ def _with_own(methods: list[_Method], own: Mapping[str, Any], offered: Mapping[s
 
 
 def _of_its_own(offered: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options among `offered` that belong to this very method: another's setting of that name is not meant."""
+    """The options among `offered` that belong to this very method, or to one it is a kind of: another's setting of that
+    name is not meant."""
     mine = {}
     for name, value in offered.items():
         found = option_of(name)
         if found is not None and settings[found[0]] == found[1]:
             mine[name] = value
+        elif found is not None and serves(name, found[0], settings[found[0]]):
+            mine[f"{found[0]}.{found[2].name}"] = value
     return mine
+
+
+def serves(option: str, part: str, method: str) -> bool:
+    """Whether an option of its own is meant for this method: it, or what it is a kind of, declares it."""
+    found = option_of(option)
+    if found is None or found[0] != part or method not in PARTS[part]:
+        return False
+    return issubclass(PARTS[part].get(method), PARTS[part].get(found[1])) and found[2].name in PARTS[part].settings(
+        method
+    )
 
 
 def _check_distinct(methods: Sequence[_Method]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
+from fedentopt.audit import Audit, area_under_curve
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
@@ -18,8 +20,11 @@ from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
 from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
+from fedentopt.selection.inferred import InferredSelector, change_of
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.lies import FORGE, claims, draw_liars
+from fedentopt.simulation.validation import HeldOut, hold_out
 
 SAMPLES_A_SECOND = 1000.0  # of a client of ordinary speed, in simulated time
 
@@ -46,7 +51,8 @@ class RoundPlan:
     """A round of one run. `selected` are the clients chosen, `work` the tasks of those that did not drop out.
 
     `asked` are the clients whose loss was asked for before. `weights`, where the selector defines them, are the
-    clients' parts in the average.
+    clients' parts in the average. `selection_seconds` is the time that the selector took on this machine,
+    `knowledge` what the server knew, where it has reason to doubt reports (see `RoundRecord`).
     """
 
     round: int
@@ -54,6 +60,8 @@ class RoundPlan:
     work: tuple[ClientWork, ...]
     asked: tuple[int, ...] = ()
     weights: Mapping[int, float] | None = None
+    selection_seconds: float = 0.0
+    knowledge: Mapping[str, float | None] = field(default_factory=dict)
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
@@ -90,9 +98,13 @@ class Question:
 
 
 class RunPlanner:
-    """Plans the rounds of one run. Its only state is the selector's."""
+    """Plans the rounds of one run. Its only state is the selector's, and the audit's where there is one."""
 
-    def __init__(self, config: RunConfig, labels: np.ndarray, num_classes: int, selector: Selector) -> None:
+    def __init__(
+        self, config: RunConfig, labels: np.ndarray, num_classes: int, selector: Selector,
+        owners: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """`owners` holds the client number of every sample, where the data knows it."""
         self.config = config
         self.parts: Partition = partition(
             labels,
@@ -101,22 +113,39 @@ class RunPlanner:
             config.seed,
             num_classes=num_classes,
             min_samples=config.least_samples,
+            owners=owners,
         )
+        self.held_out: HeldOut | None = None
+        if config.validation:
+            self.parts, self.held_out = hold_out(self.parts, labels, config.validation, config.seed)
         self.counts = self.parts.counts
+        self.liars = draw_liars(config.number_of_liars, config.clients, config.seed)
+        self.forgers = frozenset(self.liars if config.lie == FORGE else ())
         self.reported = self._reported()
         empty = np.flatnonzero(self.counts.sum(axis=1) == 0)
-        if empty.size and self.reported is None:  # under noise a server cannot tell, and they just do not train
+        if empty.size and config.epsilon is None:  # under noise a server cannot tell, and they just do not train
             raise InputError(
                 f"min_samples: {config.least_samples} left {empty.size} of {config.clients} clients without a sample "
                 f"under {config.partition} (the first is client {empty[0]}); accepted: at least 1"
             )
         self._labels = labels
         self.selector = selector
-        self.needs: frozenset[str] = frozenset(getattr(selector, "needs", ()))
-        self.selector.register(self.counts if self.reported is None else self.reported, noisy=self.reported is not None)
+        self._told: frozenset[str] = frozenset(getattr(selector, "needs", ()))
+        reports = self.counts if self.reported is None else self.reported
+        self.audit: Audit | None = None
+        if config.audit != "off" or config.size_cap is not None:
+            self.audit = Audit(num_classes, config.audit, epsilon=config.epsilon, size_cap=config.size_cap)
+            for client, report in enumerate(reports):
+                self.audit.report(client, report)
+            if config.size_cap is not None:
+                reports = np.stack([self.audit.believed(client) for client in range(config.clients)])
+        watches = self.audit is not None and config.audit != "off"
+        self.needs = self._told | {"head"} if watches else self._told
+        self.selector.register(reports, noisy=config.epsilon is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
+        self._selecting = 0.0  # seconds that the selector took since the last plan
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
 
     @property
@@ -131,9 +160,10 @@ class RunPlanner:
         return self.counts if self.reported is None else np.maximum(self.reported, 0.0)
 
     def _reported(self) -> np.ndarray | None:
+        claimed = claims(self.counts, self.liars, self.config.lie, self.config.seed) if self.liars else self.counts
         if self.config.epsilon is None:
-            return None
-        return laplace_noise(self.counts, self.config.epsilon, generator(self.config.seed, "label-noise"))
+            return claimed if self.liars else None
+        return laplace_noise(claimed, self.config.epsilon, generator(self.config.seed, "label-noise"))
 
     def questions(self, round_: int) -> list[Question]:
         """Whom the selector wants to ask for the loss of the current model before it chooses, if anybody.
@@ -142,7 +172,7 @@ class RunPlanner:
         """
         if "candidate_loss" not in self.needs:
             return []
-        wanted = self._call("candidates")
+        wanted = self._call("candidates", *self._available())
         if wanted is None:
             return []
         if not isinstance(wanted, Candidates):
@@ -164,7 +194,8 @@ class RunPlanner:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
         known = None if losses is None else cast("Mapping[ClientId, float]", losses)
-        cohort = self._call("select") if known is None else self._call("select", losses=known)
+        available = self._available()
+        cohort = self._call("select", *available) if known is None else self._call("select", *available, losses=known)
         selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
         if len(selected) > config.cohort_size:
             raise InputError(
@@ -182,7 +213,38 @@ class RunPlanner:
             seconds = self.seconds(client, len(samples) * epochs)
             work.append(ClientWork(client, samples, counts, epochs, config.batch_size, seconds))
         tasks = tuple(task for task in work if len(task.samples))
-        return RoundPlan(round_, selected, tasks, tuple(losses or ()), self._weights(cohort, selected))
+        spent, self._selecting = self._selecting, 0.0
+        weights = self._weights(cohort, selected)
+        return RoundPlan(
+            round_, selected, tasks, tuple(losses or ()), weights, spent, self._knowledge(cohort, selected)
+        )
+
+    def _knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
+        """What the server knew when it chose, beside what only the simulation knows."""
+        infers = isinstance(self.selector, InferredSelector)
+        if not (self.liars or infers or self.config.audit != "off"):
+            return {}
+        known: dict[str, float | None] = {"believed_entropy": float(cohort.entropy)}
+        shares = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
+        errors = []
+        for client in range(self.config.clients):
+            if isinstance(self.selector, InferredSelector):
+                estimate = self.selector.estimate(client)
+            else:
+                found = None if self.audit is None else self.audit.estimate(client)
+                estimate = None if found is None else found.shares
+            if estimate is not None:
+                errors.append(float(np.abs(estimate - shares[client]).sum() / 2))
+        known["estimate_error"] = sum(errors) / len(errors) if errors else None
+        if self.liars:
+            known["liars_chosen"] = float(len(set(selected) & set(self.liars)))
+        if self.audit is not None and self.config.audit != "off":
+            known["suspects"] = float(len(self.audit.suspects()))
+            suspicions = self.audit.suspicions()
+            lying = [score for client, score in suspicions.items() if client in self.liars]
+            honest = [score for client, score in suspicions.items() if client not in self.liars]
+            known["suspicion_auc"] = area_under_curve(lying, honest)
+        return known
 
     def seconds(self, client: int, samples: int) -> float:
         """Simulated time in which a client trains on so many samples, each as often as it is seen."""
@@ -191,9 +253,53 @@ class RunPlanner:
         return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
 
     def observe(self, observations: Mapping[int, Observation]) -> None:
-        """Tell the selector what it needs to know of the clients that trained."""
-        if self.needs - {"candidate_loss"} and observations:
+        """Tell the selector what it needs to know of the clients that trained, and the audit their last layers."""
+        if not observations:
+            return
+        if self.audit is not None and "head" in self.needs:
+            self._observe_heads(self.audit, observations)
+        if self._told - {"candidate_loss"}:
+            if "head" not in self._told:
+                observations = {
+                    client: replace(seen, head=None, travel=None, drift=None, untrained=None)
+                    for client, seen in observations.items()
+                }
             self._call("observe", cast("Mapping[ClientId, Observation]", observations))
+
+    def _observe_heads(self, audit: Audit, observations: Mapping[int, Observation]) -> None:
+        changes: dict[ClientId, Any] = {client: change_of(seen) for client, seen in observations.items()}
+        audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
+        if audit.policy == "replace":
+            self._believe(audit, list(changes))
+
+    def _believe(self, audit: Audit, clients: list[ClientId]) -> None:
+        """Let the selector choose by what the audit believes of these clients."""
+        if clients:
+            self._call("update", np.stack([audit.believed(client) for client in clients]), noisy=True, ids=clients)
+
+    def _available(self) -> tuple[list[int], ...]:
+        """Everybody but those in quarantine, as arguments of `select`; none at all where nobody is."""
+        if self.audit is None or self.audit.policy != "quarantine":
+            return ()
+        suspects = self.audit.suspects()
+        free = [client for client in range(self.config.clients) if client not in suspects]
+        return (free,) if suspects and len(free) >= self.config.cohort_size else ()
+
+    def census(self) -> RoundPlan | None:
+        """The plan of a census before round 1, in which everybody trains, where the selector wants one."""
+        wanted = self._call("census") if hasattr(self.selector, "census") else None
+        if wanted is None:
+            return None
+        work = []
+        for client, samples in enumerate(self.parts.indices):
+            if wanted.samples is not None and wanted.samples < len(samples):
+                draw = generator(self.config.seed, "census-samples", client)
+                samples = np.sort(draw.choice(samples, wanted.samples, replace=False))
+            if len(samples):
+                counts = np.bincount(self._labels[samples], minlength=self.counts.shape[1])
+                seconds = self.seconds(client, len(samples) * wanted.epochs)
+                work.append(ClientWork(client, samples, counts, wanted.epochs, self.config.batch_size, seconds))
+        return RoundPlan(0, tuple(task.client for task in work), tuple(work))
 
     def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:
         weights = getattr(cohort, "weights", None)
@@ -269,10 +375,11 @@ class RunPlanner:
                 f"selector: {self.config.selector!r} has a memory that JSON does not keep: {state!r}; "
                 f"accepted: numbers, text, lists, and mappings with text as keys"
             )
-        return {"selector": state}
+        return {"selector": state} if self.audit is None else {"selector": state, "audit": self.audit.state_dict()}
 
     def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
         """Call the selector; what one's own raises becomes one line that names it."""
+        started = time.perf_counter()
         try:
             return getattr(self.selector, method)(*arguments, **more)
         except InputError:
@@ -281,6 +388,12 @@ class RunPlanner:
             if self.config.selector in SELECTORS:
                 raise
             raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
+        finally:
+            self._selecting += time.perf_counter() - started
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.audit is not None:
+            self.audit.load_state_dict(state["audit"])
+            if self.audit.policy == "replace":
+                self._believe(self.audit, [k for k in range(self.config.clients) if self.audit.times_seen(k)])
         self.selector.load_state_dict(state["selector"])

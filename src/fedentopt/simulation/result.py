@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedentopt.errors import InputError
 from fedentopt.results.aggregate import MethodResult
 from fedentopt.results.reading import RunResult
-from fedentopt.results.rounds import COLUMNS
+from fedentopt.results.rounds import columns_of
 from fedentopt.results.statistics import Spread, paired_differences, paired_interval
 
 if TYPE_CHECKING:
@@ -62,13 +62,14 @@ class Result:
         import pandas as pd
 
         rows = []
+        columns = dict.fromkeys(name for run in self.runs for name in columns_of(run.records))
         for run, label in zip(self.runs, self._labels, strict=True):
             for record in run.records:
-                values = {name: getattr(record, name) for name in COLUMNS}
+                values = {name: getattr(record, name) for name in columns}
                 lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
                 rows.append({"method": label, "seed": run.seed} | values | lists)
-        frame = pd.DataFrame(rows, columns=["method", "seed", *COLUMNS])
-        numbers = ("accuracy", "loss", "worst_class_accuracy")
+        frame = pd.DataFrame(rows, columns=["method", "seed", *columns])
+        numbers = [name for name in frame if name.endswith(("accuracy", "loss")) and name != "class_accuracy"]
         return frame.astype(dict.fromkeys(numbers, float))
 
     @property
@@ -78,7 +79,7 @@ class Result:
         `accuracy` is the mean test accuracy of the last ten rounds, `std` its sample standard deviation over the
         `seeds`. `difference` is the mean of the differences in accuracy to the first method, seed by seed over the
         seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two shared seeds). `diverged`
-        counts the seeds that diverged.
+        counts the seeds that diverged. `validation_accuracy` is there where clients hold data out.
         """
         import pandas as pd
 
@@ -94,7 +95,8 @@ class Result:
             interval = paired_interval(ours, theirs)
             if interval is not None:
                 low, high = interval.low, interval.high
-        means = {name: method.spread(name) for name in MEANS}
+        held_out = any("validation_accuracy" in run.summary for run in self.runs)
+        means = {name: method.spread(name) for name in (*MEANS, *(("validation_accuracy",) if held_out else ()))}
         return {
             "method": method.label,
             "seeds": len(method.runs),

@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import Algorithm, Client, Round, Vectors, overrides
+from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, Vectors, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Selector
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device
-from fedentopt.simulation.feedback import Feedback
+from fedentopt.simulation.feedback import Feedback, StepSizes
 from fedentopt.simulation.head_stage import HeadStage, model_sizes
 from fedentopt.simulation.hooks import Hooks
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan, RunPlanner
+from fedentopt.simulation.validation import client_accuracies
 from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Row
 
 LABEL_BYTES = 4  # of one label count or one soft label on the wire
@@ -36,14 +37,16 @@ class RunState:
     def __init__(
         self, config: RunConfig, recorder: RunRecorder, labels: np.ndarray, num_classes: int, model: nn.Module,
         layout: FlatLayout, device: torch.device, algorithm: Algorithm, selector: Selector,
+        owners: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.config, self.recorder, self.layout, self.device = config, recorder, layout, device
         self.model, self.num_classes = model, num_classes
         self.hooks = Hooks(algorithm, config.algorithm, layout.padding(device))
-        self.planner = RunPlanner(config, labels, num_classes, selector)
+        self.planner = RunPlanner(config, labels, num_classes, selector, owners)
         self.round = 0  # rounds planned so far
         self.records: list[RoundRecord] = []
         self.diverged_round: int | None = None
+        self.hits: np.ndarray | None = None  # which held-out samples the last model got right
         self.stage: HeadStage | None = None
         self.head: torch.Tensor | None = None  # of a second stage to be continued
         self.feedback: Feedback | None = None  # of the last round, not told to the selector yet
@@ -71,6 +74,7 @@ class RunState:
         )
         self.seen: set[int] = set()  # clients whose last model is kept
         self.has_trained = False  # whether any round had a client that trained
+        self.census_seconds = 0.0
         self._check_combination(algorithm)
 
     def _check_combination(self, algorithm: Algorithm) -> None:
@@ -80,6 +84,19 @@ class RunState:
             raise InputError(
                 f"selector: {self.config.selector!r} needs {', '.join(sorted(unserved))}, which the second stage of "
                 f"{self.config.algorithm} does not give; accepted: selectors that need label counts or seconds only"
+                if self.config.audit == "off"
+                else f"audit: {self.config.audit} needs last layers, which the second stage of {self.config.algorithm} "
+                f"does not give; accepted: off"
+            )
+        reads_heads = self.config.audit != "off" or getattr(self.planner.selector, "labels_from_heads", False)
+        terms = self.hooks.local_terms(Client(0, self.planner.counts[0]))
+        if reads_heads and (terms.logit_shift is not None or terms.logit_scale is not None):
+            what = (
+                f"audit: {self.config.audit}" if self.config.audit != "off" else f"selector: {self.config.selector!r}"
+            )
+            raise InputError(
+                f"{what} reads labels from the bias of last layers, which {self.config.algorithm} changes on purpose "
+                f"by shifting or scaling logits; accepted: an algorithm with plain logits"
             )
 
     @property
@@ -96,7 +113,7 @@ class RunState:
 
     def lr(self, round_: int) -> float:
         """Round 1 runs at the initial rate; a second stage starts the schedule again."""
-        since = round_ - 1 if round_ <= self.first_stage else round_ - self.first_stage - 1
+        since = max(round_ - 1, 0) if round_ <= self.first_stage else round_ - self.first_stage - 1
         return self.config.lr * self.config.lr_decay**since
 
     def evaluates(self, round_: int) -> bool:
@@ -221,6 +238,12 @@ class RunState:
             row[:width] = self.hooks.evaluated(dict(self.server), row[:width].clone())
         return shown
 
+    def step_sizes(self, round_: int) -> StepSizes:
+        """How local training of a round moves parameters."""
+        untrained = self.config.weights is None and not self.has_trained
+        after = self.algorithm.push_enters == AFTER_STEP
+        return StepSizes(self.lr(round_), self.config.momentum, after, untrained)
+
     def tell_selector(self) -> None:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
         if self.feedback is not None:
@@ -249,6 +272,9 @@ class RunState:
         if self.hooks.judges:
             bytes_up += sends * self.num_classes * LABEL_BYTES
         selector = self.planner.selector
+        if plan.round == 1 and self.census_seconds:
+            bytes_up += self.config.clients * self.num_classes * PARAMETER_BYTES
+            bytes_down += self.config.clients * model
         if plan.round == 1 and (self.algorithm.reads_label_counts or getattr(selector, "reads_label_counts", True)):
             sizes_only = getattr(selector, "sizes_only", False) and not self.algorithm.reads_label_counts
             bytes_up += self.config.clients * (1 if sizes_only else self.num_classes) * LABEL_BYTES
@@ -308,6 +334,17 @@ class RunState:
             model = {f"encoder.{i}.{k}": v for i, m in enumerate(models) for k, v in self.layout.unpack(m).items()}
         else:
             model = self.layout.unpack(models[0])
+        per_client, of = self._client_accuracies() if self.config.client_accuracy else (None, "")
         return Outcome(
-            tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds
-        )
+            tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds,
+            per_client, of,
+        )  # fmt: skip
+
+    def _client_accuracies(self) -> tuple[tuple[float, ...], str]:
+        """Of the final model, per client, and what it was measured on."""
+        last = self.records[-1].class_accuracy if self.records else None
+        values, of = client_accuracies(
+            self.config.clients, held_out=self.planner.held_out, hits=self.hits, counts=self.planner.counts,
+            class_accuracy=last, chance=None if self.diverged_round is None else 100.0 / self.num_classes,
+        )  # fmt: skip
+        return tuple(map(float, values)), of

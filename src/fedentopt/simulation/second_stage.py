@@ -172,6 +172,12 @@ class SecondStages:
             parts.append(torch.baddbmm(bias[:, None], features, weight.transpose(1, 2)))
         return joined(parts)
 
+    def logits(self, stage: HeadStage, images: torch.Tensor) -> torch.Tensor:
+        """Logits (1, M, classes) of one stage for uint8 images."""
+        features = self._encoders.features([stage.encoders], self._transform.standardise(images)[None])
+        weight, bias = stage.views(stage.head[None])
+        return torch.baddbmm(bias[:, None], features, weight.transpose(1, 2))
+
     def _place_test(self, stages: Sequence[HeadStage]) -> None:
         """Compute test features; those of runs with as many inputs lie in one block, so that one product reads them."""
         for inputs in sorted({stage.inputs for stage in stages}):

@@ -1,0 +1,99 @@
+"""Accuracy against what it costs a client: every selector's points above random selection, on a ladder of what it asks.
+
+A rung holds the selectors that ask for the same, from nothing at the top to a client's own update at the bottom; a
+panel is a participation. Small dots are single settings, the large one their mean; the dashed line is what training
+everybody every round would bring. Ours are stars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedentopt.paper import names
+from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.selector_table import KINDS, OURS, RANDOM, BenchSetting, ask, bench_settings, gains
+from fedentopt.results.statistics import mean
+
+BLUE, RED, GREY = "#0072B2", "#D55E00", "#777777"
+MINE = (OURS, "fedentopt-swap", "cycle")
+RUNG = 1.5  # rows between the last selector of a rung and the first of the next, where the rung's name stands
+
+
+def selector_figure(entries: Sequence[Comparison]) -> Any:
+    """The figure as Matplotlib's; None where no setting has random selection and another selector."""
+    settings = [setting for setting in bench_settings(entries) if setting.against_random]
+    places, rungs = _ladder(settings)
+    if not places:
+        return None
+    from matplotlib.figure import Figure
+
+    shares = sorted({setting.participation for setting in settings})
+    lowest = max(places.values()) + 0.8
+    figure = Figure(figsize=(2.0 + 3.4 * len(shares), 0.9 + 0.24 * lowest), layout="constrained")
+    axes = figure.subplots(1, len(shares), squeeze=False, sharey=True)[0]
+    for axis, share in zip(axes, shares, strict=True):
+        _panel(axis, [setting for setting in settings if setting.participation == share], places, share)
+        for y, _ in rungs:
+            axis.axhline(y - 0.65, color=GREY, linewidth=0.5, alpha=0.5)
+    first = axes[0]
+    first.set_ylim(lowest, -0.75)
+    first.set_yticks(list(places.values()), [names.method(method) for method in places])
+    for label, method in zip(first.get_yticklabels(), places, strict=True):
+        label.set_color(RED if method in MINE else "black")
+    for y, kind in rungs:
+        first.annotate(
+            kind, (0, y), xycoords=("axes fraction", "data"), xytext=(-4, 0), textcoords="offset points", ha="right",
+            va="center", fontsize=8, fontweight="bold", color=GREY, annotation_clip=False,
+        )  # fmt: skip
+    figure.suptitle("What a selector gains, by what it asks of a client beside its model", fontsize=9)
+    return figure
+
+
+def _ladder(settings: Sequence[BenchSetting]) -> tuple[dict[str, float], list[tuple[float, str]]]:
+    """Row of every selector that can be shown, and row and name of every rung; the best of a rung comes first."""
+    found = {method: mean(list(own.values())) or 0.0 for method, own in gains(settings).items() if own}
+    places: dict[str, float] = {}
+    rungs = []
+    y = 0.0
+    for burden, kind in enumerate(KINDS):
+        mine = sorted((method for method in found if ask(method).burden == burden), key=lambda m: -found[m])
+        if mine:
+            rungs.append((y, kind))
+            for method in mine:
+                y += 1
+                places[method] = y
+            y += RUNG
+    return places, rungs
+
+
+def _panel(axis: Any, settings: Sequence[BenchSetting], places: dict[str, float], share: float) -> None:
+    for method, own in gains(settings).items():
+        values, y, mine = list(own.values()), places[method], method in MINE
+        colour = RED if mine else BLUE
+        axis.plot(values, [y] * len(values), ".", color=colour, alpha=0.3, markersize=5, zorder=2)
+        axis.plot(mean(values), y, "*" if mine else "o", color=colour, markersize=10 if mine else 6, zorder=3)
+    axis.axvline(0, color=GREY, linewidth=0.9)
+    ceiling = _ceiling(settings)
+    if ceiling is not None:
+        axis.axvline(ceiling, color=GREY, linewidth=1.1, linestyle="--")
+        axis.annotate(
+            "all clients", (ceiling, 0), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7, color=GREY,
+        )  # fmt: skip
+    axis.grid(visible=False, axis="y")
+    axis.tick_params(axis="y", length=0)
+    axis.margins(x=0.08)
+    number = len(settings)
+    axis.set_title(f"{share:g} % of the clients per round, {number} setting{'s' if number > 1 else ''}")
+    axis.set_xlabel("Points above random selection")
+
+
+def _ceiling(settings: Sequence[BenchSetting]) -> float | None:
+    """Full participation minus random selection, mean of the settings that have both."""
+    found = []
+    for setting in settings:
+        random = setting.by_method.get(RANDOM)
+        if setting.ceiling is None or setting.ceiling.ours is None or random is None or random.ours is None:
+            continue
+        found.append(setting.ceiling.ours - random.ours)
+    return mean(found)

@@ -1,0 +1,139 @@
+"""FedEntOpt without label reports: label counts are estimated from what training does to clients' last layers.
+
+In a census before round 1 every client trains a little from the start model; nothing is averaged, and only the change
+of its last bias need travel (one number per class). The estimate (see `fedentopt.audit.estimate`) times the number of
+samples it trained on takes the place of a report, and every later training adds to it. A client that joins late is
+estimated when it first trains; until then its labels count as even, with one sample per class.
+
+A federation that cannot have a census (`census_epochs` 0) has everybody train once in ordinary rounds first, in random
+order; the rounds at the highest learning rate then go to uneven cohorts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedentopt.audit import Audit, Change, head_change
+from fedentopt.errors import InputError
+from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.entropy import EntropySelector
+from fedentopt.selection.selector import Census, Observation, check_int, selector
+from fedentopt.settings import amount, setting
+
+
+@selector("inferred", label="FedEntOpt, inferred")
+class InferredSelector(EntropySelector):
+    """FedEntOpt on estimated label counts; `buffer_size` and `cohort_size` as there."""
+
+    name = "inferred"
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    reads_label_counts = False
+    labels_from_heads = True
+    stream = 0x494E
+    run_settings: ClassVar[Mapping[str, Any]] = {
+        **EntropySelector.run_settings,
+        "buffer": setting("50%", help="buffer, Q: a number or a per cent of K, at most K-M", amount=True),
+    }
+    census_epochs: int = setting(1, help="epochs of the census before round 1; 0: no census", low=0)
+    census_samples: int | None = setting(None, help="samples per client in the census (default: all)", low=1)
+
+    def __init__(
+        self, cohort_size: int, buffer_size: int = 0, seed: int = 0, census_epochs: int = 1,
+        census_samples: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(cohort_size, buffer_size, seed)
+        self.census_epochs = check_int("census_epochs", census_epochs, 0)
+        self.census_samples = None if census_samples is None else check_int("census_samples", census_samples, 1)
+        self._audit: Audit | None = None
+
+    @classmethod
+    def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> InferredSelector:
+        buffer = amount(settings.pop("buffer", "50%"), clients, "buffer")
+        return cls(cohort_size, buffer_size=buffer, seed=seed, **settings)
+
+    def census(self) -> Census | None:
+        """Before round 1, while nothing is known of anybody."""
+        if self.round or not self.census_epochs or self._audit is not None:
+            return None
+        return Census(self.census_epochs, self.census_samples)
+
+    def register(
+        self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None, num_classes: int | None = None
+    ) -> None:
+        """Add clients. Of what they are given with, only how many there are and the number of classes is looked at."""
+        known = set(self.clients)
+        super().register(counts, noisy=noisy, ids=ids, num_classes=num_classes)
+        new = [client for client in self.clients if client not in known]
+        self._forget_reports(new)
+
+    def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
+        """Reports are not looked at; what was estimated stays."""
+
+    def remove(self, ids: Iterable[ClientId]) -> None:
+        """Forget clients, and what was estimated of them."""
+        gone = list(ids)
+        super().remove(gone)
+        if self._audit is not None:
+            self._audit.forget(gone)
+
+    def observe(self, observations: Mapping[ClientId, Observation]) -> None:
+        """Estimate the labels of those that trained."""
+        if self._audit is None:
+            self._audit = Audit(self.num_classes or 1, "replace")
+        changes = {client: change_of(seen) for client, seen in observations.items()}
+        self._audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
+        self._believe(changes)
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
+        """Whoever is unknown first where there was no census, then as FedEntOpt."""
+        if not self.census_epochs:
+            unseen = [n for n in available.tolist() if not self._is_known(self.clients[n])]
+            if len(unseen) >= self.cohort_size:
+                drawn = self.rng().choice(unseen, self.cohort_size, replace=False)
+                return super().pick(np.sort(drawn), losses)
+        return super().pick(available, losses)
+
+    def estimate(self, client: ClientId) -> np.ndarray | None:
+        """The estimated label distribution of a client, None before it was seen."""
+        found = None if self._audit is None else self._audit.estimate(client)
+        return None if found is None else found.shares
+
+    def memory(self) -> dict[str, Any]:
+        return super().memory() | {"audit": None if self._audit is None else self._audit.state_dict()}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        super().remember(memory)
+        self._audit = None
+        if memory["audit"] is not None:
+            self._audit = Audit(self.num_classes or 1, "replace")
+            self._audit.load_state_dict(memory["audit"])
+            self._believe(client for client in self.clients if self._is_known(client))
+
+    def _is_known(self, client: ClientId) -> bool:
+        return self._audit is not None and self._audit.times_seen(client) > 0
+
+    def _forget_reports(self, clients: Sequence[ClientId]) -> None:
+        if clients:
+            super().update(np.ones((len(clients), self.num_classes or 1)), ids=list(clients), noisy=True)
+
+    def _believe(self, clients: Any) -> None:
+        assert self._audit is not None
+        listed = [client for client in clients if client in set(self.clients)]
+        if listed:
+            super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
+
+
+def change_of(seen: Observation) -> Change:
+    """What an observation says about labels; refused without the change of a last layer."""
+    if seen.head is None:
+        raise InputError("observe: no change of the last layer; accepted: observations with a head")
+    change = _of_head(seen.head) - (0.0 if seen.drift is None else _of_head(seen.drift))
+    return Change(change / (seen.travel or 1.0), seen.samples)
+
+
+def _of_head(head: Any) -> np.ndarray:
+    part = head.weight if head.bias is None else head.bias
+    return head_change(np.zeros_like(part, dtype=np.float64), part)

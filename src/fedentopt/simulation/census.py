@@ -1,0 +1,64 @@
+"""The census: every client trains from the start model before round 1, nothing is averaged, selectors are told.
+
+The clients of all runs that want one train together, in stacks no larger than those of ordinary rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedentopt.selection import Observation
+from fedentopt.simulation.device import DeviceData, to_device
+from fedentopt.simulation.feedback import FeedbackReader
+from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.work import Trained, Work, build_work
+
+
+def take_censuses(
+    runs: Sequence[RunState], train: Callable[[torch.Tensor, Work], Trained], reader: FeedbackReader, data: DeviceData
+) -> None:
+    """Take the census of those of `runs`, all before their first round, whose selectors want one."""
+    plans = {i: plan for i, run in enumerate(runs) if (plan := run.planner.census()) is not None}
+    if not plans:
+        return
+    todo = [(i, task) for i, plan in plans.items() for task in plan.work]
+    size = sum(runs[i].config.cohort_size for i in plans)
+    found: dict[int, dict[int, Observation]] = {i: {} for i in plans}
+    for start in range(0, len(todo), size):
+        mine: dict[int, list[ClientWork]] = {}
+        for i, task in todo[start : start + size]:
+            mine.setdefault(i, []).append(task)
+        parts = {i: replace(plans[i], work=tuple(tasks)) for i, tasks in mine.items()}
+        models = torch.cat([runs[i].models for i in parts])
+        first, rows, firsts, pushes = 0, [], {}, []
+        for i, part in parts.items():
+            firsts[i] = first
+            rows += runs[i].rows(part, first)
+            if runs[i].hooks.pushes:
+                pushes.append(runs[i].pushes(part))
+            first += len(runs[i].models)
+        work = build_work(
+            rows, runs[0].config.batch_size, data.num_classes, models.device, torch.cat(pushes) if pushes else None
+        )
+        trained = train(models, work)
+        place = np.empty(len(rows), dtype=np.int64)
+        place[work.source] = np.arange(len(rows))
+        done = 0
+        for i, part in parts.items():
+            run = runs[i]
+            places = to_device(place[done : done + len(part.work)], models.device)
+            origins = to_device(np.array([firsts[i] + run.start_row(c) for c in part.trained]), models.device)
+            needs = run.planner.needs - {"candidate_loss", "loss", "kept"}
+            feedback = reader.queue(part, needs, None, models[origins], trained.models[places], None, run.step_sizes(0))
+            sizes = [len(indices) for indices in run.planner.parts.indices]
+            told = feedback.read().items()  # who trained on a part of its data still says how much it has
+            found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}
+            done += len(part.work)
+    for i, observations in found.items():
+        runs[i].planner.observe(observations)
+        runs[i].census_seconds = plans[i].seconds

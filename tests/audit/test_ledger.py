@@ -1,0 +1,159 @@
+"""The audit's rules, by observations made by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedentopt.audit import POLICIES, Audit, Change
+from fedentopt.errors import InputError
+
+CLASSES = 5
+
+
+def shown(shares: Any, samples: float = 100.0, level: float = 0.8) -> Change:
+    """What the training of a client with these labels shows, from a model with even outputs."""
+    return Change(level * (np.asarray(shares, dtype=float) - 1 / CLASSES), samples)
+
+
+def one_class(k: int) -> np.ndarray:
+    return np.eye(CLASSES)[k % CLASSES]
+
+
+def watched(policy: str = "warn", liar: Any = None, **settings: Any) -> Audit:
+    """Ten clients of one class each; client 3 may claim something else."""
+    audit = Audit(CLASSES, policy, **settings)
+    for k in range(10):
+        audit.report(k, 100 * one_class(k) if k != 3 or liar is None else liar)
+    return audit
+
+
+def observe(audit: Audit, clients: range = range(10)) -> None:
+    audit.observe({k: shown(one_class(k)) for k in clients}, untrained=True)
+
+
+def test_honest_clients_are_not_suspected() -> None:
+    audit = watched()
+    observe(audit)
+    assert audit.suspects() == {}
+    assert max(audit.suspicions().values()) < 1
+
+
+@pytest.mark.parametrize("liar", [np.full(CLASSES, 20), 100 * one_class(4), np.full(CLASSES, 9999.0)])
+def test_a_liar_is_found_and_named_with_the_reason(liar: np.ndarray) -> None:
+    audit = watched(liar=liar)
+    observe(audit)
+    assert list(audit.suspects()) == [3]
+    why = str(audit.suspects()[3])
+    assert "class 3: " in why
+    assert "100% seen" in why
+    assert "%" in why.partition(",")[0]
+
+
+def test_a_liar_is_let_back_when_its_new_report_fits() -> None:
+    audit = watched(liar=np.full(CLASSES, 20))
+    observe(audit)
+    assert list(audit.suspects()) == [3]
+    audit.report(3, 100 * one_class(3))
+    assert audit.suspects() == {}
+
+
+def test_who_was_not_seen_is_not_judged() -> None:
+    audit = watched(liar=np.full(CLASSES, 20))
+    observe(audit, range(4, 10))
+    assert audit.suspects() == {}
+    assert 3 not in audit.suspicions()
+    assert audit.estimate(3) is None
+    assert audit.times_seen(3) == 0
+
+
+def test_too_few_clients_make_no_median() -> None:
+    audit = watched(liar=np.full(CLASSES, 20))
+    observe(audit, range(2, 6))
+    assert audit.suspects() == {}
+    observe(audit, range(6, 8))
+    assert list(audit.suspects()) == [3]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_each_policy_believes(policy: str) -> None:
+    audit = watched(policy, liar=np.full(CLASSES, 200.0))
+    np.testing.assert_array_equal(audit.believed(3), np.full(CLASSES, 200.0))
+    observe(audit)
+    if policy == "replace":  # for everybody that was seen, at the size it trained with
+        np.testing.assert_allclose(audit.believed(3), 100 * one_class(3), atol=1e-6)
+    else:
+        np.testing.assert_array_equal(audit.believed(3), np.full(CLASSES, 200.0))
+
+
+def test_sizes_are_capped_at_a_multiple_of_the_median() -> None:
+    audit = watched(liar=np.full(CLASSES, 2.0**53), size_cap=10)
+    np.testing.assert_allclose(audit.believed(3), np.full(CLASSES, 200.0))
+    np.testing.assert_array_equal(audit.believed(4), 100 * one_class(4))
+    replaced = watched("replace", size_cap=2)
+    replaced.observe({k: shown(one_class(k), samples=1e9) for k in range(10)}, untrained=True)
+    assert replaced.believed(1).sum() == pytest.approx(200)
+
+
+def test_noise_in_reports_is_no_lie() -> None:
+    """With 20 samples a client and epsilon 0.5, noise alone moves reports by a fifth and more."""
+    rng = np.random.default_rng(0)
+    accused = []
+    for _ in range(20):
+        audit = Audit(CLASSES, epsilon=0.5)
+        for k in range(40):
+            audit.report(k, 20 * one_class(k) + rng.laplace(0, 2, CLASSES))
+        audit.observe({k: shown(one_class(k), 20) for k in range(40)}, untrained=True)
+        accused.append(len(audit.suspects()))
+    assert np.mean(accused) <= 0.02 * 40
+
+
+def test_fresh_models_count_more() -> None:
+    """Weights are squared levels: 0.8 against 0.2 is 16 to 1."""
+    audit = watched()
+    audit.observe({k: shown(one_class(k), level=0.8) for k in range(10)}, untrained=True)
+    audit.observe({k: shown(one_class(k + 1), level=0.2) for k in range(10)}, untrained=True)
+    found = audit.estimate(0)
+    assert found is not None
+    np.testing.assert_allclose(found.shares, (16 * one_class(0) + one_class(1)) / 17, atol=1e-6)
+    assert audit.times_seen(0) == 2
+
+
+def test_state_survives_json() -> None:
+    first = watched("replace", liar=np.full(CLASSES, 20))
+    observe(first)
+    second = watched("replace", liar=np.full(CLASSES, 20))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for audit in (first, second):
+        audit.observe({k: shown(one_class(k), level=0.37) for k in range(0, 10, 2)})
+    for k in range(10):
+        np.testing.assert_array_equal(first.believed(k), second.believed(k))
+    assert first.suspicions() == second.suspicions()
+    first.forget([3])
+    assert first.times_seen(3) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"policy": "harsh"}, "audit: 'harsh' is unknown; accepted: off, warn, replace, quarantine"),
+        ({"epsilon": 0}, "epsilon: 0 is out of range"),
+        ({"size_cap": 0.5}, "size_cap: 0.5 is out of range; accepted: at least 1, or none"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Audit(CLASSES, **settings)
+
+
+def test_bad_reports_and_states_are_refused() -> None:
+    audit = Audit(CLASSES)
+    with pytest.raises(InputError, match=r"client 'a': shape \(3,\); accepted: \(5,\)"):
+        audit.report("a", [1, 2, 3])
+    with pytest.raises(InputError, match="of another audit"):
+        audit.load_state_dict({"policy": "replace", "seen": []})
+    with pytest.raises(InputError, match="2 classes; accepted: 5"):
+        audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0, [0.5, 0.5], 0.1, 0.5, 10, 1]]})

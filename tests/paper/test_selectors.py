@@ -1,0 +1,390 @@
+"""The benchmark of selectors: its cells, its comparisons by hand, its page and figure from small results."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from command_line import commander
+from fedentopt.errors import InputError
+from fedentopt.paper.blocks import cells_from_file, selector_cells
+from fedentopt.paper.cells import Cell, select
+from fedentopt.paper.comparison import Comparison, compare
+from fedentopt.paper.exported import export, read_exported
+from fedentopt.paper.figures import write_figures
+from fedentopt.paper.formats import markdown
+from fedentopt.paper.measures import Measured, Results, settings_key
+from fedentopt.paper.reproduction import plan_cells
+from fedentopt.paper.selector_page import selector_page
+from fedentopt.paper.selector_table import ask, bench_settings
+from fedentopt.paper.tables import tables
+from fedentopt.results.statistics import holm, paired_p_value
+from fedentopt.selection import SELECTORS
+
+CELLS = selector_cells()
+MAIN = [cell for cell in CELLS if cell.table == "selectors"]
+MIXED = "mixed:0.001,0.002,0.005,0.01,0.5"
+HERE = [c for c in MAIN if c.dataset == "cifar10" and c.partition == "dir:0.1" and c.participation in (10, 100)]
+
+
+def measured(cell: Cell, seed: int, accuracy: float, **more: Any) -> tuple[tuple[str, int], Measured]:
+    assert cell.config is not None
+    key = settings_key(cell.config)
+    given = {
+        "h_norm": 0.9, "never_selected": 2, "mean_entropy": 3.0, "min_entropy": 2.5, "worst_class_accuracy": 20.0,
+        "rounds_to_30": 50, "rounds_to_40": 100, "rounds_to_20": 20, "rounds_to_10": 5, "bytes_up": 500_000_000,
+        "bytes_down": 1_000_000_000, "asked": 0, "selection_seconds": 0.5, "simulated_seconds": 3000.0, **more,
+    }  # fmt: skip
+    return (key, seed), Measured(settings=key, seed=seed, rounds=cell.config.rounds, accuracy=accuracy, **given)
+
+
+def results(accuracies: dict[str, list[float]], cells: list[Cell] = HERE, **more: Any) -> Results:
+    """Runs of these methods over seeds 0, 1, ..., and a ceiling of 60 %."""
+    found = []
+    for cell in cells:
+        if cell.participation == 100:
+            found += [measured(cell, seed, 60.0) for seed in cell.seeds]
+        elif cell.method in accuracies:
+            found += [measured(cell, seed, value, **more) for seed, value in enumerate(accuracies[cell.method])]
+    return Results(None, dict(found))
+
+
+def compared(accuracies: dict[str, list[float]], **more: Any) -> list[Comparison]:
+    return compare(HERE, results(accuracies, **more), lambda name: True)
+
+
+RANDOM = [50.0, 51.0, 49.0, 50.0, 50.0]
+OURS = [54.0, 55.2, 53.1, 54.0, 54.1]
+CBS = [55.0, 56.1, 54.2, 55.0, 55.3]
+KL = [49.0, 52.0, 48.0, 51.0, 49.5]
+SOME = {"random": RANDOM, "fedentopt": OURS, "fed-cbs": CBS, "kl": KL}
+
+
+def test_every_selector_is_in_every_setting() -> None:
+    names = {cell.method for cell in MAIN}
+    assert names == set(SELECTORS.names)  # one that is registered later belongs here too
+    per_setting = Counter((c.dataset, c.swept, c.partition, c.participation) for c in MAIN if c.participation != 100)
+    assert set(per_setting.values()) == {len(SELECTORS.names)}
+    fine = (("fine_labels", True),)
+    coarse = (("fine_labels", False),)
+    data = [("cifar10", (), p) for p in ("dir:0.1", "dir:0.5", "classes:2", MIXED, "shards:2")]
+    data += [("cifar100", kind, p) for kind in (coarse, fine) for p in ("dir:0.1", "classes:2")]
+    assert set(per_setting) == {(*one, share) for one in data for share in (4, 10)}
+    ceilings = [c for c in MAIN if c.participation == 100]
+    assert {(c.dataset, c.swept, c.partition) for c in ceilings} == set(data)
+    assert {c.method for c in ceilings} == {"random"}
+
+
+def test_cells_share_everything_but_their_selector() -> None:
+    for cell in MAIN:
+        assert cell.config is not None
+        assert cell.reference is not None
+        apart = {"selector", "buffer", "cohort"}
+        own, random = cell.config.to_dict(), cell.reference.to_dict()
+        differing = {name for name in own.keys() | random.keys() if own.get(name) != random.get(name)}
+        assert {name for name in differing if not name.startswith("selector.")} <= apart
+        assert cell.config.speed_spread == 0.5
+        assert cell.config.validation == 0
+        if cell.participation != 100:
+            assert cell.seeds == (0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("method", ["fedentopt", "fedentopt-swap"])
+def test_both_buffers_follow_the_partition(method: str) -> None:
+    found = {c.partition: c.buffer for c in MAIN if c.method == method and c.dataset == "cifar10"}
+    assert found == {"dir:0.1": 50, "dir:0.5": 50, "classes:2": 70, MIXED: 50, "shards:2": 70}
+    for cell in (c for c in MAIN if c.method == method):
+        assert cell.config is not None
+        assert cell.config.of("selector")["buffer"] == f"{cell.buffer:g}%"
+
+
+def test_the_grid_is_the_same_for_all_and_never_sees_the_test_split() -> None:
+    grid = [cell for cell in CELLS if cell.table == "selectors-tuning"]
+    assert all(cell.extra and cell.metric == "validation_accuracy" for cell in grid)
+    assert {seed for cell in grid for seed in cell.seeds}.isdisjoint({0, 1, 2, 3, 4})
+    for cell in grid:
+        assert cell.config is not None
+        assert cell.reference is not None
+        assert cell.config.validation == cell.reference.validation == 0.1
+    per_method = Counter(cell.method for cell in grid if cell.partition == "dir:0.1")
+    assert set(per_method) == set(SELECTORS.names)
+    assert set(per_method.values()) <= {1, 3}  # three values, or nothing to choose
+    tuned = {method for method, number in per_method.items() if number == 3}
+    for method in tuned:  # the published default is among them
+        default = next(c for c in MAIN if c.method == method and c.participation == 10 and c.partition == "dir:0.1")
+        ours = [c for c in grid if c.method == method and c.partition == "dir:0.1"]
+        assert default.config is not None
+        varied = ours[0].swept[0][0].removeprefix("selector.") if ours[0].swept else "buffer"
+        published = default.config.of("selector")[varied]
+        meant = {"d": 20, "clusters": 10}.get(varied, published) if published is None else published
+        assert meant in [cell.config.of("selector")[varied] for cell in ours if cell.config is not None]
+
+
+def test_algorithms_go_with_and_without_our_selection() -> None:
+    own = {cell.method for cell in CELLS if cell.table == "selectors-algorithms"}
+    algorithms = {"feddisco", "balanced-softmax", "fedavgm", "feddyn", "scaffold"}
+    assert own == {"fedavg", "fedentopt", *algorithms, *(f"{name}+fedentopt" for name in algorithms)}
+    scaffold = next(cell for cell in CELLS if cell.method == "scaffold+fedentopt")
+    assert scaffold.config is not None
+    assert scaffold.config.of("algorithm")["variant"] == "gradient"
+
+
+def test_the_benchmark_is_no_part_of_the_paper() -> None:
+    paper, inner = plan_cells(None, "all")
+    assert inner == "all"
+    assert not {cell.table for cell in paper} & {cell.table for cell in CELLS}
+    plan, inner = plan_cells(None, "selectors")
+    assert {cell.table for cell in select(plan, inner)} == {"selectors", "selectors-algorithms"}
+    plan, inner = plan_cells(None, "selectors-tuning")
+    assert {cell.table for cell in select(plan, inner)} == {"selectors-tuning"}
+
+
+def test_an_unknown_selector_in_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cells.toml"
+    file.write_text(
+        '[[cells]]\ntable = "selectors"\nmetric = "accuracy"\nmodel = "lenet5"\ndataset = "digits"\n'
+        'partition = "dir:0.1"\nmethod = ["random", "no-such"]\n'
+    )
+    with pytest.raises(InputError, match=r"block 1: .*'no-such' is unknown"):
+        cells_from_file(file)
+
+
+def test_comparisons_are_paired_and_adjusted_over_the_setting() -> None:
+    (setting,) = [s for s in bench_settings(compared(SOME)) if s.by_method]
+    assert list(setting.by_method) == ["random", "fedentopt", "kl", "fed-cbs"]
+    by_seed = [dict(enumerate(own)) for own in (OURS, KL, CBS)]
+    raw = [paired_p_value(own, dict(enumerate(RANDOM))) for own in by_seed]
+    adjusted = holm(raw)
+    found = setting.against_random
+    assert [found[method].p for method in ("fedentopt", "kl", "fed-cbs")] == adjusted
+    assert found["fedentopt"].interval is not None
+    assert found["fedentopt"].interval.mean == pytest.approx(sum(OURS) / 5 - sum(RANDOM) / 5)
+    assert found["fedentopt"].clear
+    assert found["fed-cbs"].clear
+    assert not found["kl"].clear
+    against_ours = setting.against_ours
+    assert set(against_ours) == {"random", "kl", "fed-cbs"}
+    assert against_ours["fed-cbs"].clear
+    assert setting.ceiling is not None
+    assert setting.ceiling.ours == 60.0
+    assert setting.targets == (40, 45)
+
+
+def test_targets_are_those_that_random_selection_reaches() -> None:
+    never = {"rounds_to_40": None, "rounds_to_45": None, "rounds_to_50": None}
+    (setting,) = [s for s in bench_settings(compared(SOME, **never)) if s.by_method]
+    assert setting.targets == (30, 40)
+    none = never | {"rounds_to_30": None, "rounds_to_20": None, "rounds_to_10": None}
+    (setting,) = [s for s in bench_settings(compared(SOME, **none)) if s.by_method]
+    assert setting.targets == (10, 20)
+
+
+def test_the_table_has_every_column_by_hand() -> None:
+    (table,) = tables([entry for entry in compared(SOME, asked=10_000) if entry.ours is not None])
+    (section,) = table.sections
+    assert section.heading == "LeNet-5, CIFAR-10, Dir(0.1), 10 % per round (targets 40 % and 45 %)"
+    assert [row[0] for row in section.rows] == ["Fed-CBS", "FedEntOpt", "Random", "KL", "all clients (ceiling)"]
+    first = dict(zip(table.columns, section.rows[0], strict=True))
+    assert first["accuracy"] == "55.12 ± 0.68"
+    assert re.fullmatch(r"\*\*\+5\.12 \[\+4\.\d+, \+5\.\d+\]\*\*", first["against random, 95 % interval"])
+    assert (first["worst class"], first["rounds to lower target"], first["rounds to higher target"]) == (
+        "20.0", "100", "– (0 of 5)"
+    )  # fmt: skip
+    assert (first["cohort entropy, mean"], first["worst round"], first["H_norm"]) == ("3.000", "2.500", "0.900")
+    assert (first["never chosen"], first["asked per round"], first["MB per round"]) == ("2.0", "20.0", "3.00")
+    assert (first["selection (ms per round)"], first["simulated minutes"], first["seeds"]) == ("1.00", "50.00", "5")
+    assert section.rows[-1][1] == "60.00 ± 0.00"
+    assert section.rows[2][2] == "–"  # random selection is compared with nothing
+
+
+def test_what_each_asks_comes_from_its_declarations() -> None:
+    assert ask("random").words == "nothing"
+    assert ask("fedentopt").words == "its label counts, once"
+    assert ask("clustered-size").words == "its number of samples, once"
+    burdens = [ask(name).burden for name in ("random", "clustered-size", "fed-cbs", "rpow-d", "pow-d", "hics-fl")]
+    assert burdens == [0, 1, 2, 3, 4, 5]
+    assert "how long it trained" in ask("oort").words
+
+
+def page(entries: list[Comparison]) -> str:
+    return selector_page(entries, commands=[], remarks="", figures={})
+
+
+def test_the_page_says_first_where_we_are_not_best() -> None:
+    text = page(compared(SOME))
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert headings[0] == "Where FedEntOpt is not best"
+    assert "highest mean accuracy in 0 of 1 settings. Of 3 comparisons" in text
+    assert "the other is better in 1, FedEntOpt in 2; the rest may be luck" in text
+    assert "- Fed-CBS: LeNet-5, CIFAR-10, Dir(0.1), 10 % per round" in text
+    assert re.search(r"\| Fed-CBS \| 55\.12 ± 0\.68 \| 54\.08 ± 0\.75 \| \*\*\+1\.04 ", text)
+    over_all = re.search(r"^\| KL \| 1 \| 0 \| -0\.10 \| 0 / 0 \| 0 / 1 \|$", text, re.MULTILINE)
+    assert over_all
+
+
+def test_the_page_says_so_where_we_are_best() -> None:
+    text = page(compared(SOME | {"fed-cbs": [value - 3 for value in CBS]}))
+    assert "highest mean accuracy in 1 of 1 settings" in text
+    assert "In no setting has another selector the higher mean." in text
+
+
+def test_the_page_without_results_names_the_command() -> None:
+    text = page(compare(CELLS, Results(), lambda name: True))
+    assert "There are none yet" in text
+    assert "fedentopt reproduce selectors --device cuda --known results/selectors --export results/selectors" in text
+    assert "| Random | nothing | 0 |" in text
+
+
+def test_algorithms_are_compared_with_the_same_selection() -> None:
+    own = [cell for cell in CELLS if cell.table == "selectors-algorithms" and cell.partition == "dir:0.1"]
+    values = {"fedavg": 50.0, "fedentopt": 55.0, "feddisco": 52.0, "feddisco+fedentopt": 55.5}
+    found = [
+        measured(cell, seed, values[cell.method] + noise)
+        for cell in own if cell.method in values
+        for seed, noise in enumerate((0.0, 0.3, -0.2))
+    ]  # fmt: skip
+    text = page(compare(own, Results(None, dict(found)), lambda name: True))
+    assert "| FedAvg | 50.03 ± 0.25 | – | 55.03 ± 0.25 | – |" in text
+    assert "| FedDisco | 52.03 ± 0.25 | **+2.00 [+2.00, +2.00]** | 55.53 ± 0.25 | **+0.50 [+0.50, +0.50]** |" in text
+
+
+def test_the_figure_is_drawn_with_every_name_and_the_same_twice(tmp_path: Path) -> None:
+    given = SOME | {"pow-d": KL, "hics-fl": CBS, "clustered-size": RANDOM}
+    found = results(given)
+    entries = compare(HERE, found, lambda name: True)
+    written = write_figures(tmp_path / "a", entries, found)
+    assert [path.name for path in written] == ["selectors.svg", "selectors.png"]
+    texts = {node.text for node in ElementTree.parse(written[0]).iter() if node.tag.endswith("text")}
+    assert {"FedEntOpt", "Fed-CBS", "KL", "Power-of-choice", "HiCS-FL", "all clients"} <= texts
+    assert {"its label counts, once", "a loss, on request", "its own update, in the clear"} <= texts
+    again = write_figures(tmp_path / "b", entries, found)
+    assert written[0].read_bytes() == again[0].read_bytes()
+    alone = compare(HERE, results({"fedentopt": OURS}), lambda name: True)
+    assert write_figures(tmp_path / "c", alone, results({"fedentopt": OURS})) == []  # nothing to compare with
+
+
+def test_exported_results_bring_back_the_page(tmp_path: Path) -> None:
+    found = results(SOME, asked=10_000)
+    export(tmp_path, CELLS, found)
+    assert not (tmp_path / "selectors_curves.csv").exists()
+    back = read_exported(tmp_path)
+    pages = [page(compare(CELLS, source, lambda name: True)) for source in (found, back)]
+    assert pages[0] == pages[1]
+    with (tmp_path / "selectors.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["asked"] for row in rows if row["participation"] == "10"} == {"10000"}
+    assert "validation_accuracy" not in rows[0]  # nobody has it
+    export(tmp_path, CELLS, Results())  # adds nothing, and loses nothing
+    assert read_exported(tmp_path).get(HERE[0].config, 0) == back.get(HERE[0].config, 0)  # type: ignore[arg-type]
+
+
+def test_a_file_from_before_has_fewer_columns_and_gets_them(tmp_path: Path) -> None:
+    export(tmp_path, CELLS, results({"random": RANDOM}))
+    path = tmp_path / "selectors.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    older = [name for name in rows[0] if name not in ("bytes_up", "bytes_down", "asked", "selection_seconds")]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, older, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    cell = next(cell for cell in HERE if cell.method == "random" and cell.participation == 10)
+    assert cell.config is not None
+    old = read_exported(tmp_path).get(cell.config, 0)
+    assert old is not None
+    assert (old.accuracy, old.bytes_up) == (50.0, None)
+    export(tmp_path, CELLS, results({"kl": KL}))
+    new = read_exported(tmp_path)
+    assert new.get(cell.config, 0) == old
+    kl = next(cell for cell in HERE if cell.method == "kl")
+    assert kl.config is not None
+    assert dataclasses.replace(new.get(kl.config, 0)).bytes_up == 500_000_000  # type: ignore[type-var]
+
+
+def test_markdown_of_the_table_keeps_its_columns() -> None:
+    (table,) = tables([entry for entry in compared(SOME) if entry.ours is not None])
+    lines = [line for line in markdown(table).splitlines() if line.startswith("| ")]
+    assert {line.count("|") for line in lines} == {len(table.columns) + 1}
+
+
+def test_the_committed_page_is_what_the_committed_results_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    made = tmp_path / "docs" / "SELECTORS.md"
+    where = ("--results", root / "results" / "selectors", "--results-page", made)
+    assert commander(monkeypatch, capsys)("reproduce", "selectors", *where).code == 0
+    assert made.read_text() == (root / "docs" / "SELECTORS.md").read_text()
+
+
+CELLS_FILE = """
+[settings]
+clients = 8
+rounds = 2
+epochs = 1
+seeds = 2
+speed_spread = 0.5
+
+[[cells]]
+table = "selectors"
+metric = "accuracy"
+model = "lenet5"
+dataset = "digits"
+partition = "mixed:0.01,0.5"
+participation = 25
+method = ["random", "fedentopt", "pow-d"]
+
+[[cells]]
+table = "selectors-tuning"
+extra = true
+metric = "validation_accuracy"
+model = "lenet5"
+dataset = "digits"
+partition = "shards:2"
+participation = 25
+method = "rpow-d"
+"selector.d" = [4, 8]
+validation = 0.2
+"""
+
+
+def test_the_whole_command_on_small_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs, tables, export, page and figure; a second command makes the same page of the export alone."""
+    command = commander(monkeypatch, capsys)
+    cells = tmp_path / "cells.toml"
+    cells.write_text(CELLS_FILE)
+    where = [
+        "--cells",
+        str(cells),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--trainer",
+        "streams",
+        "--no-page",
+    ]
+    for table in ("selectors", "selectors-tuning"):
+        done = command("reproduce", table, *where, "--export", str(tmp_path / "export"))
+        assert done.code == 0, done.err
+    first = ["--results", str(tmp_path / "export"), "--results-page", str(tmp_path / "a" / "SELECTORS.md")]
+    assert command("reproduce", "all", "--cells", str(cells), *first).code == 0
+    text = (tmp_path / "a" / "SELECTORS.md").read_text()
+    assert "## Where FedEntOpt is not best" in text
+    assert "![Accuracy against what a selector asks of a client](results/selectors.svg)" in text
+    assert "Power-of-choice (recent), d 8" in text
+    assert (tmp_path / "a" / "results" / "selectors.png").is_file()
+    with (tmp_path / "export" / "selectors.csv").open(newline="") as file:
+        asked = {row["method"]: int(row["asked"]) for row in csv.DictReader(file)}
+    assert asked == {"random": 0, "fedentopt": 0, "pow-d": 8}  # 2 M = 4 candidates in each of two rounds
+    listed = command("reproduce", "selectors", *where, "--partition", "mixed:0.01,0.5", "--list")
+    assert "3 cells: 3 done" in listed.out

@@ -1,0 +1,279 @@
+"""Liars, the audit and the census in real rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import toy
+from fedentopt.audit import area_under_curve
+from fedentopt.errors import InputError
+from fedentopt.results.records import Outcome
+from fedentopt.selection import InferredSelector
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
+from fedentopt.simulation.jobs import with_own
+from fedentopt.simulation.lies import claims, draw_liars
+
+CPU = RunOptions(device="cpu")
+MANY = {
+    "clients": 12,
+    "cohort": "4",
+    "rounds": 6,
+    "epochs": 3,
+    "partition": "classes:1",
+    "lr": 0.05,
+    "selector": "fedentopt",
+}
+DATA = toy.images(samples=240, classes=4)
+
+
+def stack_of(data: Any = DATA, **settings: Any) -> Stack:
+    config = toy.config(**toy.PLAIN | MANY | settings)
+    return Stack([Task(config, toy.Memory())], data, torch.device("cpu"), CPU, None)
+
+
+def run(data: Any = DATA, **settings: Any) -> tuple[Outcome, Stack]:
+    stack = stack_of(data, **settings)
+    (outcome,) = stack.run(lambda: False)
+    return outcome, stack
+
+
+# --- lies
+def test_lies() -> None:
+    counts = np.array([[5, 0, 2], [9, 3, 0], [4, 4, 0], [1, 1, 1]])
+    honest = claims(counts, (), "uniform", 0)
+    np.testing.assert_array_equal(honest, counts)
+    uniform = claims(counts, (0, 2), "uniform", 0)
+    np.testing.assert_array_equal(uniform[[1, 3]], counts[[1, 3]])
+    assert sorted(uniform[0].tolist()) == [2, 2, 3]
+    assert uniform.sum(axis=1).tolist() == counts.sum(axis=1).tolist()
+    assert claims(counts, (0,), "inflate", 0)[0].tolist() == [12, 12, 12]
+    assert claims(counts, (0,), "rare", 0)[0].tolist() == [0, 0, 7]
+    assert sorted(claims(counts, (0,), "permute", 3)[0].tolist()) == [0, 2, 5]
+    np.testing.assert_array_equal(claims(counts, (0, 2), "forge-head", 0), uniform)
+    kinds = {tuple(claims(counts, (0,), "mixed", seed)[0].tolist()) for seed in range(30)}
+    assert (12, 12, 12) in kinds
+    assert (0, 0, 7) in kinds
+    assert draw_liars(3, 10, 1) == draw_liars(3, 10, 1) != draw_liars(3, 10, 2)
+
+
+def test_liars_train_honestly() -> None:
+    """Under random selection nothing looks at reports: not a bit may differ."""
+    plain, _ = run(selector="random")
+    lied, stack = run(selector="random", liars="50%", lie="rare")
+    assert toy.difference(plain, lied) == 0
+    planner = stack.runs[0].planner
+    assert len(planner.liars) == 6
+    assert planner.reported is not None
+    changed = np.flatnonzero((planner.reported != planner.counts).any(axis=1))
+    assert set(changed) <= set(planner.liars)
+
+
+def test_a_forger_sends_the_bias_it_got() -> None:
+    plain, _ = run(rounds=1, cohort="12", selector="random")
+    forged, _ = run(rounds=1, cohort="12", selector="random", liars="12", lie="forge-head")
+    moved = {name: float((plain.model[name] - forged.model[name]).abs().max()) for name in plain.model}
+    assert moved["1.weight"] == 0
+    assert moved["1.bias"] > 1e-4
+
+
+# --- the audit
+def test_replaced_reports_are_close_to_the_truth_and_select_well() -> None:
+    lied, _ = run(liars="50%", lie="rare", rounds=12, cohort="4", buffer="0")
+    mended, stack = run(liars="50%", lie="rare", rounds=12, cohort="4", buffer="0", audit="replace")
+    planner = stack.runs[0].planner
+    assert planner.audit is not None
+    seen = [k for k in range(12) if planner.audit.times_seen(k)]
+    for k in seen:
+        estimate = planner.audit.estimate(k)
+        assert estimate is not None
+        truth = planner.counts[k] / planner.counts[k].sum()
+        assert np.abs(estimate.shares - truth).sum() / 2 < 0.3
+    later = slice(6, None)
+    assert np.mean([r.entropy for r in mended.records[later]]) > np.mean([r.entropy for r in lied.records[later]])
+
+
+def test_suspects_in_quarantine_are_not_chosen() -> None:
+    outcome, stack = run(liars="2", lie="uniform", rounds=14, audit="quarantine", buffer="0")
+    planner = stack.runs[0].planner
+    assert planner.audit is not None
+    suspects = planner.audit.suspects()
+    assert set(suspects) == set(planner.liars)
+    assert not set(outcome.records[-1].clients) & set(planner.liars)
+
+
+def test_rounds_say_what_the_server_knew() -> None:
+    outcome, stack = run(liars="2", lie="rare", rounds=8, audit="warn", buffer="0")
+    planner = stack.runs[0].planner
+    first, last = outcome.records[0], outcome.records[-1]
+    assert (first.estimate_error, first.suspicion_auc, first.suspects) == (None, None, 0)
+    assert first.liars_chosen == len(set(first.clients) & set(planner.liars))
+    assert last.estimate_error is not None
+    assert last.estimate_error < 0.3
+    assert last.suspicion_auc is None or last.suspicion_auc > 0.9
+    claimed = planner.reported[list(last.clients)].sum(axis=0)
+    shares = claimed[claimed > 0] / claimed.sum()
+    assert last.believed_entropy == pytest.approx(-(shares * np.log2(shares)).sum())
+    plain, _ = run()
+    assert plain.records[0].believed_entropy is None
+    inferring, _ = run(selector="inferred", rounds=1)
+    assert inferring.records[0].estimate_error < 0.15
+
+
+def test_the_area_under_a_curve() -> None:
+    assert area_under_curve([3.0, 1.0], [2.0, 1.0]) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+    assert area_under_curve([], [1.0]) is None
+
+
+def test_warning_changes_no_bit() -> None:
+    plain, _ = run(liars="4", lie="uniform")
+    warned, stack = run(liars="4", lie="uniform", audit="warn")
+    assert toy.difference(plain, warned) == 0
+    assert [r.clients for r in plain.records] == [r.clients for r in warned.records]
+    assert stack.runs[0].planner.audit is not None
+
+
+def test_caps_bound_what_a_claim_is_worth() -> None:
+    stack = stack_of(liars="1", lie="inflate", size_cap=1)
+    planner = stack.runs[0].planner
+    (liar,) = planner.liars
+    assert planner.selector.counts[liar].sum() <= np.median(planner.counts.sum(axis=1)) + 1e-9
+
+
+@pytest.mark.parametrize("variant", ["niid", "gradient"])
+def test_corrections_are_taken_out_of_what_is_told(variant: str) -> None:
+    """SCAFFOLD pushes biases about; what is left after its known part shows the labels as FedAvg's does."""
+    _, plain = run(rounds=8, audit="warn", selector="random", cohort="12")
+    _, stack = run(
+        rounds=8, audit="warn", selector="random", cohort="12", algorithm="scaffold", scaffold_variant=variant
+    )
+    for one in (plain, stack):
+        planner = one.runs[0].planner
+        assert planner.audit is not None
+        errors = []
+        for k in range(12):
+            estimate = planner.audit.estimate(k)
+            assert estimate is not None
+            errors.append(np.abs(estimate.shares - planner.counts[k] / planner.counts[k].sum()).sum() / 2)
+        assert np.mean(errors) < 0.2
+
+
+@pytest.mark.parametrize("algorithm", ["fedlc", "fedrs", "balanced-softmax"])
+def test_algorithms_that_change_the_bias_on_purpose_are_refused(algorithm: str) -> None:
+    with pytest.raises(InputError, match=f"audit: warn reads labels from .* which {algorithm} changes on purpose"):
+        stack_of(algorithm=algorithm, audit="warn")
+    with pytest.raises(InputError, match=f"selector: 'inferred' reads labels .* which {algorithm} changes"):
+        stack_of(algorithm=algorithm, selector="inferred")
+    stack_of(algorithm=algorithm, size_cap=3)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(InputError, match="liars: '13' are more than there are clients; accepted: 0 to 12"):
+        toy.config(**MANY | {"liars": "13"})
+    with pytest.raises(InputError, match="lie: 'big' is unknown; accepted: uniform, inflate"):
+        toy.config(lie="big")
+    with pytest.raises(InputError, match="audit: 'no' is unknown; accepted: off, warn"):
+        toy.config(audit="no")
+
+
+# --- without reports
+def inferred(stack: Stack) -> InferredSelector:
+    selector = stack.runs[0].planner.selector
+    assert isinstance(selector, InferredSelector)
+    return selector
+
+
+def test_a_census_tells_labels_before_round_1() -> None:
+    outcome, stack = run(selector="inferred", rounds=2)
+    planner = stack.runs[0].planner
+    for k in range(12):
+        estimate = inferred(stack).estimate(k)
+        assert estimate is not None
+        assert np.abs(estimate - planner.counts[k] / planner.counts[k].sum()).sum() / 2 < 0.15
+    first, second = outcome.records
+    model = (3 * 64 * 4 + 4) * 4
+    assert first.bytes_up - second.bytes_up == 12 * 4 * 4
+    assert first.bytes_down - second.bytes_down == 12 * model
+    assert first.simulated_seconds > second.simulated_seconds
+    assert first.classes_covered == 4
+
+
+def test_no_report_is_looked_at() -> None:
+    """Whatever clients claim, cohorts and models are the same."""
+    honest, _ = run(selector="inferred", **{"selector.buffer": "2"})
+    lied, _ = run(selector="inferred", liars="100%", lie="inflate", **{"selector.buffer": "2"})
+    assert [r.clients for r in honest.records] == [r.clients for r in lied.records]
+    assert toy.difference(honest, lied) == 0
+
+
+def test_without_a_census_everybody_trains_once_first() -> None:
+    outcome, _ = run(selector="inferred", rounds=5, **{"selector.census_epochs": 0, "selector.buffer": "0"})
+    first = [client for record in outcome.records[:3] for client in record.clients]
+    assert sorted(first) == list(range(12))
+    assert outcome.records[0].bytes_down == outcome.records[1].bytes_down
+
+
+def test_the_buffer_option_is_meant_for_every_kind_of_fedentopt() -> None:
+    assert with_own({"selector": "inferred"}, {}, {"buffer": "7"})["selector.buffer"] == "7"
+    assert with_own({"selector": "fedentopt"}, {}, {"buffer": "7"})["selector.buffer"] == "7"
+    assert with_own({"algorithm": "moon"}, {}, {"mu": 7.0, "buffer": "7"}).keys() == {"algorithm", "selector"}
+
+
+def test_a_census_can_be_short() -> None:
+    _, stack = run(selector="inferred", rounds=1, **{"selector.census_samples": 4})
+    plan = stack_of(selector="inferred", **{"selector.census_samples": 4}).runs[0].planner.census()
+    assert plan is not None
+    assert {len(task.samples) for task in plan.work} == {4}
+    assert inferred(stack).estimate(0) is not None
+    sizes = stack.runs[0].planner.counts.sum(axis=1)
+    np.testing.assert_allclose(inferred(stack).sizes, sizes)
+
+
+def same(settings: dict[str, Any], at: int) -> None:
+    config: RunConfig = toy.config(**toy.PLAIN | MANY | settings)
+    options = RunOptions(device="cpu", checkpoint_every=at)
+    straight = toy.Memory()
+    (whole,) = run_stack([Task(config, straight)], DATA, options)
+    resumed = toy.Memory()
+    resumed.saved = straight.saves[0]
+    resumed.records = list(straight.saves[0][1])
+    assert resumed.saved[0].round == at
+    (rest,) = run_stack([Task(config, resumed)], DATA, options)
+    assert [r.clients for r in rest.records] == [r.clients for r in whole.records]
+    assert toy.difference(whole, rest) == 0
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"selector": "inferred"},
+        {"selector": "inferred", "selector.census_epochs": 0},
+        {"audit": "replace", "liars": "4", "lie": "mixed"},
+        {"audit": "quarantine", "liars": "4", "lie": "uniform", "epsilon": 1.0, "buffer": "0"},
+        {"audit": "replace", "algorithm": "scaffold", "size_cap": 2.0},
+    ],
+)
+def test_a_run_that_was_stopped_goes_on(settings: dict[str, Any], at: int) -> None:
+    same(settings, at)
+
+
+def test_alone_and_in_a_stack() -> None:
+    configs = [
+        toy.config(**toy.PLAIN | MANY | more)
+        for more in (
+            {"selector": "inferred"},
+            {"audit": "replace", "liars": "4"},
+            {"selector": "inferred", "seed": 3},
+            {},
+        )
+    ]
+    together = toy.run(configs, DATA)
+    for config, outcome in zip(configs, together, strict=True):
+        (alone,) = toy.run([config], DATA)
+        assert [r.clients for r in alone.records] == [r.clients for r in outcome.records]
+        assert toy.difference(alone, outcome) == 0
