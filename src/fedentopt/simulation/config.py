@@ -228,7 +228,8 @@ class RunConfig:
                 used = method == getattr(self, part)
                 known[option] = own.pop(declared.name) if used else declared.default
             known |= {f"{part}.{name}": value for name, value in own.items()}
-        return {name: value for name, value in known.items() if LATER_OF_METHODS.get(name, not value) != value}
+        later = LATER_OF_METHODS.items()
+        return {name: value for name, value in known.items() if (name, value) not in later}
 
     def changed(self) -> dict[str, Any]:
         """The settings of `to_dict` that do not have their defaults."""
