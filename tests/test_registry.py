@@ -162,7 +162,10 @@ def test_the_defaults_are_the_published_ones() -> None:
     assert defaults["fedntd"] == {"beta": 1.0, "tau": 1.0}
     assert defaults["moon"] == {"mu": 1.0, "tau": 0.5}
     assert np.all([not defaults[name] for name in ("fedavg", "fednova", "fedentropy")])
-    assert {one.name: one.default for one in SELECTORS.settings("fedentopt").values()} == {"buffer": "50%"}
+    assert {one.name: one.default for one in SELECTORS.settings("fedentopt").values()} == {
+        "buffer": "50%",
+        "release": "fifo",
+    }
     picks = {name: {one.name: one.default for one in SELECTORS.settings(name).values()} for name in SELECTORS.names}
     assert picks["fed-cbs"] == {"lam": 10.0, "beta": 1.0}
     assert picks["pow-d"] == picks["rpow-d"] == {"d": None}

@@ -26,7 +26,9 @@ from fedentopt.selection.measures import entropy
 from flower_fake_grid import FakeGrid, Node, dead, model
 
 APP = Path(__file__).parent.parent.parent / "examples" / "flower-app"
-DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+WRITTEN = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+FURTHER = WRITTEN.pop("fedentopt")
+DEFAULTS = {**WRITTEN, **{f"fedentopt.{name}": value for name, value in FURTHER.items()}}  # as Flower flattens them
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,7 @@ def test_every_algorithm_of_the_app_makes_its_strategy(algorithm: str, base: typ
     assert isinstance(strategy, LabelAware)
     assert isinstance(strategy, base)
     assert config.method == method
-    assert (strategy.cohort_size, strategy.roster.buffer_size, strategy.min_available_nodes) == (4, 8, 20)
+    assert (strategy.cohort_size, strategy.roster.buffer_size, strategy.min_available_nodes) == (2, 2, 6)
     assert local_settings(config).algorithm in ("fedavg", "fedprox", "fedrs", "fedlc")
 
 
@@ -80,13 +82,13 @@ def test_random_selection_is_a_selector_like_any_other() -> None:
     [
         ({"algorithm": "scaffold"}, "algorithm: 'scaffold'"),
         ({"selector": "kl"}, "selector: 'kl'"),
-        ({"cohort": "30"}, "cohort: '30' gives 30 of 20"),
+        ({"cohort": "30"}, "cohort: '30' gives 30 of 6"),
         ({"buffer": "90%"}, "buffer: '90%'"),
         ({"partition": "dir:0"}, "partition"),
         ({"colour": 1}, "colour: unknown setting"),
         ({"label_epsilon": "much"}, "label-epsilon .*'much'"),
         ({"label_epsilon": 0}, "label-epsilon .* 0 is not accepted"),
-        ({"min_nodes": 21}, "min-nodes: 21 .* 1 to 20, or 0"),
+        ({"min_nodes": 21}, "min-nodes: 21 .* 1 to 6, or 0"),
         ({"min_nodes": -1}, "min-nodes: -1"),
         ({"node_timeout": "long"}, "node-timeout: 'long'"),
         ({"query_timeout": 0.0}, "query-timeout: 0.0"),
@@ -112,9 +114,9 @@ def test_the_shares_of_the_nodes_are_the_simulators_partition() -> None:
     from fedentopt_app.data import load_data, node_data
 
     data = load_data("digits", None)
-    parts = partition(data.y_train, "dir:0.3", 20, 0, num_classes=10, min_samples=1)
-    for share in (0, 19):
-        images, labels = node_data(context({"partition-id": share, "num-partitions": 20}))
+    parts = partition(data.y_train, "dir:0.3", 6, 0, num_classes=10, min_samples=1)
+    for share in (0, 5):
+        images, labels = node_data(context({"partition-id": share, "num-partitions": 6}))
         assert np.array_equal(labels, data.y_train[parts.indices[share]])
         assert np.array_equal(images, data.x_train[parts.indices[share]])
 
@@ -254,7 +256,7 @@ def test_rounds_name_the_clients_that_trained_however_late_others_join(tmp_path:
     order: list[int | str] = [9, "bergen", "oslo", "turku"]
     table = rows(done.path / "label_counts.csv")
     assert table == [np.bincount(holding(*held[name]), minlength=10).tolist() for name in order]
-    assert {client for clients, _ in run.trained for client in clients} == set(order)
+    assert {"bergen", "oslo", "turku"} == {client for clients, _ in run.trained for client in clients}
     assert [[order[row] for row in record.clients] for record in done.records] == [list(c) for c, _ in run.trained]
     assert [[order[row] for row in record.trained] for record in done.records] == [list(a) for _, a in run.trained]
     assert ("oslo",) in [clients for clients, answered in run.trained if not answered]
@@ -324,3 +326,90 @@ def test_a_class_without_test_images_is_none_the_model_fails(tmp_path: Path) -> 
     assert [record.worst_class_accuracy for record in done.records] == [70.0] * 3
     assert done.summary["worst_class_accuracy"] == 70.0
     assert done.summary["class_accuracy"][4] is None
+
+
+def test_settings_under_fedentopt_reach_the_strategy() -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    told = context()
+    told.run_config |= {"fedentopt.exclude": "oslo, 7", "fedentopt.replacements": 1, "fedentopt.release": "random"}
+    strategy = make_strategy(run_settings(told.run_config), told, 10)
+    assert strategy.census.exclude == {"oslo", 7}
+    assert strategy.replacements == 1
+    assert strategy.selector.release == "random"  # type: ignore[attr-defined]
+    told.run_config["fedentopt.colour"] = 1
+    with pytest.raises(
+        InputError, match=r"fedentopt\.colour: unknown setting; accepted: strategy, selector, .*buffer-size"
+    ):
+        make_strategy(run_settings(told.run_config), told, 10)
+
+
+def test_a_run_is_not_continued_with_other_shares(tmp_path: Path) -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    def strategy(**more: Any) -> LabelAware:
+        told = context(checkpoint=str(tmp_path), min_nodes=1, clients=4, label_epsilon="none", **more)
+        return make_strategy(run_settings(told.run_config), told, 10)
+
+    grid = FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in range(4)}, 10)
+    strategy().start(grid, model(), num_rounds=1)
+    strategy(rounds=20, node_timeout=7.0).start(grid, model(), num_rounds=2)
+    with pytest.raises(InputError, match=r"partition: 'dir:0\.5', but the checkpoint was written with 'dir:0\.3'"):
+        strategy(partition="dir:0.5").start(grid, model(), num_rounds=3)
+
+
+def test_results_are_written_as_the_run_goes_and_the_folder_is_tried_first(tmp_path: Path) -> None:
+    from fedentopt_app.data import load_data
+    from fedentopt_app.record import Bookkeeper
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    seen: list[int] = []
+
+    def go(rounds: int, out: Path) -> Path:
+        told = context(checkpoint=str(tmp_path / "c"), min_nodes=1, clients=4, label_epsilon="none")
+        config = run_settings({**told.run_config, "rounds": rounds})
+        strategy = make_strategy(config, told, 10)
+        books = Bookkeeper(config, load_data("digits", None), strategy, False)
+        books.begin(out, told.run_config)
+        strategy.progress.callbacks += (books.note, lambda record: seen.append(lines(out)))
+        grid = FakeGrid({10 + n: Node(n, holding(n, n + 1)) for n in range(4)}, 10)
+
+        def evaluate(number: int, arrays: Any) -> Any:
+            return books.round_metrics(1.0, 28, (50.0, 1.0, [50.0] * 10)) if number else None
+
+        result = strategy.start(grid, model(), num_rounds=rounds, evaluate_fn=evaluate)
+        return books.write(out, told.run_config, result)
+
+    def lines(out: Path) -> int:
+        (table,) = out.glob("*/rounds.csv")
+        return len(table.read_text().splitlines()) - 1
+
+    go(2, tmp_path / "out")
+    go(4, tmp_path / "out2")
+    assert seen == [1, 2, 3, 4]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="out: "):
+        go(5, tmp_path / "file" / "deeper")
+    assert seen == [1, 2, 3, 4]
+
+
+def test_the_app_keeps_the_rules_of_flowers_hub() -> None:
+    files = [path for path in APP.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    accepted = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+    assert all(path.suffix in accepted or path.name in ("LICENSE", ".gitignore", ".editorconfig") for path in files)
+    assert len(files) <= 1000
+    assert sum(path.stat().st_size for path in files) <= 10 * 2**20
+    for path in files:
+        assert path.stat().st_size <= 2**20
+        path.read_text(encoding="utf-8")
+    about = tomllib.loads((APP / "pyproject.toml").read_text())
+    assert {"name", "version", "description"} <= about["project"].keys()
+    assert about["project"]["license"] == {"file": "LICENSE"}
+    assert (APP / "LICENSE").read_text() == (APP.parent.parent / "LICENSE").read_text()
+    assert about["tool"]["flwr"]["app"]["fab-format-version"] == 1
+    assert about["tool"]["flwr"]["app"]["flwr-version-target"] == "1.41.0"
+    assert (WRITTEN["clients"], WRITTEN["cohort"], WRITTEN["buffer"]) == (6, "2", "2")
+    assert WRITTEN["min-nodes"] == 0  # waits for all of them

@@ -16,6 +16,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp.strategy import (
+    Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -26,8 +27,12 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     FedMedian,
     FedProx,
+    FedTrimmedAvg,
     FedXgbBagging,
     FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
     Strategy,
 )
 
@@ -70,6 +75,26 @@ class EntMedian(LabelAware, FedMedian):
     pass
 
 
+class EntTrimmed(LabelAware, FedTrimmedAvg):
+    pass
+
+
+class EntQ(LabelAware, QFedAvg):
+    pass
+
+
+class EntKrum(LabelAware, Krum):
+    pass
+
+
+class EntMultiKrum(LabelAware, MultiKrum):
+    pass
+
+
+class EntBulyan(LabelAware, Bulyan):
+    pass
+
+
 class Accountant:
     """Flower's accountant protocol, counting releases."""
 
@@ -103,6 +128,11 @@ JOINED: dict[str, Build] = {
     "FedAdagrad": lambda **more: EntAdagrad(**COMMON, **more),
     "FedAvgM": lambda **more: EntAvgM(**COMMON, server_momentum=0.9, **more),
     "FedMedian": lambda **more: EntMedian(**COMMON, **more),
+    "FedTrimmedAvg": lambda **more: EntTrimmed(**COMMON, beta=0.3, **more),
+    "QFedAvg": lambda **more: EntQ(**COMMON, client_learning_rate=0.1, **more),
+    "Krum": lambda **more: EntKrum(**COMMON, num_malicious_nodes=1, **more),
+    "MultiKrum": lambda **more: EntMultiKrum(**COMMON, num_malicious_nodes=1, num_nodes_to_select=2, **more),
+    "Bulyan": lambda **more: EntBulyan(**COMMON, **more),
 }
 # Noise multiplier 0: what is compared is state, and Flower's noise cannot be seeded.
 WRAPPED: dict[str, Build] = {
@@ -128,6 +158,11 @@ PLAIN: dict[str, Callable[..., FedAvg]] = {
     "FedAdagrad": FedAdagrad,
     "FedAvgM": lambda **o: FedAvgM(server_momentum=0.9, **o),
     "FedMedian": FedMedian,
+    "FedTrimmedAvg": lambda **o: FedTrimmedAvg(beta=0.3, **o),
+    "QFedAvg": lambda **o: QFedAvg(client_learning_rate=0.1, **o),
+    "Krum": lambda **o: Krum(num_malicious_nodes=1, **o),
+    "MultiKrum": lambda **o: MultiKrum(num_malicious_nodes=1, num_nodes_to_select=2, **o),
+    "Bulyan": Bulyan,
 }
 
 
@@ -150,7 +185,14 @@ def test_a_joined_strategy_aggregates_as_flowers_own_does(name: str) -> None:
     """With everybody in the cohort there is nothing to select, and the model must be Flower's."""
     cls = type(JOINED[name]())
     options = {**COMMON, "cohort_size": 8, "buffer_size": 0}
-    extra = {"FedProx": {"proximal_mu": 0.1}, "FedAvgM": {"server_momentum": 0.9}}.get(name, {})
+    extra = {
+        "FedProx": {"proximal_mu": 0.1},
+        "FedAvgM": {"server_momentum": 0.9},
+        "FedTrimmedAvg": {"beta": 0.3},
+        "QFedAvg": {"client_learning_rate": 0.1},
+        "Krum": {"num_malicious_nodes": 1},
+        "MultiKrum": {"num_malicious_nodes": 1, "num_nodes_to_select": 2},
+    }.get(name, {})
     grid = federation()
     got = cls(**options, **extra).start(grid, model(), num_rounds=3).arrays
     plain = PLAIN[name](fraction_evaluate=0.0)
@@ -182,9 +224,9 @@ def test_inside_a_dp_wrapper_the_cohorts_are_the_same(name: str) -> None:
     "wrapper", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping]
 )
 def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wrapper: Any, tmp_path: Path) -> None:
-    def build(accountant: Accountant) -> Any:
+    def build(accountant: Accountant | None, noise: float = 1.0) -> Any:
         strategy = FedEntOpt(**COMMON, checkpoint_dir=tmp_path, weighted_by_key="norm_bit")
-        return wrapper(strategy, 1.0, 0.5, 3, accountant=accountant)
+        return wrapper(strategy, noise, 0.5, 3, accountant=accountant)
 
     first, second = Accountant(), Accountant()
     start(build(first), federation(), model(), num_rounds=2)
@@ -192,7 +234,9 @@ def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wra
     start(build(second), federation(), model(), num_rounds=5)
     assert second.num_releases == 5  # the two releases before the stop are not forgotten
     with pytest.raises(InputError, match="accountant"):
-        start(wrapper(FedEntOpt(**COMMON, checkpoint_dir=tmp_path), 1.0, 0.5, 3), federation(), model(), num_rounds=6)
+        start(build(None), federation(), model(), num_rounds=6)
+    with pytest.raises(InputError, match=r"noise_multiplier: 2\.0, but the checkpoint was written with 1\.0"):
+        start(build(Accountant(), noise=2.0), federation(), model(), num_rounds=6)
 
 
 class StopError(Exception):
@@ -304,7 +348,9 @@ def test_a_stop_while_the_checkpoint_is_written_leaves_the_old_one(
     with pytest.raises(StopError):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
     assert (tmp_path / checkpoints.FILE).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.FILE]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {checkpoints.FILE, checkpoints.PREVIOUS}
+    assert not any(name.endswith(".part") for name in names)
 
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
@@ -328,7 +374,7 @@ class Trap:
 
 
 def test_no_pickle_is_opened_and_no_later_version_read(tmp_path: Path) -> None:
-    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FORMAT, "version": 1, "round": 1, "meta": {}}
+    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FORMAT, "version": 2, "round": 1, "meta": {}}
 
     def write(array: np.ndarray, **change: Any) -> None:
         text = json.dumps(header | {"groups": ["model"], "names": [["model", "w"]]} | change).encode()
@@ -342,7 +388,7 @@ def test_no_pickle_is_opened_and_no_later_version_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         checkpoints.load(tmp_path)
     assert not (tmp_path / "sprung").exists()
-    for version in (0, 2):
+    for version in (1, 3):
         write(np.ones(2), version=version)
         with pytest.raises(InputError, match=f"version {version}"):
             checkpoints.load(tmp_path)
@@ -401,7 +447,8 @@ def test_a_checkpoint_of_another_model_strategy_or_length_is_refused(tmp_path: P
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path / "adam").start(federation(), model(), num_rounds=3)
     with pytest.raises(InputError, match=r"num_rounds: 1, but .* round 2"):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
-    (tmp_path / checkpoints.FILE).write_bytes(b"PK\x03\x04 not an archive")
+    for name in (checkpoints.FILE, checkpoints.PREVIOUS):
+        (tmp_path / name).write_bytes(b"PK\x03\x04 not an archive")
     with pytest.raises(InputError, match=r"checkpoint\.npz cannot be read"):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
 

@@ -13,6 +13,7 @@ from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
 from fedentopt.flower.report import Report
 from fedentopt.flower.roster import Roster
+from fedentopt.selection.measures import entropy
 
 
 def report(client: int | str, epsilon: float | None = None) -> Report:
@@ -83,15 +84,36 @@ def test_selectors_without_a_buffer_have_none(make):
     assert roster.state_dict()["buffer_size_now"] is None
 
 
-def test_clients_stand_in_the_order_of_their_ids_however_late_they_came():
-    late, early = Roster(EntropySelector(2, buffer_size=2, seed=3)), Roster(EntropySelector(2, buffer_size=2, seed=3))
-    late.take(reports(4, "b"))
-    late.take(reports(2))
-    late.take(reports("a", 10))
-    early.take(reports(2, 4, 10, "a", "b"))
-    assert late.selector.clients == early.selector.clients == (2, 4, 10, "a", "b")
-    everybody = [2, 4, 10, "a", "b"]
-    assert [late.select(everybody).clients for _ in range(6)] == [early.select(everybody).clients for _ in range(6)]
+def test_those_who_come_together_stand_in_the_order_of_their_ids_and_those_who_come_later_behind_them():
+    roster = Roster(EntropySelector(2, buffer_size=2, seed=3))
+    roster.take(reports("b", 4))
+    roster.take(reports(2))
+    roster.take(reports("a", 10))
+    assert roster.selector.clients == (4, "b", 2, 10, "a")
+
+
+class Remembering(RandomSelector):
+    """Keeps a number per client, by the client's number, as a selector that learns may."""
+
+    name = "remembering"
+
+    def __init__(self, cohort_size, seed=0):
+        super().__init__(cohort_size, seed)
+        self.kept = np.zeros((0, 2), dtype=np.float32)
+        self.registered = []
+
+    def register(self, counts, **more):
+        self.registered.append(list(counts))
+        super().register(counts, **more)
+        grown = np.zeros((len(self.clients), 2), dtype=np.float32)
+        grown[: len(self.kept)] = self.kept
+        self.kept = grown
+
+    def arrays(self):
+        return {"kept": self.kept}
+
+    def load_arrays(self, arrays):
+        self.kept = np.array(arrays["kept"])
 
 
 def test_somebody_who_comes_in_between_leaves_the_history_as_it_was():
@@ -101,8 +123,68 @@ def test_somebody_who_comes_in_between_leaves_the_history_as_it_was():
         roster.select([1, 3, 5, 7, 9])
     buffer, rounds = roster.selector.buffer, roster.selector.round
     roster.take(reports(4))
-    assert roster.selector.clients == (1, 3, 4, 5, 7, 9)
+    assert roster.selector.clients == (1, 3, 5, 7, 9, 4)
     assert (roster.selector.buffer, roster.selector.round) == (buffer, rounds)
+
+
+def test_nobody_is_registered_twice_and_arrays_stay_with_their_clients():
+    roster = Roster(Remembering(2))
+    roster.take(reports(1, 5, 9))
+    roster.selector.kept[:] = [[1, 1], [5, 5], [9, 9]]
+    roster.take(reports(3))
+    assert roster.selector.registered == [[1, 5, 9], [3]]
+    assert roster.selector.kept[:, 0].tolist() == [1, 5, 9, 0]
+    again = Roster(Remembering(2))
+    again.load_state_dict(roster.state_dict(), reports(1, 5, 9, 3), roster.selector.arrays())
+    assert again.selector.kept.tolist() == roster.selector.kept.tolist()
+    assert again.selector.clients == roster.selector.clients
+
+
+def sized(client, total):
+    counts = np.array([4.0, 3.0, 2.0, 1.0]) * total / 10
+    return Report(client, counts, None)
+
+
+def test_a_client_that_claims_more_than_ten_times_the_median_is_taken_for_that(caplog):
+    roster = Roster(EntropySelector(2, seed=1), size_cap=10.0)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        roster.take([sized(0, 100), sized(1, 120), sized(2, 80), Report(3, np.full(4, 2.0**53), None), sized(4, 1050)])
+    # The sizes are 80, 100, 120, 1050 and 2^55: the median is 120.
+    np.testing.assert_allclose(roster.selector.sizes, [100, 120, 80, 1200, 1050])
+    np.testing.assert_allclose(roster.selector.counts[3], [300] * 4)  # its shares of the classes are as claimed
+    assert [line for line in caplog.messages if "client 3 claims" in line] != []
+    roster.take([sized(5, 60), sized(6, 60)])  # 60, 60, 80, 100, 120, 1050, 2^55
+    np.testing.assert_allclose(roster.selector.sizes, [100, 120, 80, 1000, 1000, 60, 60])
+    roster.forget([5, 6, 2])  # 100, 120, 1050, 2^55: nobody but the liar is over 5850
+    np.testing.assert_allclose(roster.selector.sizes, [100, 120, 5850, 1050])
+    assert roster.size_of(4) == 1050
+    again = Roster(EntropySelector(2, seed=1), size_cap=10.0)
+    left = [sized(0, 100), sized(1, 120), Report(3, np.full(4, 2.0**53), None), sized(4, 1050)]
+    again.load_state_dict(roster.state_dict(), left)
+    assert (again.selector.counts == roster.selector.counts).all()
+
+
+def test_without_a_cap_sizes_are_as_claimed():
+    roster = Roster(EntropySelector(2, seed=1), size_cap=None)
+    roster.take([sized(0, 100), sized(1, 120), Report(3, np.full(4, 2.0**53), None)])
+    assert roster.selector.sizes.tolist() == [100, 120, 2.0**55]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_one_who_claims_everything_no_longer_decides_who_is_with_it(seed):
+    """Beside counts of 2^53 those of honest clients vanish: whoever joins, the cohort looks even."""
+    rng = np.random.default_rng(seed)
+    true = np.stack([np.bincount(rng.choice(rng.choice(10, 2, replace=False), 50), minlength=10) for _ in range(40)])
+
+    def evenness_of_the_others(cap):
+        roster = Roster(EntropySelector(8, 0, seed=1), size_cap=cap)
+        claims = [Report(k, row.astype(float), None) for k, row in enumerate(true)]
+        claims[7] = Report(7, np.full(10, 2.0**53), None)
+        roster.take(claims)
+        cohorts = [set(roster.select(list(range(40))).clients) for _ in range(20)]
+        return np.mean([entropy(true[list(cohort - {7})].sum(0)) for cohort in cohorts if 7 in cohort])
+
+    assert evenness_of_the_others(10.0) > evenness_of_the_others(None) + 0.3
 
 
 def test_new_counts_of_a_known_client_take_the_place_of_the_old():

@@ -19,7 +19,7 @@ from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, start
 from fedentopt.selection.fedentropy import ValueSelector
-from flower_fake_grid import CLASSES, FakeGrid, Node, broken, dead, federation, model, says, silent, skewed
+from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, dead, federation, model, says, silent, skewed
 
 
 def strategy(cohort: int = 2, buffer: int = 3, **options: Any) -> FedEntOpt:
@@ -30,7 +30,7 @@ def strategy(cohort: int = 2, buffer: int = 3, **options: Any) -> FedEntOpt:
         seed=5,
         **{"node_timeout": 0.05, "fraction_evaluate": 0.0, "min_available_nodes": 1, **options},
     )
-    made.poll_interval = 0.001
+    made.clock = FastClock()
     return made
 
 
@@ -76,7 +76,7 @@ def test_the_average_does_not_depend_on_who_was_fastest() -> None:
         assert all(a.tobytes() == b.tobytes() for a, b in zip(first, other.to_numpy_ndarrays(), strict=True))
 
 
-def test_a_late_joiner_is_asked_when_it_appears_and_takes_the_place_of_its_id() -> None:
+def test_a_late_joiner_is_asked_when_it_appears_and_stands_behind_those_known() -> None:
     grid, made = federation(), strategy()
     late = node_of(grid, 0)
     grid.offline.add(late)
@@ -86,7 +86,7 @@ def test_a_late_joiner_is_asked_when_it_appears_and_takes_the_place_of_its_id() 
     buffer = made.selector.buffer
     made.configure_train(3, model(), ConfigRecord(), grid)
     assert grid.sent("query")[1:] == [[late]]
-    assert made.selector.clients == tuple(range(8))
+    assert made.selector.clients == (*range(1, 8), 0)
     assert not set(picked(made)[2]) & set(buffer[-2:])  # the buffer outlived the newcomer
 
 
@@ -109,31 +109,75 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_node_without_usable_counts_is_left_out_with_a_reason_and_asked_a_bounded_number_of_times(
+def test_a_node_without_usable_counts_is_left_out_with_a_reason_and_asked_again_after_growing_pauses(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     trouble, reason = BAD[kind]
-    grid, made = federation(), strategy(query_attempts=3, query_timeout=9)
+    grid, made = federation(), strategy(query_timeout=9, query_pause=4)
     bad = node_of(grid, 3)
     grid.nodes[bad].query = trouble
+    asked_at = []
+
+    def between_rounds(number: int, arrays: Any) -> None:
+        made.clock.sleep(10)  # training takes this long
+
+    def note(kind: str) -> None:
+        if kind.startswith("query"):
+            asked_at.append(made.clock.now())
+
+    grid.before_send = note
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        made.start(grid, model(), num_rounds=6)
+        made.start(grid, model(), num_rounds=12, evaluate_fn=between_rounds)
     assert all(3 not in cohort for cohort in picked(made))
-    assert grid.sent("query") == [sorted(grid.nodes), [bad], [bad]]
+    assert grid.sent("query") == [sorted(grid.nodes), *([bad] for _ in asked_at[1:])]
+    pauses = np.diff(asked_at)
+    assert 3 <= len(pauses) <= 5
+    assert (pauses[1:] >= pauses[:-1]).all()  # 4, 8, 16, 32 s, or the first round after
+    assert pauses[-1] >= 32
     told = [record.getMessage() for record in caplog.records if f"node {bad} is left out" in record.getMessage()]
-    assert len(told) == 3
+    assert len(told) >= len(asked_at) - 1
     assert all(reason in text for text in told)
-    assert "not asked again" in told[-1]
+    assert "(asked again in 4 s)" in told[0]
+    assert "(asked again in 8 s)" in told[1]
+    grid.nodes[bad].query = None  # its owner has repaired it
+    made.clock.sleep(700)
+    made.configure_train(13, model(), ConfigRecord(), grid)
+    assert 3 in made.selector.clients
+    assert bad not in made.census.refusals
 
 
-def test_a_node_that_answers_at_the_second_question_is_let_in() -> None:
-    grid, made = federation(), strategy()
+def test_a_node_may_be_given_up_after_so_many_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    grid, made = federation(), strategy(query_attempts=2)
+    bad = node_of(grid, 3)
+    grid.nodes[bad].query = broken
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=6, evaluate_fn=lambda *_: made.clock.sleep(1000))
+    assert grid.sent("query") == [sorted(grid.nodes), [bad]]
+    assert any("not asked again" in text for text in caplog.messages)
+
+
+def test_one_silent_node_does_not_hold_up_the_others_and_may_answer_later() -> None:
+    grid, made = federation(), strategy(query_timeout=300, query_patience=20)
     slow = node_of(grid, 3)
-    grid.nodes[slow].query = silent
+    late: list[Message] = []
+    grid.nodes[slow].query = lambda message: late.append(message)
+    made.start(grid, model(), num_rounds=2)
+    assert 20 <= made.clock.now() < 30  # once, after the last answer, and not 300 s, nor again in round 2
+    assert len(picked(made)) == 2
+    assert made.selector.clients == (0, 1, 2, 4, 5, 6, 7)
+    grid._ready[late[0].metadata.message_id] = says(3, [1, 2, 3, 4, 5])(late[0])
+    made.configure_train(3, model(), ConfigRecord(), grid)
+    assert made.selector.clients == (0, 1, 2, 4, 5, 6, 7, 3)
+    assert grid.sent("query") == [sorted(grid.nodes)]  # the first question was answered, no second was needed
+
+
+def test_a_silent_node_is_waited_for_while_too_few_are_known() -> None:
+    grid, made = federation(3), strategy(query_timeout=50, query_patience=20)
+    for client in (1, 2):
+        grid.nodes[node_of(grid, client)].query = silent
     made.start(grid, model(), num_rounds=1)
-    grid.nodes[slow].query = None
-    made.configure_train(2, model(), ConfigRecord(), grid)
-    assert made.selector.clients == tuple(range(8))
+    assert 50 <= made.clock.now() < 60
+    assert picked(made) == [(0,)]
 
 
 def test_noisy_reports_may_be_negative_or_empty() -> None:
@@ -152,7 +196,7 @@ def test_two_unknown_nodes_under_one_id_are_both_kept_out_until_one_is_gone(capl
         made.start(grid, model(), num_rounds=4)
     assert all(3 not in cohort for cohort in picked(made))
     told = [text for text in caplog.messages if "client id 3 is also claimed" in text]
-    assert len(told) == 2  # one a node, said once
+    assert len(told) == 2  # one per node, said once
     grid.offline.add(7)
     made.configure_train(5, model(), ConfigRecord(), grid)
     assert 3 in made.selector.clients
@@ -224,15 +268,15 @@ def test_a_restarted_node_with_new_data_brings_its_new_counts() -> None:
     grid, made = federation(), strategy()
     made.start(grid, model(), num_rounds=1)
     grid.nodes.pop(node_of(grid, 6))
-    grid.nodes[7] = Node(6, np.full(1000, 4))
+    grid.nodes[7] = Node(6, np.full(200, 4))
     made.configure_train(2, model(), ConfigRecord(), grid)
-    assert made.census.members[6].report.counts.tolist() == [0, 0, 0, 0, 1000]
-    assert made.selector.counts[6].tolist() == [0, 0, 0, 0, 1000]
+    assert made.census.members[6].report.counts.tolist() == [0, 0, 0, 0, 200]
+    assert made.selector.counts[6].tolist() == [0, 0, 0, 0, 200]
     same = EntropySelector(2, 3, seed=5)
     counts = np.stack([np.bincount(labels, minlength=CLASSES) for labels in skewed(8)])
     same.register(counts)
     assert picked(made)[0] == same.select().clients
-    same.update({6: [0, 0, 0, 0, 1000]})
+    same.update({6: [0, 0, 0, 0, 200]})
     assert picked(made)[1] == same.select().clients
 
 
@@ -302,7 +346,7 @@ def test_when_all_nodes_are_gone_the_run_ends_with_the_reason() -> None:
 
 
 def test_when_no_node_tells_its_counts_the_run_ends_with_every_reason(caplog: pytest.LogCaptureFixture) -> None:
-    grid, made = federation(2), strategy(query_attempts=2)
+    grid, made = federation(2), strategy(node_timeout=8.0)
     for node in grid.nodes.values():
         node.query = broken
     with (
@@ -311,7 +355,7 @@ def test_when_no_node_tells_its_counts_the_run_ends_with_every_reason(caplog: py
     ):
         made.start(grid, model(), num_rounds=1)
     assert len(grid.sent("query")) == 2
-    assert [text for text in caplog.messages if "waiting 0.05 s for one at most" in text] != []
+    assert [text for text in caplog.messages if "waiting 8 s for one at most" in text] != []
 
 
 def test_a_node_that_tells_its_counts_is_waited_for_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,7 +388,12 @@ def test_waits_are_as_long_as_flowers_and_the_documentations() -> None:
         name: flowers[name].default for name in ("num_rounds", "timeout")
     }
     made = FedEntOpt(cohort_size=2, num_classes=CLASSES)
-    assert (made.node_timeout, made.census.timeout, made.census.attempts, made.poll_interval) == (600, 300, 3, 1)
+    assert (made.federation.node_timeout, made.census.timeout, made.census.attempts, made.federation.poll_interval) == (
+        600,
+        300,
+        None,
+        1,
+    )
 
 
 def test_evaluation_on_the_nodes_is_not_waited_for_without_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -362,6 +411,7 @@ def test_evaluation_on_the_nodes_is_not_waited_for_without_end(caplog: pytest.Lo
 
 def test_a_node_that_goes_while_evaluation_is_configured_is_not_waited_for() -> None:
     grid, made = federation(), strategy(fraction_evaluate=1.0, min_evaluate_nodes=8)
+    made.configure_train(1, model(), ConfigRecord(), grid)
     look = grid.get_node_ids
     seen: list[int] = []
 

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedentopt.flower import label_report
+from fedentopt.flower.exchange import Clock
 
 SUPERLINK = 1
 CLASSES = 5
@@ -57,6 +58,20 @@ def says(client: Any, counts: list[Any], epsilon: Any = None) -> Trouble:
         return Message(RecordDict({"labels": labels, "client": about}), reply_to=message)
 
     return reply
+
+
+class FastClock(Clock):
+    """Time that passes by being waited for."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0, "a wait that does not end"
+        self.time += seconds
 
 
 @dataclass
@@ -104,6 +119,7 @@ class FakeGrid(Grid):
         self._folder = tempfile.mkdtemp(prefix="nodes")  # where noisy nodes keep their reports
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._sent = 0
+        self._ready: dict[str, Message] = {}
         self._app = client_app(num_classes, lambda context: self.nodes[int(context.node_config["data"])].labels)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -111,24 +127,32 @@ class FakeGrid(Grid):
         self._random.shuffle(ids)
         return ids
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         assert isinstance(messages, list), "a deployment grid reads the messages twice"
         if not messages:
             return []
         kind = messages[0].metadata.message_type
         self.asked.append((kind, [message.metadata.dst_node_id for message in messages]))
         self.before_send(kind)
-        replies = []
+        names = []
         for message in messages:
             self._sent += 1
-            message.metadata.__dict__["_message_id"] = f"m{self._sent}"
+            names.append(f"m{self._sent}")
+            message.metadata.__dict__["_message_id"] = names[-1]
             if "config" in message.content:
                 self.configs.append(dict(message.content["config"]))
             reply = self._work(message)
             if reply is not None:
-                replies.append(reply)
+                self._ready[names[-1]] = reply
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = [self._ready.pop(name) for name in list(message_ids) if name in self._ready]
         self._random.shuffle(replies)
         return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
     def _work(self, message: Message) -> Message | None:
         number = message.metadata.dst_node_id
@@ -155,12 +179,6 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError
 
 

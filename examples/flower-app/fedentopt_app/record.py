@@ -1,4 +1,7 @@
-"""A finished Flower run as a results folder of fedentopt's, so that `fedentopt report` shows it beside others.
+"""A Flower run as a results folder of fedentopt's, so that `fedentopt report` shows it beside others.
+
+The folder is tried before the first round and brought up to date after each; a run that has ended has its model and
+its summary there too.
 
 The folder numbers clients by their rows in `label_counts.csv`, which are known only at the end: a node that joins
 late takes its place among the names. Until then a round names its clients by the order in which the server let them
@@ -9,20 +12,27 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord, UserConfig
 from flwr.serverapp.strategy import Result
 
 from fedentopt.datasets import Dataset
+from fedentopt.errors import InputError
+from fedentopt.files import make_folder, write_text
 from fedentopt.flower import LabelAware
+from fedentopt.flower.checkpoint import load as load_checkpoint
 from fedentopt.flower.report import ClientId, id_order
 from fedentopt.partition import partition
 from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import ROUNDS, SUMMARY
 from fedentopt.results.records import Outcome, RoundRecord, RunStart
+from fedentopt.results.rounds import rounds_csv
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 
@@ -32,6 +42,8 @@ class Bookkeeper:
 
     def __init__(self, config: RunConfig, data: Dataset, strategy: LabelAware, own_data: bool) -> None:
         self.config, self.data, self.strategy = config, data, strategy
+        self._folder: RunFolder | None = None
+        self._told: dict[int, Mapping[str, Any]] = {}
         self._true: np.ndarray | None = None
         if not own_data:  # the server cut the data itself, so it knows; of nodes' own data it sees reports only
             self._true = partition(
@@ -61,32 +73,66 @@ class Bookkeeper:
             }
         )
 
+    def begin(self, out: Path, run_config: UserConfig) -> None:
+        """Try the folder before a round is spent; rounds that a checkpoint holds are written again."""
+        self._folder = self._folder_in(out, run_config)
+        make_folder(self._folder.path)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder.path):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"out: {self._folder.path}: {error.strerror or error}; accepted: a folder that can be written to"
+            ) from error
+        place = self.strategy.checkpoint_dir
+        before = None if place is None else load_checkpoint(place)
+        rounds = {} if before is None else before.meta["rounds"]
+        self._told = {int(number): record["server"] for number, record in rounds.items()}
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """A round is over: bring the folder up to date."""
+        assert self._folder is not None
+        self._told[record["round"]] = record["server"]
+        records, _ = self._records(self._told)
+        with self._folder.locked():
+            (self._folder.path / SUMMARY).unlink(missing_ok=True)  # of a run that is now going on
+            self._folder.start(self._start())
+            write_text(self._folder.path / ROUNDS, rounds_csv(records), durable=False)
+
     def write(self, out: Path, run_config: UserConfig, result: Result) -> Path:
-        """Write the folder; returns it."""
-        row = {client: number for number, client in enumerate(self._clients())}
-        rows = [row[client] for client in self.strategy.census.members]
-        told = sorted(result.evaluate_metrics_serverapp.items())
-        diverged = next((number for number, metrics in told if not math.isfinite(metrics["loss"])), None)
-        records = [_record(number, metrics, rows) for number, metrics in told]
-        if diverged is not None:
-            records = [self._at_chance(record) if record.round >= diverged else record for record in records]
-        words = [f"{name}={_toml(value)}" for name, value in run_config.items() if name not in ("out", "checkpoint")]
-        folder = RunFolder(
-            out, self.config, resume=False, command=shlex.join(["flwr", "run", ".", "--run-config", " ".join(words)])
-        )
+        """Write the folder of a run that has ended; returns it."""
+        records, diverged = self._records(result.evaluate_metrics_serverapp)
+        folder = self._folder_in(out, run_config)
         with folder.locked():
-            samples = int(self._counts().sum()), len(self.data.y_test)
-            folder.start(
-                RunStart(
-                    self._counts(), self._reported(), self.data.class_names, *samples, trainer="flower", device="cpu"
-                )
-            )
+            folder.start(self._start())
             for record in records:
                 folder.record(record)
             model = result.arrays.to_torch_state_dict()
             clients, rounds = len(self._counts()), self.config.rounds
             folder.finish(Outcome(tuple(records), model, diverged, self.data.num_classes, clients, rounds))
         return folder.path
+
+    def _folder_in(self, out: Path, run_config: UserConfig) -> RunFolder:
+        words = [f"{name}={_toml(value)}" for name, value in run_config.items() if name not in ("out", "checkpoint")]
+        command = shlex.join(["flwr", "run", ".", "--run-config", " ".join(words)])
+        return RunFolder(out, self.config, resume=False, command=command)
+
+    def _start(self) -> RunStart:
+        samples = int(self._counts().sum()), len(self.data.y_test)
+        return RunStart(
+            self._counts(), self._reported(), self.data.class_names, *samples, trainer="flower", device="cpu"
+        )
+
+    def _records(self, told: Mapping[int, Mapping[str, Any]]) -> tuple[list[RoundRecord], int | None]:
+        """The rounds, and the one in which the run diverged."""
+        row = {client: number for number, client in enumerate(self._clients())}
+        rows = [row[client] for client in self.strategy.census.members]
+        ordered = sorted(told.items())
+        diverged = next((number for number, metrics in ordered if not _is_finite(metrics["loss"])), None)
+        records = [_record(number, metrics, rows) for number, metrics in ordered]
+        if diverged is not None:
+            records = [self._at_chance(record) if record.round >= diverged else record for record in records]
+        return records, diverged
 
     def _at_chance(self, record: RoundRecord) -> RoundRecord:
         """A round from the divergence on, as the simulator books it: what such a model guesses is no accuracy."""
@@ -123,7 +169,11 @@ class Bookkeeper:
         return np.maximum(self.strategy.census.members[client].report.counts, 0.0)
 
 
-def _record(number: int, told: MetricRecord, rows: Sequence[int]) -> RoundRecord:
+def _is_finite(loss: Any) -> bool:
+    return loss is not None and math.isfinite(loss)
+
+
+def _record(number: int, told: Mapping[str, Any], rows: Sequence[int]) -> RoundRecord:
     """A round from its metrics; `rows` are the clients' rows, in the order in which the server let them in."""
     return RoundRecord(
         round=number,

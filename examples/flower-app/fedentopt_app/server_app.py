@@ -7,13 +7,11 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAdam, FedAvgM, FedProx, FedYogi
 
 from fedentopt.errors import InputError
-from fedentopt.flower import FedEntOpt, LabelAware
+from fedentopt.flower import LabelAware, strategy_from
 from fedentopt.models import build
 from fedentopt.randomness import key
-from fedentopt.selection import RandomSelector
 from fedentopt.settings import amount
 from fedentopt.simulation.config import RunConfig
 from fedentopt_app.data import class_names, load_data
@@ -24,25 +22,10 @@ from fedentopt_app.settings import folder, least_nodes, run_settings, seconds
 app = ServerApp()
 
 
-class EntProx(LabelAware, FedProx):
-    """FedProx with cohorts picked by label entropy."""
-
-
-class EntAdam(LabelAware, FedAdam):
-    """FedAdam with cohorts picked by label entropy."""
-
-
-class EntYogi(LabelAware, FedYogi):
-    """FedYogi with cohorts picked by label entropy."""
-
-
-class EntAvgM(LabelAware, FedAvgM):
-    """FedAvgM with cohorts picked by label entropy."""
-
-
 def make_strategy(config: RunConfig, context: Context, num_classes: int) -> LabelAware:
-    """The strategy the run config names."""
+    """The strategy the run config names; what else stands under `fedentopt.` there goes to it as it is."""
     told = context.run_config
+    own = {name: value for name, value in config.to_dict().items() if name != "rounds"}
     options: dict[str, Any] = {
         "cohort_size": config.cohort_size,
         "num_classes": num_classes,
@@ -51,17 +34,19 @@ def make_strategy(config: RunConfig, context: Context, num_classes: int) -> Labe
         "query_timeout": seconds(told, "query-timeout"),
         "checkpoint_dir": folder(told, "checkpoint"),
         "fraction_evaluate": 0.0,  # the server evaluates
+        "settings": {**own, "class-names": told["class-names"]},
+        "selector": config.selector,
+        "seed": config.seed,
     }
-    if config.selector == "random":
-        options["selector"] = RandomSelector(config.cohort_size, seed=config.seed)
-    else:
-        buffer = amount(config.of("selector")["buffer"], config.clients, "buffer")
-        options |= {"buffer_size": buffer, "seed": config.seed}
+    if config.selector != "random":
+        options["buffer_size"] = amount(config.of("selector")["buffer"], config.clients, "buffer")
     if config.algorithm == "fedprox":
-        return EntProx(proximal_mu=config.of("algorithm")["mu"], **options)
+        options |= {"strategy": "FedProx", "proximal_mu": config.of("algorithm")["mu"]}
+    elif config.algorithm.startswith("flwr:"):
+        options["strategy"] = config.algorithm.removeprefix("flwr:")
     if config.algorithm == "flwr:FedAvgM":
-        return EntAvgM(server_momentum=0.9, **options)
-    return {"flwr:FedAdam": EntAdam, "flwr:FedYogi": EntYogi}.get(config.algorithm, FedEntOpt)(**options)
+        options["server_momentum"] = 0.9
+    return strategy_from(told, **options)
 
 
 @app.main()
@@ -82,6 +67,9 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy = make_strategy(config, context, data.num_classes)
     books = Bookkeeper(config, data, strategy, own_data)
+    if out is not None:
+        books.begin(out, context.run_config)
+        strategy.progress.callbacks += (books.note,)
     clock = time.monotonic()
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:

@@ -31,7 +31,11 @@ def run_settings(run_config: UserConfig) -> RunConfig:
 
     A server-side optimiser of Flower's is recorded as flwr:FedAdam, a name the simulator does not claim as its own.
     """
-    fields = {name.replace("-", "_"): value for name, value in run_config.items() if name not in ELSEWHERE}
+    fields = {
+        name.replace("-", "_"): value
+        for name, value in run_config.items()
+        if name not in ELSEWHERE and not name.startswith("fedentopt.")
+    }
     algorithm = fields.get("algorithm", "fedavg")
     if algorithm in SERVER:
         fields["algorithm"] = f"flwr:{SERVER[str(algorithm)]}"

@@ -14,7 +14,9 @@ except ImportError as error:
     raise ImportError("fedentopt.flower needs Flower; install it with: pip install 'fedentopt[flower]'") from error
 
 from fedentopt.flower.client import client_id, discreet, label_report, owner_context
+from fedentopt.flower.configured import strategy_from
 from fedentopt.flower.loop import start
+from fedentopt.flower.progress import SelectionResult, to_tensorboard, to_wandb
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
 
 __all__ = [
@@ -22,9 +24,13 @@ __all__ = [
     "LabelAware",
     "NoClientsError",
     "RoundSelection",
+    "SelectionResult",
     "client_id",
     "discreet",
     "label_report",
     "owner_context",
     "start",
+    "strategy_from",
+    "to_tensorboard",
+    "to_wandb",
 ]

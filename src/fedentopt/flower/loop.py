@@ -1,32 +1,40 @@
-"""Flower's round loop, with a first round that need not be 1 and a checkpoint after every round.
+"""Flower's round loop, with a first round that need not be 1, replies that are looked at, and checkpoints.
 
 Flower's `Strategy.start` always begins at round 1, and strategies use the round's number (FedAdam corrects its bias
 with it, clients decay their learning rate), so a continued run needs a loop of its own. It speaks to strategies
 through Flower's public methods only and works for wrappers around a label-aware strategy as well.
+
+No client stops it: a reply that cannot be averaged is its sender's failure; where averaging itself fails, or gives a
+model or a server's memory that is not finite, the round is void and everything stays as it was before it.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.exception import PrivacyBudgetExhausted
+from flwr.serverapp.strategy import FedAvgM, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.flower import checkpoint as checkpoints
-from fedentopt.flower import server_state
+from fedentopt.flower import identity, server_state
 from fedentopt.flower.checkpoint import Checkpoint
-from fedentopt.flower.exchange import exchange, replies
+from fedentopt.flower.exchange import Answer, exchange, printable, replies
+from fedentopt.flower.feedback import parameters_of
+from fedentopt.flower.progress import SelectionResult, joined
+from fedentopt.flower.register_files import RegisterFiles
+from fedentopt.flower.replies import is_finite_model
 
 if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware
 
-MODEL = "model"
+MODEL, SELECTOR = "model", "selector"
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 log = logging.getLogger("flwr")
@@ -41,67 +49,251 @@ def start(
     train_config: ConfigRecord | None = None,
     evaluate_config: ConfigRecord | None = None,
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-) -> Result:
+) -> SelectionResult:
     """Run a label-aware strategy, or a wrapper around one (such as Flower's DP wrappers), up to round `num_rounds`.
 
-    Arguments and result are those of Flower's `Strategy.start`. `timeout` bounds every wait for replies: a node that
-    is dead or too slow is then left out of the round. With a `checkpoint_dir` whose checkpoint says that round r is
-    done, the run goes on with round r + 1, the checkpoint's model and the same buffer; `evaluate_fn` is then not
-    called for the start model.
+    Arguments and result are those of Flower's `Strategy.start`; the result has a record of each round in `rounds`
+    besides. `timeout` bounds every wait for replies: a node that is dead or too slow is then left out of the round.
+    With a `checkpoint_dir` whose checkpoint says that round r is done, the run goes on with round r + 1, the
+    checkpoint's model and the same buffer; `evaluate_fn` is then not called for the start model.
     """
     layers = _layers(strategy)
-    selection: LabelAware = layers[-1]  # type: ignore[assignment]
-    train_config = ConfigRecord() if train_config is None else train_config
-    evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-    result = Result()
-    result.arrays = initial_arrays
-    done = _continue(layers, initial_arrays, num_rounds, result) if selection.checkpoint_dir is not None else 0
-
-    log.info("Starting %s: rounds %d to %d", type(strategy).__name__, done + 1, num_rounds)
-    strategy.summary()
-    if done == 0 and evaluate_fn is not None:
-        _note(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, result.arrays), "initial global evaluation")
-    begin = time.monotonic()
-    selection.saves_itself = True
-    try:
-        for server_round in range(done + 1, num_rounds + 1):
-            log.info("")
-            log.info("[ROUND %s/%s]", server_round, num_rounds)
-            _round(strategy, selection, grid, server_round, timeout, train_config, evaluate_config, result)
-            if evaluate_fn is not None:
-                metrics = evaluate_fn(server_round, result.arrays)
-                _note(result.evaluate_metrics_serverapp, server_round, metrics, "global evaluation")
-            if selection.checkpoint_dir is not None:
-                _save(layers, server_round, initial_arrays, result)
-    finally:
-        selection.saves_itself = False
-    log.info("")
-    log.info("Strategy execution finished in %.2fs", time.monotonic() - begin)
-    return result
+    run = _Run(
+        layers,
+        grid,
+        timeout,
+        ConfigRecord() if train_config is None else train_config,
+        ConfigRecord() if evaluate_config is None else evaluate_config,
+        initial_arrays,
+    )
+    return run.up_to(num_rounds, evaluate_fn)
 
 
-def _round(
-    strategy: Strategy,
-    selection: LabelAware,
-    grid: Grid,
-    server_round: int,
-    timeout: float,
-    train_config: ConfigRecord,
-    evaluate_config: ConfigRecord,
-    result: Result,
-) -> None:
-    answers = exchange(grid, strategy.configure_train(server_round, result.arrays, train_config, grid), timeout)
-    selection.note_answers(answers)
-    arrays, metrics = strategy.aggregate_train(server_round, replies(answers))
-    if arrays is not None:
-        result.arrays = arrays
-    else:
-        log.warning("round %d: nothing to aggregate, the model stays as it was", server_round)
-    _note(result.train_metrics_clientapp, server_round, metrics, "training on the nodes")
+@dataclass
+class _Run:
+    """A run in progress."""
 
-    answers = exchange(grid, strategy.configure_evaluate(server_round, result.arrays, evaluate_config, grid), timeout)
-    metrics = strategy.aggregate_evaluate(server_round, replies(answers))
-    _note(result.evaluate_metrics_clientapp, server_round, metrics, "evaluation on the nodes")
+    layers: list[Strategy]
+    grid: Grid
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    initial: ArrayRecord
+
+    def __post_init__(self) -> None:
+        self.strategy = self.layers[0]
+        self.selection: LabelAware = self.layers[-1]  # type: ignore[assignment]
+        self.result = SelectionResult()
+        self.result.arrays = self.initial
+        # Before the first round: strategies write the round's number into them.
+        self.configs = {
+            name: identity.describe({n: v for n, v in config.items() if n != "server-round"})
+            for name, config in (("train_config", self.train_config), ("evaluate_config", self.evaluate_config))
+        }
+        # What a wrapper was made with; a clipping norm that adapts is its memory, not a setting.
+        self.configs["wrappers"] = {
+            f"{type(layer).__name__}.{name}": value
+            for layer in self.layers[:-1]
+            for name, value in vars(layer).items()
+            if isinstance(value, bool | int | float | str) and name not in server_state.KNOWN
+        }
+        self.files: RegisterFiles | None = None
+        self.before: list[dict[str, str]] = []
+        self.forgotten: list[str] | None = None
+        if self.selection.replacements and any(getattr(layer, "accountant", None) for layer in self.layers):
+            raise InputError(
+                "replacements: not with privacy accounting, which knows the cohort it was told; accepted: 0"
+            )
+
+    def up_to(
+        self, num_rounds: int, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
+    ) -> SelectionResult:
+        """Run the rounds that are left."""
+        selection, result = self.selection, self.result
+        if not is_finite_model(self.initial):
+            raise InputError("initial_arrays: not all numbers are finite; accepted: a model that can be trained")
+        done = self._continue(num_rounds) if selection.checkpoint_dir is not None else 0
+        selection.progress.begin(result.rounds)
+        selection.round_timeout = self.timeout
+        selection.feedback.parameters = parameters_of(self.initial)
+        log.info("Starting %s: rounds %d to %d", type(self.strategy).__name__, done + 1, num_rounds)
+        self.strategy.summary()
+        if done == 0 and evaluate_fn is not None:
+            _note(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, result.arrays), "initial global evaluation")
+        begin = selection.clock.now()
+        self.before = server_state.attributes(self.layers, selection.own_attributes)
+        selection.saves_itself = True
+        try:
+            for server_round in range(done + 1, num_rounds + 1):
+                log.info("")
+                log.info("[ROUND %s/%s]", server_round, num_rounds)
+                self._round(server_round, evaluate_fn)
+        finally:
+            selection.saves_itself = False
+        log.info("")
+        log.info("Strategy execution finished in %.2fs", selection.clock.now() - begin)
+        return result
+
+    def _round(self, server_round: int, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> None:
+        selection, result = self.selection, self.result
+        begin = selection.clock.now()
+        answers = self._train(server_round)
+        self._aggregate(server_round, answers)
+        self._evaluate(server_round)
+        if evaluate_fn is not None:
+            metrics = evaluate_fn(server_round, result.arrays)
+            _note(result.evaluate_metrics_serverapp, server_round, metrics, "global evaluation")
+        last = selection.history[-1]
+        last.seconds = selection.clock.now() - begin
+        record = last.record()
+        for name, kept in zip(("train", "evaluate", "server"), METRICS, strict=True):
+            record[name] = dict(getattr(result, kept).get(server_round, {}))
+        result.rounds[server_round] = record
+        if selection.checkpoint_dir is not None:
+            self._save(server_round)
+        selection.progress.tell(record)
+
+    def _train(self, server_round: int) -> list[Answer]:
+        """Train the cohort and, where wanted, stand-ins for those that failed; the answers that count."""
+        selection, sent = self.selection, self.result.arrays
+        messages = self.strategy.configure_train(server_round, sent, self.train_config, self.grid)
+        answers = selection.judge_training(exchange(self.grid, messages, self.timeout, selection.clock), sent)
+        failed = [client for client, answer in selection.by_client(answers) if answer.failure is not None]
+        wanted = min(len(failed), selection.replacements)
+        stand_ins = selection.draw_stand_ins(wanted, self.grid, failed) if wanted else []
+        if stand_ins:
+            log.info("round %d: %s failed, asking %s in their place", server_round, failed, stand_ins)
+            selection.standing_in = [selection.census.node_of(client) for client in stand_ins]
+            try:
+                messages = self.strategy.configure_train(server_round, sent, self.train_config, self.grid)
+            finally:
+                selection.standing_in = None
+            more = exchange(self.grid, messages, self.timeout, selection.clock)
+            answers = selection.judge_training([*answers, *more], sent)
+        selection.note_answers(answers, stand_ins)
+        selection.feedback.observe(selection.by_client(answers), sent)
+        # For each that stood in, one that failed is not shown to Flower: a DP wrapper would void the round for it.
+        good = sum(answer.failure is None for answer in answers[len(answers) - len(stand_ins) :]) if stand_ins else 0
+        shown = []
+        for answer in answers:
+            if answer.failure is not None and good:
+                good -= 1
+                continue
+            shown.append(answer)
+        return shown
+
+    def _aggregate(self, server_round: int, answers: Sequence[Answer]) -> None:
+        selection, result = self.selection, self.result
+        last = selection.history[-1]
+        vectors = server_state.server_vectors(self.layers)
+        sent = result.arrays
+        arrays: ArrayRecord | None = None
+        metrics: MetricRecord | None = None
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # looked at below
+                arrays, metrics = self.strategy.aggregate_train(server_round, replies(answers))
+        except PrivacyBudgetExhausted:
+            raise
+        except Exception as error:  # what is left after the replies were looked at must not end a run of days either
+            last.problem = f"aggregation failed: {printable(repr(error))}"
+        else:
+            if arrays is None:
+                last.problem = "nothing to aggregate"
+            elif not is_finite_model(arrays) or not server_state.are_finite(server_state.server_vectors(self.layers)):
+                last.problem = "the aggregated model is not finite"
+        if last.problem is None and arrays is not None:
+            result.arrays = arrays
+        else:
+            server_state.put_back(self.layers, vectors)
+            for layer in self.layers:  # FedAvgM keeps the model it made last and would go on from it
+                if isinstance(layer, FedAvgM):
+                    layer.current_arrays = sent
+            metrics = None if last.problem != "nothing to aggregate" else metrics
+            log.error("round %d: %s, the model stays as it was", server_round, last.problem)
+        _note(result.train_metrics_clientapp, server_round, joined(metrics, last), "training on the nodes")
+
+    def _evaluate(self, server_round: int) -> None:
+        selection, result = self.selection, self.result
+        messages = self.strategy.configure_evaluate(server_round, result.arrays, self.evaluate_config, self.grid)
+        answers = selection.judge_evaluation(exchange(self.grid, messages, self.timeout, selection.clock))
+        metrics = None
+        try:
+            metrics = self.strategy.aggregate_evaluate(server_round, replies(answers))
+        except Exception:
+            log.exception("round %d: the evaluations of the nodes could not be combined", server_round)
+        _note(result.evaluate_metrics_clientapp, server_round, metrics, "evaluation on the nodes")
+
+    # --- checkpoints
+    def _save(self, server_round: int) -> None:
+        selection, result = self.selection, self.result
+        assert selection.checkpoint_dir is not None
+        assert self.files is not None
+        if self.forgotten is None:  # once, after the first round of this process
+            self.forgotten = server_state.forgotten(self.layers, self.before, selection.own_attributes)
+            if self.forgotten:
+                log.warning(
+                    "checkpoint: does not hold %s, which changes from round to round; this run cannot be continued "
+                    "unless the strategy gives it by memory() and takes it by remember()",
+                    ", ".join(self.forgotten),
+                )
+        parts = self.files.save(selection.census.members, selection.census.changed)
+        arrays, documents = server_state.gather(self.layers)
+        meta: dict[str, Any] = {
+            "selection": selection.state_dict(),
+            "clients": parts,
+            "layers": documents,
+            "forgotten": self.forgotten,
+            "start": _shapes(self.initial),
+            "configs": self.configs,
+            "rounds": {str(number): record for number, record in result.rounds.items()},
+            "metrics": {
+                name: {str(number): dict(record) for number, record in getattr(result, name).items()}
+                for name in METRICS
+            },
+        }
+        model = {name: array.numpy() for name, array in result.arrays.items()}
+        groups = {MODEL: model, SELECTOR: dict(selection.selector.arrays()), **arrays}
+        checkpoints.save(selection.checkpoint_dir, Checkpoint(server_round, groups, meta))
+        selection.census.changed.clear()
+        self.files.committed()
+
+    def _continue(self, num_rounds: int) -> int:
+        """Put the checkpoint back, if there is one; return the rounds that are done."""
+        selection, result = self.selection, self.result
+        assert selection.checkpoint_dir is not None
+        checkpoints.make_folder(selection.checkpoint_dir)
+        self.files = RegisterFiles(selection.checkpoint_dir)
+        found = checkpoints.load(selection.checkpoint_dir)
+        if found is None:
+            return 0
+        where = selection.checkpoint_dir / checkpoints.FILE
+        own = _shapes(self.initial)
+        # Compared with the start model: by now it may differ, since boosted trees grow.
+        saved = {name: tuple(shape) for name, shape in found.meta["start"].items()}
+        if own != saved:
+            odd = next(name for name in [*own, *saved] if own.get(name) != saved.get(name))
+            raise InputError(f"checkpoint: {where} holds another model: {odd} is {saved.get(odd)}, not {own.get(odd)}")
+        if found.round > num_rounds:
+            raise InputError(f"num_rounds: {num_rounds}, but {where} is already at round {found.round}")
+        if found.meta["forgotten"]:
+            raise InputError(
+                f"checkpoint: {where} does not hold {', '.join(found.meta['forgotten'])}, which changed from round to "
+                "round; accepted: a strategy that gives it by memory() and takes it by remember()"
+            )
+        selection.check_settings(found.meta["selection"])
+        for name, config in self.configs.items():
+            identity.check_same(config, found.meta["configs"][name], "" if name == "wrappers" else f"{name}: ")
+        server_state.restore(self.layers, found.arrays, found.meta["layers"])
+        selection.census.restore(self.files.load(found.meta["clients"], selection.census.num_classes))
+        selection.load_state_dict(found.meta["selection"], found.arrays.get(SELECTOR, {}))
+        model = found.arrays[MODEL]
+        result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+        result.rounds = {int(number): record for number, record in found.meta["rounds"].items()}
+        for name in METRICS:
+            records = found.meta["metrics"][name]
+            getattr(result, name).update({int(number): MetricRecord(record) for number, record in records.items()})
+        log.info("Continuing after round %d from %s", found.round, where)
+        return found.round
 
 
 def _note(kept: dict[int, MetricRecord], server_round: int, metrics: MetricRecord | None, what: str) -> None:
@@ -119,52 +311,14 @@ def _layers(strategy: Strategy) -> list[Strategy]:
         inner = getattr(layers[-1], "strategy", None)
         if not isinstance(inner, Strategy):
             raise InputError(f"strategy: {type(strategy).__name__} neither is nor wraps a LabelAware strategy")
+        if type(layers[-1]).start is not Strategy.start:
+            raise InputError(
+                f"strategy: {type(layers[-1]).__name__} has a start() of its own, which this one would pass over; "
+                "accepted: wrappers that leave the round loop to Flower"
+            )
         layers.append(inner)
     return layers
 
 
-def _save(layers: list[Strategy], server_round: int, initial: ArrayRecord, result: Result) -> None:
-    selection: LabelAware = layers[-1]  # type: ignore[assignment]
-    assert selection.checkpoint_dir is not None
-    arrays, documents = server_state.gather(layers)
-    meta: dict[str, Any] = {
-        "selection": selection.state_dict(),
-        "layers": documents,
-        "start": _shapes(initial),
-        "metrics": {
-            name: {str(number): dict(record) for number, record in getattr(result, name).items()} for name in METRICS
-        },
-    }
-    model = {name: array.numpy() for name, array in result.arrays.items()}
-    checkpoints.save(selection.checkpoint_dir, Checkpoint(server_round, {MODEL: model, **arrays}, meta))
-
-
 def _shapes(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:
     return {name: tuple(array.shape) for name, array in arrays.items()}
-
-
-def _continue(layers: list[Strategy], initial: ArrayRecord, num_rounds: int, result: Result) -> int:
-    """Put the checkpoint back, if there is one; return the rounds that are done."""
-    selection: LabelAware = layers[-1]  # type: ignore[assignment]
-    assert selection.checkpoint_dir is not None
-    checkpoints.make_folder(selection.checkpoint_dir)
-    found = checkpoints.load(selection.checkpoint_dir)
-    if found is None:
-        return 0
-    where = selection.checkpoint_dir / checkpoints.FILE
-    model = found.arrays[MODEL]
-    own = _shapes(initial)
-    saved = {name: tuple(shape) for name, shape in found.meta["start"].items()}  # now it may differ: boosted trees grow
-    if own != saved:
-        odd = next(name for name in [*own, *saved] if own.get(name) != saved.get(name))
-        raise InputError(f"checkpoint: {where} holds another model: {odd} is {saved.get(odd)}, not {own.get(odd)}")
-    if found.round > num_rounds:
-        raise InputError(f"num_rounds: {num_rounds}, but {where} is already at round {found.round}")
-    server_state.restore(layers, found.arrays, found.meta["layers"])
-    selection.load_state_dict(found.meta["selection"])
-    result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
-    for name in METRICS:
-        records = found.meta["metrics"][name]
-        getattr(result, name).update({int(number): MetricRecord(record) for number, record in records.items()})
-    log.info("Continuing after round %d from %s", found.round, where)
-    return found.round

@@ -1,19 +1,25 @@
-"""A selector kept in step with a federation whose clients come late, change their counts and come back.
+"""A selector kept in step with a federation whose clients come late, change their counts, come back and go.
 
-Selectors break ties by order of registration. Here that order is the order of client ids, however late a client
-joined, so that the same clients with the same history give the same cohort.
+Selectors break ties by order of registration. Those who are known before the first round stand in the order of their
+ids; whoever comes later stands behind them, so that nothing a selector has learnt of a client's number moves.
 
 FedEntOpt's buffer may hold at most K - M of K clients. A federation knows K only as its nodes report, so the buffer
 is kept at that limit, with a warning, for as long as too few clients are known.
+
+A client's size is whatever it says, and one that claims 2^53 samples of every class would make any cohort it is in look
+even. Counts are therefore scaled down, shares of the classes unchanged, where their sum exceeds `size_cap` times the
+median of all known clients' sums.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.flower.report import ClientId, Report, id_order
@@ -23,34 +29,70 @@ log = logging.getLogger("flwr")
 
 
 class Roster:
-    """The clients a selector knows, in order of their ids."""
+    """The clients a selector knows."""
 
-    def __init__(self, selector: Selector) -> None:
+    def __init__(self, selector: Selector, size_cap: float | None = None) -> None:
         self.selector = selector
+        self.size_cap = size_cap
         self.buffer_size = selector.buffer_size if isinstance(selector, EntropySelector) else None
         self._reports: dict[ClientId, Report] = {}
+        self._sizes: dict[ClientId, float] = {}
+        self._capped: dict[ClientId, float] = {}  # most samples that a client's counts were scaled to
 
     def take(self, reports: Sequence[Report]) -> None:
         """Learn new clients and new counts of known ones."""
-        new = [report for report in reports if report.client not in self._reports]
+        new = sorted((r for r in reports if r.client not in self._reports), key=lambda report: id_order(report.client))
+        known = [report for report in reports if report.client in self._reports]
         for report in reports:
-            if report.client in self._reports:
-                self.selector.update({report.client: report.counts}, noisy=report.noisy)
-        last = next(reversed(self._reports), None)
-        self._reports.update({report.client: report for report in reports})
-        self._reports = dict(sorted(self._reports.items(), key=lambda entry: id_order(entry[0])))
-        if not new:
-            return
-        if last is None or all(id_order(report.client) > id_order(last) for report in new):
-            self._register(sorted(new, key=lambda report: id_order(report.client)))
-            return
-        state = self.selector.state_dict()
-        self.selector.remove([client for client in self._reports if client not in {report.client for report in new}])
-        self._register(list(self._reports.values()))
-        self.selector.load_state_dict(state)
+            self._reports[report.client] = report
+            self._sizes[report.client] = float(np.maximum(report.counts, 0.0).sum())
+            self._capped.pop(report.client, None)
+        for noisy, batch in groupby(known, key=lambda report: report.noisy):
+            self.selector.update({report.client: report.counts for report in batch}, noisy=noisy)
+        for noisy, batch in groupby(new, key=lambda report: report.noisy):
+            self.selector.register({report.client: report.counts for report in batch}, noisy=noisy)
+        if reports:
+            self._cap_sizes()
 
-    def select(self, available: Sequence[ClientId]) -> Cohort:
-        """The next cohort among these clients."""
+    def forget(self, clients: Iterable[ClientId]) -> None:
+        """Remove clients."""
+        gone = [client for client in clients if client in self._reports]
+        if not gone:
+            return
+        self.selector.remove(gone)
+        for client in gone:
+            del self._reports[client], self._sizes[client]
+            self._capped.pop(client, None)
+        self._cap_sizes()
+
+    def size_of(self, client: ClientId) -> float:
+        """How many samples the selector believes a client to have."""
+        return self._capped.get(client, self._sizes[client])
+
+    def _cap_sizes(self) -> None:
+        """Scale down the counts of clients that claim too much, and back up those that no longer do."""
+        if self.size_cap is None or not self._sizes:
+            return
+        most = self.size_cap * float(np.median(np.fromiter(self._sizes.values(), np.float64)))
+        if most <= 0:  # most clients report nothing but noise below 0
+            return
+        over = {client: most for client, size in self._sizes.items() if size > most}
+        for client in self._capped.keys() | over.keys():
+            if self._capped.get(client) == over.get(client):
+                continue
+            counts = self._reports[client].counts
+            if client in over:
+                if client not in self._capped:
+                    log.warning(
+                        "client %s claims %g samples, more than %g times the median: taken for %g",
+                        *(client, self._sizes[client], self.size_cap, most),
+                    )
+                counts = np.maximum(counts, 0.0) * (most / self._sizes[client])
+            self.selector.update({client: counts}, noisy=self._reports[client].noisy)
+        self._capped = over
+
+    def select(self, available: Sequence[ClientId], losses: Mapping[ClientId, float] | None = None) -> Cohort:
+        """The next cohort among these clients; `losses` are what the selector's candidates answered."""
         if isinstance(self.selector, EntropySelector) and self.buffer_size is not None:
             room = min(self.buffer_size, max(0, len(self._reports) - self.selector.cohort_size))
             if room != self.selector.buffer_size:
@@ -61,15 +103,16 @@ class Roster:
                 self.selector.buffer_size = room
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CohortWarning)  # told to the log, where Flower's users look
-            cohort = self.selector.select(available=available)
-        if len(cohort.clients) < self.selector.cohort_size:
+            told = {} if losses is None else {"losses": losses}
+            cohort = self.selector.select(available=available, **told)
+        if len(cohort.clients) < self.selector.cohort_size and cohort.weights is None:
             log.warning("cohort of %d instead of %d clients", len(cohort.clients), self.selector.cohort_size)
         if cohort.released:
             log.info("released from the buffer early, since others are away: %s", cohort.released)
         return cohort
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed, beside the reports, to go on identically; JSON-serialisable."""
+        """What is needed, beside the reports and the selector's arrays, to go on identically; JSON-serialisable."""
         buffer_now = self.selector.buffer_size if isinstance(self.selector, EntropySelector) else None
         return {
             "buffer_size": self.buffer_size,
@@ -77,18 +120,24 @@ class Roster:
             "selector": self.selector.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], reports: Sequence[Report]) -> None:
-        """Go on from `state_dict()` with these clients; other settings are refused."""
+    def load_state_dict(
+        self, state: Mapping[str, Any], reports: Sequence[Report], arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Go on from `state_dict()` with these clients, in the order they were let in; other settings are refused."""
         own, saved = self.selector.state_dict(), state["selector"]
-        settings = {name: (own.get(name), saved.get(name)) for name in ("seed", "target")}
+        settings = {name: (own.get(name), saved.get(name)) for name in ("seed", "target", "release")}
         for name, (here, there) in ({"buffer_size": (self.buffer_size, state["buffer_size"])} | settings).items():
             if here != there:
                 raise InputError(f"{name}: {here!r}, but the checkpoint was written with {there!r}")
-        self.take(reports)
+        self.forget(list(self._reports))  # of a run before, where this one is continued by the same object
+        for report in reports:
+            self._reports[report.client] = report
+            self._sizes[report.client] = float(np.maximum(report.counts, 0.0).sum())
+        for noisy, batch in groupby(reports, key=lambda report: report.noisy):
+            self.selector.register({report.client: report.counts for report in batch}, noisy=noisy)
+        self._cap_sizes()
         if isinstance(self.selector, EntropySelector):
             self.selector.buffer_size = state["buffer_size_now"]
         self.selector.load_state_dict(state["selector"])
-
-    def _register(self, reports: Sequence[Report]) -> None:
-        for noisy, batch in groupby(reports, key=lambda report: report.noisy):
-            self.selector.register({report.client: report.counts for report in batch}, noisy=noisy)
+        if arrays:
+            self.selector.load_arrays(arrays)

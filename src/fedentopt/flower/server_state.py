@@ -1,15 +1,23 @@
-"""What Flower's own strategies remember between rounds, gathered for a checkpoint and put back.
+"""What strategies remember between rounds, gathered for a checkpoint and put back.
 
 FedAdagrad, FedAdam and FedYogi keep moments (`m_t`, `v_t`), FedAvgM a momentum vector, adaptive clipping its norm,
 and DP wrappers the privacy spent so far. Without these a continued run would be another run, and a continued
 accountant would report too small an epsilon.
+
+A strategy of one's own gives what it remembers by `memory()`, a dict of JSON values and NumPy arrays by name, and takes
+it back by `remember(memory)`. Without these two methods, an attribute that changes while rounds go by is noticed, and
+continuing such a run is refused.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedentopt.errors import InputError
@@ -19,25 +27,57 @@ MOMENTS = ("m_t", "v_t")
 MOMENTUM = "momentum_vector"
 NORM = "clipping_norm"
 ACCOUNTANT = "accountant"
+MEMORY = "memory"
+KNOWN = {*MOMENTS, MOMENTUM, NORM, ACCOUNTANT, "strategy"}
+EACH_ROUND = {"current_arrays", "current_bst", "_pending_events"}
+"""Attributes of Flower's strategies that `configure_train` sets anew."""
 
 
 def gather(layers: Sequence[Strategy]) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
-    """Arrays by group name, and one JSON document a layer, outermost wrapper first."""
-    arrays: dict[str, Arrays] = {}
+    """Arrays by group name, and one JSON document per layer, outermost wrapper first."""
+    arrays = server_vectors(layers)
     documents: list[dict[str, Any]] = []
+    for depth, layer in enumerate(layers):
+        document: dict[str, Any] = {"class": _kind(layer)}
+        if hasattr(layer, NORM):
+            document[NORM] = float(getattr(layer, NORM))
+        if getattr(layer, ACCOUNTANT, None) is not None:
+            document[ACCOUNTANT] = getattr(layer, ACCOUNTANT).state_dict()
+        if _has_memory(layer):
+            kept = dict(layer.memory())  # type: ignore[attr-defined]
+            arrays[f"{depth}.{MEMORY}"] = {n: v for n, v in kept.items() if isinstance(v, np.ndarray)}
+            document[MEMORY] = {n: v for n, v in kept.items() if not isinstance(v, np.ndarray)}
+        documents.append(document)
+    return arrays, documents
+
+
+def server_vectors(layers: Sequence[Strategy]) -> dict[str, Arrays]:
+    """Moments and momentum of all layers, by group name."""
+    arrays: dict[str, Arrays] = {}
     for depth, layer in enumerate(layers):
         for name in MOMENTS:
             if getattr(layer, name, None) is not None:
                 arrays[f"{depth}.{name}"] = dict(getattr(layer, name))
         if getattr(layer, MOMENTUM, None) is not None:
             arrays[f"{depth}.{MOMENTUM}"] = {str(place): array for place, array in enumerate(getattr(layer, MOMENTUM))}
-        document: dict[str, Any] = {"class": _kind(layer)}
-        if hasattr(layer, NORM):
-            document[NORM] = float(getattr(layer, NORM))
-        if getattr(layer, ACCOUNTANT, None) is not None:
-            document[ACCOUNTANT] = getattr(layer, ACCOUNTANT).state_dict()
-        documents.append(document)
-    return arrays, documents
+    return arrays
+
+
+def put_back(layers: Sequence[Strategy], arrays: Mapping[str, Arrays]) -> None:
+    """Give the layers the moments and momentum that `server_vectors` took, and none where there were none."""
+    for depth, layer in enumerate(layers):
+        for name in MOMENTS:
+            if hasattr(layer, name):
+                found = arrays.get(f"{depth}.{name}")
+                setattr(layer, name, None if found is None else dict(found))
+        if hasattr(layer, MOMENTUM):
+            vector = arrays.get(f"{depth}.{MOMENTUM}")
+            setattr(layer, MOMENTUM, None if vector is None else list(vector.values()))
+
+
+def are_finite(arrays: Mapping[str, Arrays]) -> bool:
+    """Whether every number of all these arrays is finite."""
+    return all(np.isfinite(array).all() for group in arrays.values() for array in group.values())
 
 
 def restore(layers: Sequence[Strategy], arrays: Mapping[str, Arrays], documents: Sequence[Mapping[str, Any]]) -> None:
@@ -45,12 +85,8 @@ def restore(layers: Sequence[Strategy], arrays: Mapping[str, Arrays], documents:
     kinds, saved = [_kind(layer) for layer in layers], [document["class"] for document in documents]
     if kinds != saved:
         raise InputError(f"checkpoint: written by {' around '.join(saved)}, continued by {' around '.join(kinds)}")
+    put_back(layers, arrays)
     for depth, (layer, document) in enumerate(zip(layers, documents, strict=True)):
-        for name in MOMENTS:
-            if f"{depth}.{name}" in arrays:
-                setattr(layer, name, dict(arrays[f"{depth}.{name}"]))
-        if f"{depth}.{MOMENTUM}" in arrays:
-            setattr(layer, MOMENTUM, list(arrays[f"{depth}.{MOMENTUM}"].values()))
         if NORM in document:
             setattr(layer, NORM, document[NORM])
         if ACCOUNTANT in document:
@@ -58,6 +94,48 @@ def restore(layers: Sequence[Strategy], arrays: Mapping[str, Arrays], documents:
             if accountant is None:
                 raise InputError("checkpoint: privacy was accounted for before; go on with an accountant")
             accountant.load_state_dict(document[ACCOUNTANT])
+        if MEMORY in document:
+            layer.remember({**document[MEMORY], **arrays.get(f"{depth}.{MEMORY}", {})})  # type: ignore[attr-defined]
+
+
+def attributes(layers: Sequence[Strategy], own: frozenset[str]) -> list[dict[str, str]]:
+    """A mark of the value of every attribute that is neither kept here, nor set each round, nor among `own`."""
+    return [
+        {}
+        if _has_memory(layer)
+        else {name: _mark(value) for name, value in vars(layer).items() if name not in KNOWN | EACH_ROUND | own}
+        for layer in layers
+    ]
+
+
+def forgotten(layers: Sequence[Strategy], before: Sequence[Mapping[str, str]], own: frozenset[str]) -> list[str]:
+    """Attributes that have changed since `before` was taken and that no checkpoint keeps."""
+    after = attributes(layers, own)
+    return [
+        f"{_kind(layer)}.{name}"
+        for layer, old, new in zip(layers, before, after, strict=True)
+        for name in new
+        if old.get(name) != new[name]
+    ]
+
+
+def _mark(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.shape} {zlib.crc32(np.ascontiguousarray(value).tobytes())}"
+    if isinstance(value, ArrayRecord):
+        return " ".join(f"{name} {zlib.crc32(array.data)}" for name, array in value.items())
+    if isinstance(value, Mapping):
+        return " ".join(f"{name!r} {_mark(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(map(_mark, value))
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return str(id(value))
+
+
+def _has_memory(layer: Strategy) -> bool:
+    return callable(getattr(layer, "memory", None)) and callable(getattr(layer, "remember", None))
 
 
 def _kind(layer: Strategy) -> str:

@@ -6,69 +6,72 @@
 `LabelAware` overrides `configure_train`: before it selects, it asks unknown nodes for their label counts (`census`),
 lets a selector of `fedentopt.selection` pick the cohort among the known clients that are online, and hands exactly
 that cohort to the strategy it is mixed into, which then does whatever it does there (FedProx adds its mu, FedAdam
-remembers the model). Aggregation is untouched, which Flower's privacy accounting insists on.
+remembers the model). Aggregation is untouched, which Flower's privacy accounting insists on; replies are looked at
+before they get there (`replies`), so that no client stops a run.
 
-Selection is seeded and depends on client ids, counts and who is online, never on Flower's random node ids or on the
-order in which replies arrive.
+Selection is seeded and depends on client ids, counts, who is online and who joined when, never on Flower's random node
+ids or on the order in which replies arrive.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging, Result, Strategy
 
 from fedentopt.errors import InputError
-from fedentopt.flower import loop
+from fedentopt.flower import identity, loop, replies, stand_ins
 from fedentopt.flower.census import Census
 from fedentopt.flower.cohort_grid import CohortGrid
-from fedentopt.flower.exchange import Answer
+from fedentopt.flower.exchange import Answer, Clock, exchange
+from fedentopt.flower.federation import Federation, NoClientsError
+from fedentopt.flower.feedback import Feedback
+from fedentopt.flower.progress import Callback, Progress, RoundSelection
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
-from fedentopt.selection import Cohort, EntropySelector, Selector
+from fedentopt.randomness import generator, key
+from fedentopt.selection import EntropySelector, Selector
+
+__all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection"]
 
 log = logging.getLogger("flwr")
-
-
-class NoClientsError(RuntimeError):
-    """Nobody to train with: the nodes are gone, or none of them has told its label counts."""
-
-
-@dataclass
-class RoundSelection:
-    """A round's cohort, and what became of it: clients that answered, and why the others did not."""
-
-    round: int
-    cohort: Cohort
-    answered: tuple[ClientId, ...] = ()
-    failed: dict[ClientId, str] = field(default_factory=dict)
 
 
 class LabelAware(FedAvg):
     """Mixin: the cohort is picked by label counts. Put it before the strategy it joins.
 
-    cohort_size       clients a round (M)
+    cohort_size       clients per round (M)
     num_classes       length of a label count vector (C)
     buffer_size       FedEntOpt's buffer (Q): clients that trained lately and are kept out for a while
-    seed, target      of `EntropySelector`
-    selector          another selector of `fedentopt.selection`, instead of buffer_size, seed and target
-    query_timeout     longest wait for label counts, in seconds, each time unknown nodes are asked
-    query_attempts    how often running a node may fail to give usable counts before it is asked no more
+    seed, target, release  of `EntropySelector`
+    selector          another selector of `fedentopt.selection`, instead of buffer_size, seed, target and release
+    size_cap          most samples a client is taken for, as a multiple of the median client; None: no limit
+    weight_cap        largest weight of a reply, as a multiple of what is usual (see `replies`); None: no limit
+    exclude           clients that never train; "node-<id>" for a node by Flower's id
+    replacements      most clients per round that are asked to stand in for ones that failed
+    query_timeout     longest wait for a node's label counts, in seconds
+    query_attempts    how often running a node may fail to give them before it is asked no more; None: always again
+    query_pause       seconds before a node that failed is asked again; doubles each time, up to ten minutes
+    query_patience    seconds without an answer after which a round goes on without the nodes that are still silent
+    refresh_every     rounds after which known clients are asked again; 0: only when they announce new counts
+    forget_after      rounds after which a client that is away is forgotten; None: never
+    bind_names        True: a client id stays with the node that first came under it; or {client id: node id}
     node_timeout      longest wait for `min_available_nodes` nodes to be online, in seconds
+    evaluate_by       who evaluates: "seed" (drawn with the seed) or "labels" (as even as a cohort)
+    head, loss_key, loss_rms_key, seconds_key, candidate_loss_keys   see `feedback`
     checkpoint_dir    folder for the checkpoint after each round; `start` continues from it
+    settings          what else makes this run what it is (an app's run config): continued with others, it is refused
+    metrics_file      file for a line of JSON after each round
+    callbacks         functions that are handed the same after each round
     strategy_options  everything else goes to the strategy, except fraction_train and min_train_nodes, which
                       cohort_size replaces
     """
-
-    poll_interval = 1.0  # seconds between two looks at who is online
 
     def __init__(
         self,
@@ -78,44 +81,114 @@ class LabelAware(FedAvg):
         buffer_size: int = 0,
         seed: int = 0,
         target: Sequence[float] | None = None,
+        release: str = "fifo",
         selector: Selector | None = None,
+        size_cap: float | None = 10.0,
+        weight_cap: float | None = 10.0,
+        exclude: Iterable[ClientId] = (),
+        replacements: int = 0,
         query_timeout: float = 300.0,
-        query_attempts: int = 3,
+        query_attempts: int | None = None,
+        query_pause: float = 5.0,
+        query_patience: float = 30.0,
+        refresh_every: int = 0,
+        forget_after: int | None = None,
+        bind_names: bool | Mapping[ClientId, int] = False,
         node_timeout: float = 600.0,
+        evaluate_by: str = "seed",
+        head: Sequence[str] = (),
+        loss_key: str = "train_loss",
+        loss_rms_key: str = "train_loss_rms",
+        seconds_key: str = "train_seconds",
+        candidate_loss_keys: Sequence[str] = ("loss", "eval_loss"),
         checkpoint_dir: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        metrics_file: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
         **strategy_options: Any,
     ) -> None:
+        _check_class(type(self))
         for name in ("fraction_train", "min_train_nodes"):
             if name in strategy_options:
                 raise InputError(
                     f"{name}: {strategy_options[name]!r} has no place here; cohort_size says how many clients train"
                 )
         _check_whole("num_classes", num_classes, 1)
-        _check_whole("query_attempts", query_attempts, 1)
-        _check_positive("query_timeout", query_timeout)
-        _check_positive("node_timeout", node_timeout)
-        if selector is not None and ((buffer_size, seed) != (0, 0) or target is not None):
-            raise InputError("selector: give either a selector or buffer_size, seed and target, which would build one")
+        _check_whole("replacements", replacements, 0)
+        _check_whole("refresh_every", refresh_every, 0)
+        for name, whole in (("query_attempts", query_attempts), ("forget_after", forget_after)):
+            if whole is not None:
+                _check_whole(name, whole, 1)
+        for name, number in (
+            ("query_timeout", query_timeout),
+            ("query_pause", query_pause),
+            ("query_patience", query_patience),
+            ("node_timeout", node_timeout),
+            ("size_cap", size_cap),
+            ("weight_cap", weight_cap),
+        ):
+            if number is not None or not name.endswith("_cap"):
+                _check_positive(name, number)
+        if evaluate_by not in ("seed", "labels"):
+            raise InputError(f"evaluate_by: {evaluate_by!r} is unknown; accepted: seed, labels")
+        if selector is not None and ((buffer_size, seed, release) != (0, 0, "fifo") or target is not None):
+            raise InputError(
+                "selector: give either a selector or buffer_size, seed, target and release, which would build one"
+            )
         if selector is not None and selector.cohort_size != cohort_size:
             raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
-        needs = ", ".join(sorted(getattr(selector, "needs", ())))
-        if needs:
-            raise InputError(
-                f"selector: {type(selector).__name__} needs {needs}, which this strategy does not ask of its clients; "
-                f"accepted: selectors that need label counts only"
-            )
         super().__init__(**strategy_options)
-        self.selector = selector if selector is not None else EntropySelector(cohort_size, buffer_size, seed, target)
-        aim = self.selector.target if isinstance(self.selector, EntropySelector) else None
+        if selector is None:
+            selector = EntropySelector(cohort_size, buffer_size, seed, target, release=release)
+        self.selector = selector
+        aim = selector.target if isinstance(selector, EntropySelector) else None
         if aim is not None and aim.size != num_classes:  # else the first client would be blamed, after the query
             raise InputError(f"target: {aim.size} weights; accepted: {num_classes}, one for each class (num_classes)")
-        self.roster = Roster(self.selector)
-        self.cohort_size = self.selector.cohort_size
-        self.census = Census(int(num_classes), timeout=query_timeout, attempts=query_attempts)
-        self.node_timeout = node_timeout
+        self.feedback = Feedback(
+            selector, int(num_classes), self.weighted_by_key, head, loss_key, loss_rms_key, seconds_key,
+            candidate_loss_keys,
+        )  # fmt: skip
+        self.cohort_size = selector.cohort_size
+        self.roster = Roster(selector, size_cap)
+        self.census = Census(
+            int(num_classes),
+            timeout=query_timeout,
+            attempts=query_attempts,
+            pause=query_pause,
+            patience=query_patience,
+            bind_names=bind_names,
+            exclude=frozenset(exclude),
+        )
+        self.federation = Federation(
+            self.census, self.roster, node_timeout=node_timeout, refresh_every=refresh_every, forget_after=forget_after
+        )
+        self.weight_cap = weight_cap
+        self.replacements = replacements
+        self.evaluate_by = evaluate_by
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.progress = Progress(None if metrics_file is None else Path(metrics_file), callbacks)
+        self.settings = identity.describe(settings or {})
+        self.options = identity.describe(
+            {
+                "num_classes": num_classes, "cohort_size": self.cohort_size, "size_cap": size_cap,
+                "weight_cap": weight_cap, "replacements": replacements, **strategy_options,
+            }
+        )  # fmt: skip
         self.history: list[RoundSelection] = []
+        self.round_timeout = 3600.0  # `start` sets it: longest wait for the losses of candidates
         self.saves_itself = False  # True while `loop.start` runs this strategy and writes its checkpoints
+        self.standing_in: list[int] | None = None  # nodes that `configure_train` is asked for in the middle of a round
+        self.own_attributes: frozenset[str] = frozenset()
+        self.own_attributes = frozenset(vars(self))
+
+    @property
+    def clock(self) -> Clock:
+        """The time by which nodes are waited for."""
+        return self.federation.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self.federation.clock = self.census.clock = clock
 
     def summary(self) -> None:
         """Log the settings."""
@@ -131,19 +204,41 @@ class LabelAware(FedAvg):
 
         Waits for nodes at most `node_timeout` seconds; raises `NoClientsError` when there is nobody to pick.
         """
-        if self.checkpoint_dir is not None and not self.saves_itself:
-            raise InputError(
-                "checkpoint_dir: a strategy inside a wrapper is checkpointed when fedentopt.flower.start(wrapper, "
-                "grid, ...) runs it, not by wrapper.start(grid, ...)"
-            )
-        online = self._gather_clients(server_round, grid)
-        cohort = self.roster.select(self.census.available(online))
+        if self.standing_in is not None:
+            return self._messages(self.standing_in, server_round, arrays, config, grid)
+        if not self.saves_itself:
+            if self.checkpoint_dir is not None:
+                raise InputError(
+                    "checkpoint_dir: a strategy inside a wrapper is checkpointed when fedentopt.flower.start(wrapper, "
+                    "grid, ...) runs it, not by wrapper.start(grid, ...)"
+                )
+            if not self.history:
+                log.warning("replies are not checked: run fedentopt.flower.start(wrapper, grid, ...) to have them be")
+        least = max(1, self.min_available_nodes)
+        online, available = self.federation.gather(server_round, grid, least, self.cohort_size)
+        losses = self._candidate_losses(server_round, arrays, available, grid)
+        cohort = self.roster.select(available, losses)
         if cohort.sample_limits is not None:
             raise InputError(
                 f"selector: {type(self.selector).__name__} lets clients train on part of their data, which a training "
                 "message does not say; accepted: selectors of whole clients, such as EntropySelector and RandomSelector"
             )
-        self.history.append(RoundSelection(server_round, cohort))
+        if cohort.weights is not None and not self.history:
+            log.warning(
+                "%s defines weights for the average, which Flower's strategies do not take: clients are weighted by %s",
+                *(type(self.selector).__name__, self.weighted_by_key),
+            )
+        members = self.census.members
+        noises = [members[client].report.epsilon for client in cohort.clients]
+        self.history.append(
+            RoundSelection(
+                server_round,
+                cohort,
+                epsilon=max((noise for noise in noises if noise is not None), default=None),
+                online=len(online),
+                known=len(members),
+            )
+        )
         log.info(
             "configure_train: picked %d clients of %d online nodes: %s",
             len(cohort.clients),
@@ -157,15 +252,30 @@ class LabelAware(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As Flower does it, but a federation that is gone is not waited for without end."""
-        if self.fraction_evaluate > 0:
-            least = max(self.min_available_nodes, self.min_evaluate_nodes)
-            online = self._wait_for_nodes(grid, least)
-            if len(online) < least:
-                log.warning("round %d: no evaluation on the nodes, %d of %d online", server_round, len(online), least)
-                return []
-            grid = CohortGrid(grid, online)  # Flower looks again, and would wait for a node that has just gone
-        return super().configure_evaluate(server_round, arrays, config, grid)
+        """Evaluate on known clients that are online: a fraction of them drawn with the seed, or one even in labels.
+
+        Nodes that refused to tell their counts, or are excluded, are not asked. A federation that is gone is not waited
+        for without end.
+        """
+        if not self.fraction_evaluate > 0:
+            return super().configure_evaluate(server_round, arrays, config, grid)
+        least = max(self.min_available_nodes, self.min_evaluate_nodes)
+        online = self.federation.wait_for_nodes(grid, least)
+        clients = self.census.available(online)
+        if len(online) < least or not clients:
+            log.warning("round %d: no evaluation on the nodes, %d of %d online", server_round, len(online), least)
+            return []
+        wanted = min(max(int(len(clients) * self.fraction_evaluate), self.min_evaluate_nodes), len(clients))
+        nodes = [self.census.node_of(client) for client in self._evaluators(clients, wanted, server_round)]
+        kept = self.fraction_evaluate, self.min_evaluate_nodes, self.min_available_nodes
+        self.fraction_evaluate, self.min_evaluate_nodes, self.min_available_nodes = 1.0, len(nodes), len(nodes)
+        try:
+            # Flower looks again, and would wait for a node that has just gone.
+            messages = list(super().configure_evaluate(server_round, arrays, config, CohortGrid(grid, nodes)))
+        finally:
+            self.fraction_evaluate, self.min_evaluate_nodes, self.min_available_nodes = kept
+        place = {node: index for index, node in enumerate(nodes)}
+        return sorted(messages, key=lambda message: place[message.metadata.dst_node_id])
 
     def start(
         self,
@@ -180,77 +290,133 @@ class LabelAware(FedAvg):
         """Run the rounds up to `num_rounds`, from the checkpoint where there is one. See `fedentopt.flower.start`."""
         return loop.start(self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
-    def note_answers(self, answers: Sequence[Answer]) -> None:
-        """Take down who of the last cohort answered, and log who did not, by client and reason."""
-        last = self.history[-1]
-        clients = {self.census.node_of(client): client for client in last.cohort.clients}
-        last.answered = tuple(clients[answer.node_id] for answer in answers if answer.failure is None)
-        last.failed = {clients[answer.node_id]: answer.failure for answer in answers if answer.failure is not None}
-        for client, reason in last.failed.items():
-            log.warning("round %d: client %s did not train: %s", last.round, client, reason)
+    # --- replies
+    def check_reply(self, reply: Message, sent: ArrayRecord) -> str | None:
+        """What is wrong with one training reply, or None. To be overridden where replies look different by design."""
+        if isinstance(self, FedXgbBagging):
+            replies.check_trees(reply.content, self.weighted_by_key)
+        else:
+            replies.check_training(reply.content, sent, self.weighted_by_key)
+            if hasattr(self, "train_loss_key"):  # QFedAvg
+                replies.check_loss(reply.content, self.train_loss_key)
+        return None
 
+    def judge_training(self, answers: Sequence[Answer], sent: ArrayRecord) -> list[Answer]:
+        """Look at the replies of a round; those that cannot be averaged get their `problem`."""
+        return replies.judge(
+            answers,
+            lambda reply: self.check_reply(reply, sent),
+            self.weighted_by_key,
+            self._sizes(answers),
+            self.weight_cap,
+        )
+
+    def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The same for evaluation; failures are logged, and cost the client nothing else."""
+        judged = replies.judge(
+            answers,
+            lambda reply: replies.check_metrics(reply.content, self.weighted_by_key),
+            self.weighted_by_key,
+            self._sizes(answers),
+            self.weight_cap,
+        )
+        for client, answer in self.by_client(judged):
+            if answer.failure is not None:
+                self.history[-1].not_evaluated[client] = answer.failure
+                log.warning("round %d: client %s did not evaluate: %s", self.history[-1].round, client, answer.failure)
+        return judged
+
+    def note_answers(self, answers: Sequence[Answer], stand_ins: Sequence[ClientId] = ()) -> None:
+        """Take down who of the last cohort answered and who did not, by client and reason; those that failed sit out.
+
+        `stand_ins` are clients among them that were asked in the place of others.
+        """
+        last = self.history[-1]
+        good: list[ClientId] = []
+        for client, answer in self.by_client(answers):
+            if answer.failure is None and answer.reply is not None:
+                good.append(client)
+                self.federation.backoff.answered(client)
+                self.census.note_release(client, answer.reply)
+            else:
+                last.failed[client] = str(answer.failure)
+                self.federation.note_failure(client, last.round, str(answer.failure))
+        last.answered = tuple(good)
+        last.stood_in = tuple(stand_ins)
+
+    def by_client(self, answers: Iterable[Answer]) -> list[tuple[ClientId, Answer]]:
+        """Answers beside the clients that gave them."""
+        return [(self.census.client_on(answer.node_id), answer) for answer in answers]
+
+    def draw_stand_ins(self, number: int, grid: Grid, failed: Iterable[ClientId]) -> list[ClientId]:
+        """Clients to ask in the place of `failed` ones of the last cohort."""
+        last = self.history[-1]
+        out = {*last.cohort.clients}
+        free = [c for c in self.census.available(grid.get_node_ids()) if c not in out]
+        free = self.federation.backoff.rested(free, last.round, number)
+        kept = [client for client in last.cohort.clients if client not in set(failed)]
+        return stand_ins.draw(self.selector, kept, free, number, last.round)
+
+    # --- state
     def state_dict(self) -> dict[str, Any]:
-        """Selector state and label counts, JSON-serialisable."""
+        """Settings, selector state, failures; JSON-serialisable. The register of clients is kept apart."""
         return {
             "selector": type(self.selector).__name__,
-            "roster": self.roster.state_dict(),
-            "clients": self.census.state_dict(),
-            "num_classes": self.census.num_classes,
-            "cohort_size": self.cohort_size,
+            "options": self.options,
+            "settings": self.settings,
+            "federation": self.federation.state_dict(),
+            "seen": sorted(self.feedback.seen),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`; one of another selector or another number of classes is refused."""
-        for name, own in (
-            ("selector", type(self.selector).__name__),
-            ("num_classes", self.census.num_classes),
-            ("cohort_size", self.cohort_size),
-        ):
-            if state[name] != own:
-                raise InputError(f"{name}: {own!r}, but the checkpoint was written with {state[name]!r}")
-        self.roster.load_state_dict(state["roster"], self.census.load_state_dict(state["clients"]))
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        """Continue from `state_dict()`, with the census restored; one of other settings is refused."""
+        self.check_settings(state)
+        self.federation.load_state_dict(dict(state["federation"]), dict(arrays or {}))
+        self.feedback.seen = set(state["seen"])
 
-    def _gather_clients(self, server_round: int, grid: Grid) -> list[int]:
-        """Wait for nodes and learn the counts of unknown ones; return who is online, at least one of them known."""
-        deadline = time.monotonic() + self.node_timeout
-        told = False
-        while True:
-            online = self._wait_for_nodes(grid, self.min_available_nodes)
-            if len(online) < self.min_available_nodes:
-                raise NoClientsError(
-                    f"round {server_round}: {len(online)} node(s) online after {self.node_timeout:g} s, "
-                    f"min_available_nodes asks for {self.min_available_nodes}"
-                )
-            self.roster.take(self.census.ask_unknown(grid, online))
-            if self.census.available(online):
-                return online
-            nobody_to_ask = not self.census.unknown(online)
-            if nobody_to_ask and not told:
-                told = True
-                log.warning(
-                    "round %d: no client with known label counts is online; waiting %g s for one at most",
-                    *(server_round, self.node_timeout),
-                )
-            if nobody_to_ask and time.monotonic() > deadline:
-                reasons = [f"node {node}: {self.census.refusals.get(node, 'unknown')}" for node in online]
-                raise NoClientsError(
-                    f"round {server_round}: no client with known label counts is online "
-                    f"({'; '.join(reasons) or 'no node is'})"
-                )
-            time.sleep(self.poll_interval)
+    def check_settings(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of a run with other settings, naming the difference."""
+        identity.check_same({"selector": type(self.selector).__name__}, {"selector": state["selector"]})
+        identity.check_same(self.options, state["options"])
+        identity.check_same(self.settings, state["settings"])
 
-    def _wait_for_nodes(self, grid: Grid, least: int) -> list[int]:
-        """Who is online, as soon as `least` nodes are, or after `node_timeout` seconds."""
-        deadline = time.monotonic() + self.node_timeout
-        told = -1
-        while True:
-            online = sorted(grid.get_node_ids())
-            if len(online) >= least or time.monotonic() >= deadline:
-                return online
-            if len(online) != told:
-                told = len(online)
-                log.info("waiting for nodes: %d online, %d needed", told, least)
-            time.sleep(self.poll_interval)
+    # --- inside
+    def _candidate_losses(
+        self, server_round: int, arrays: ArrayRecord, available: Sequence[ClientId], grid: Grid
+    ) -> dict[ClientId, float] | None:
+        wanted = self.selector.candidates(available) if "candidate_loss" in self.feedback.needs else None
+        if wanted is None:
+            return None
+        nodes = [self.census.node_of(client) for client in wanted.ids]
+        log.info("configure_train: asking %d candidates for the loss of the current model", len(nodes))
+        keys = self.arrayrecord_key, self.configrecord_key
+        messages = self.feedback.questions(wanted, nodes, arrays, server_round, keys)
+        answers = exchange(grid, messages, self.round_timeout, self.clock)
+        judged = replies.judge(
+            answers, lambda reply: replies.check_metrics(reply.content, self.weighted_by_key), self.weighted_by_key, {},
+            None,
+        )  # fmt: skip
+        told = self.by_client(judged)
+        for client, answer in told:
+            if answer.failure is not None:
+                log.warning("round %d: candidate %s told no loss: %s", server_round, client, answer.failure)
+        return self.feedback.losses(told)
+
+    def _evaluators(self, clients: Sequence[ClientId], number: int, server_round: int) -> list[ClientId]:
+        seed = self.selector.seed
+        if number >= len(clients):
+            return list(clients)
+        if self.evaluate_by == "seed":
+            places = generator(seed, "evaluate", server_round).choice(len(clients), number, replace=False)
+            return [clients[place] for place in sorted(places.tolist())]
+        even = EntropySelector(number, seed=key(seed, "evaluate", server_round) >> 1)
+        even.register(
+            {client: np.maximum(self.census.members[client].report.counts, 0) for client in clients}, noisy=True
+        )
+        return list(even.select().clients)
+
+    def _sizes(self, answers: Iterable[Answer]) -> dict[int, float]:
+        return {answer.node_id: self.roster.size_of(client) for client, answer in self.by_client(answers)}
 
     def _messages(
         self, nodes: Sequence[int], server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -278,11 +444,29 @@ class FedEntOpt(LabelAware):
     """FedAvg with cohorts of maximum label entropy (FedEntOpt). Options: see `LabelAware` and Flower's `FedAvg`."""
 
 
+def _check_class(cls: type) -> None:
+    """Refuse a class whose joined strategy would be passed over: FedAvg's methods stand before those of others."""
+    order = cls.__mro__
+    behind = [base for base in order[order.index(FedAvg) + 1 :] if base is not Strategy and issubclass(base, Strategy)]
+    if behind:
+        raise InputError(
+            f"{cls.__name__}: {behind[0].__name__} does not descend from FedAvg, so LabelAware cannot be joined to it; "
+            "accepted: strategies that do"
+        )
+    joined = order[order.index(LabelAware) + 1 : order.index(FedAvg)]
+    own_start = [base for base in joined if "start" in vars(base)]
+    if own_start:
+        raise InputError(
+            f"{cls.__name__}: {own_start[0].__name__} has a start() of its own, which LabelAware's would replace; "
+            "accepted: strategies that leave the round loop to Flower"
+        )
+
+
 def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name}: {value!r} is not accepted; accepted: a whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name}: {value!r} is out of range; accepted: whole numbers from {least}")
 
 
-def _check_positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"{name}: {value!r} is not accepted; accepted: a number of seconds above 0")
+        raise InputError(f"{name}: {value!r} is out of range; accepted: numbers above 0")

@@ -13,6 +13,10 @@ avoided as long as there is any other choice.
 When clients are away and nobody is left to pick, the buffered clients that are available leave the buffer, the
 one that entered first first, one at a time and only until a pick is possible; they are named in
 `Cohort.released`. Clients that are away keep their place in the buffer.
+
+First in, first out lets clients that were picked together leave the buffer together, and so be picked together again,
+as clients that claim even labels are. With `release="random"` the one to leave is drawn uniformly, with the seed, from
+the quarter of the buffer that entered first (at least one client).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,11 +39,13 @@ from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.settings import amount, setting
 
 ZERO_WEIGHT_BITS = 1000.0
+RELEASES = ("fifo", "random")
 
 
 @selector("fedentopt", label="FedEntOpt")
 class EntropySelector(Selector):
-    """FedEntOpt: `cohort_size` is M, `buffer_size` Q, `target` a label prior other than uniform.
+    """FedEntOpt: `cohort_size` is M, `buffer_size` Q, `target` a label prior other than uniform, `release` who leaves
+    the buffer: "fifo", the one that entered first, or "random", one of its oldest quarter.
 
     A buffer of more than K - M clients is refused at `select`, K being the most clients that were ever
     registered at a time: those who left since count as away.
@@ -51,12 +58,28 @@ class EntropySelector(Selector):
             help="FedEntOpt's buffer, Q: a number or a per cent of K, at most K-M",
             amount=True,
             option="buffer",
-        )
+        ),
+        "release": setting(
+            "fifo",
+            help="who leaves the buffer: fifo, the one that entered first, or random, one of its oldest quarter",
+            choices=RELEASES,
+        ),
     }
 
-    def __init__(self, cohort_size: int, buffer_size: int = 0, seed: int = 0, target: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        cohort_size: int,
+        buffer_size: int = 0,
+        seed: int = 0,
+        target: ArrayLike | None = None,
+        *,
+        release: str = "fifo",
+    ) -> None:
         super().__init__(cohort_size, seed)
         self.buffer_size = check_int("buffer_size", buffer_size, 0)
+        if release not in RELEASES:
+            raise InputError(f"release: {release!r} is unknown; accepted: {', '.join(RELEASES)}")
+        self.release = release
         self.target = None if target is None else _distribution(target)
         self._log_target = None if self.target is None else _log2(self.target)
         self._buffer: OrderedDict[ClientId, None] = OrderedDict()
@@ -68,7 +91,8 @@ class EntropySelector(Selector):
     @classmethod
     def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> EntropySelector:
         """See `Selector.for_run`; `buffer` is a number of clients or a per cent of them."""
-        return cls(cohort_size, buffer_size=amount(settings.get("buffer", "50%"), clients, "buffer"), seed=seed)
+        size = amount(settings.get("buffer", "50%"), clients, "buffer")
+        return cls(cohort_size, buffer_size=size, seed=seed, release=settings.get("release", "fifo"))
 
     @classmethod
     def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
@@ -124,7 +148,8 @@ class EntropySelector(Selector):
             picked.append(number)
             buffer[self._table.ids[number]] = None
             while len(buffer) > self.buffer_size:
-                leaver, _ = buffer.popitem(last=False)
+                leaver = self._leaver(buffer, len(picked))
+                del buffer[leaver]
                 if leaver in kept_out:  # else it is away, or already in this cohort
                     scores.admit(kept_out.pop(leaver))
                     candidates += 1
@@ -135,6 +160,13 @@ class EntropySelector(Selector):
             return cohort
         divergence = -float(row_scores(cohort.label_counts[None, :].astype(np.float64), self._log_target)[0])
         return replace(cohort, divergence=max(divergence, 0.0))
+
+    def _leaver(self, buffer: OrderedDict[ClientId, None], pick: int) -> ClientId:
+        """Who leaves a buffer that is one too full, after so many picks of this round."""
+        if self.release == "fifo":
+            return next(iter(buffer))
+        oldest = list(islice(buffer, max(1, len(buffer) // 4)))
+        return oldest[int(self.rng(pick, len(buffer)).integers(len(oldest)))]
 
     def _check_sizes(self) -> None:
         most = max(self._most_clients - self.cohort_size, 0)
@@ -163,7 +195,10 @@ class EntropySelector(Selector):
 
     def state_dict(self) -> dict[str, Any]:
         target = None if self.target is None else self.target.tolist()
-        return super().state_dict() | {"buffer_size": self.buffer_size, "target": target}
+        release = (
+            {} if self.release == "fifo" else {"release": self.release}
+        )  # as states were before there was a choice
+        return super().state_dict() | {"buffer_size": self.buffer_size, "target": target} | release
 
     def memory(self) -> dict[str, Any]:
         return {"buffer": list(self._buffer), "most_clients": self._most_clients}

@@ -42,9 +42,9 @@ class InferredSelector(EntropySelector):
 
     def __init__(
         self, cohort_size: int, buffer_size: int = 0, seed: int = 0, census_epochs: int = 1,
-        census_samples: int | None = None,
+        census_samples: int | None = None, *, release: str = "fifo",
     ) -> None:  # fmt: skip
-        super().__init__(cohort_size, buffer_size, seed)
+        super().__init__(cohort_size, buffer_size, seed, release=release)
         self.census_epochs = check_int("census_epochs", census_epochs, 0)
         self.census_samples = None if census_samples is None else check_int("census_samples", census_samples, 1)
         self._audit: Audit | None = None

@@ -32,6 +32,8 @@ PARTS: dict[str, Registry[Any]] = {"algorithm": ALGORITHMS, "selector": SELECTOR
 """The two parts of a method, and who knows them by name."""
 LATER = ("speed_spread", "averaging", "validation", "client_accuracy", "audit", "size_cap", "liars", "lie")
 """Fields that came after runs had been published: at their defaults they leave a run's identity as it was."""
+LATER_OF_METHODS = {"selector.release": "fifo"}
+"""The same for settings of methods, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +228,8 @@ class RunConfig:
                 used = method == getattr(self, part)
                 known[option] = own.pop(declared.name) if used else declared.default
             known |= {f"{part}.{name}": value for name, value in own.items()}
-        return known
+        later = LATER_OF_METHODS.items()
+        return {name: value for name, value in known.items() if (name, value) not in later}
 
     def changed(self) -> dict[str, Any]:
         """The settings of `to_dict` that do not have their defaults."""

@@ -1,0 +1,184 @@
+"""What selectors that learn from training are told in Flower, and where it comes from.
+
+need            source
+loss            metrics of the training reply: `train_loss` (plain cross-entropy, mean over the samples of all local
+                steps) and, for selectors that use it, `train_loss_rms` (root mean square of the samples' losses)
+head, update    the reply's arrays minus those that were sent; the head is the last array with C rows (or, as Keras
+                keeps it, C columns) and the vector of C numbers that follows it, or the arrays that `head` names
+seconds         metric `train_seconds` of the training reply, else the time from sending to the reply
+candidate_loss  metric `loss`, else `eval_loss`, of the reply to an evaluation message that goes to the candidates with
+                the global model before they are chosen; its config has `purpose = "candidate-loss"` and, where the
+                selector wants few samples, `samples`
+
+A client whose reply lacks a figure, or has one that is not finite, is left out of what the selector learns. Where not a
+single reply has it, the app does not serve the selector, and the run ends with one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from fedentopt.errors import InputError
+from fedentopt.flower.exchange import Answer
+from fedentopt.flower.replies import arrays_of, metrics_of
+from fedentopt.flower.report import ClientId
+from fedentopt.selection import Candidates, Head, Observation, Selector
+
+SERVED = frozenset({"loss", "head", "update", "seconds", "candidate_loss"})
+PURPOSE = "candidate-loss"
+
+
+@dataclass
+class Feedback:
+    """Reads from replies what a selector needs. `head` names the last layer's weight and, where it has one, bias."""
+
+    selector: Selector
+    num_classes: int
+    weight_key: str
+    head: Sequence[str] = ()
+    loss_key: str = "train_loss"
+    loss_rms_key: str = "train_loss_rms"
+    seconds_key: str = "train_seconds"
+    candidate_loss_keys: Sequence[str] = ("loss", "eval_loss")
+    seen: set[str] = field(default_factory=set)
+    """Needs that some reply has served."""
+    parameters: Sequence[str] = ()
+    """Names of the arrays that an update is made of: the floating-point ones of the start model."""
+
+    def __post_init__(self) -> None:
+        self.needs = frozenset(getattr(self.selector, "needs", ()))
+        missing = ", ".join(sorted(self.needs - SERVED))
+        if missing:
+            raise InputError(
+                f"selector: {type(self.selector).__name__} needs {missing}, which this strategy does not ask of its "
+                f"clients; accepted: selectors that need label counts and {', '.join(sorted(SERVED))}"
+            )
+
+    # --- before selection
+    def questions(
+        self, wanted: Candidates, nodes: Sequence[int], arrays: ArrayRecord, round: int, keys: tuple[str, str]
+    ) -> list[Message]:
+        """Evaluation messages to the candidates' nodes; `keys` name the records of arrays and config."""
+        told = ConfigRecord({"server-round": round, "purpose": PURPOSE})
+        if wanted.samples is not None:
+            told["samples"] = wanted.samples
+        record = RecordDict({keys[0]: arrays, keys[1]: told})
+        return [Message(record, node, MessageType.EVALUATE) for node in nodes]
+
+    def losses(self, answers: Iterable[tuple[ClientId, Answer]]) -> dict[ClientId, float]:
+        """What the candidates answered: those with a finite loss."""
+        found: dict[ClientId, float] = {}
+        others: set[str] = set()
+        for client, answer in answers:
+            if answer.failure is not None or answer.reply is None:
+                continue
+            metrics = metrics_of(answer.reply.content)
+            others |= set(metrics)
+            value = next((metrics[key] for key in self.candidate_loss_keys if key in metrics), None)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found[client] = float(value)
+        self._served("candidate_loss", bool(found), others, " or ".join(map(repr, self.candidate_loss_keys)))
+        return found
+
+    # --- after training
+    def observe(self, answers: Iterable[tuple[ClientId, Answer]], sent: ArrayRecord) -> None:
+        """Tell the selector about the clients that trained."""
+        if not self.needs - {"candidate_loss"}:
+            return
+        observations: dict[ClientId, Observation] = {}
+        others: set[str] = set()
+        came = False
+        for client, answer in answers:
+            if answer.failure is not None or answer.reply is None:
+                continue
+            came = True
+            others |= set(metrics_of(answer.reply.content))
+            seen = self._observation(answer, sent)
+            if seen is not None:
+                observations[client] = seen
+        if came and "loss" in self.needs:
+            self._served("loss", bool(observations), others, repr(self.loss_key))
+        self.selector.observe(observations)
+
+    def _observation(self, answer: Answer, sent: ArrayRecord) -> Observation | None:
+        assert answer.reply is not None
+        content = answer.reply.content
+        metrics = metrics_of(content)
+        loss = rms = seconds = None
+        if "loss" in self.needs:
+            loss, rms = _number(metrics, self.loss_key), _number(metrics, self.loss_rms_key)
+            if loss is None:
+                return None
+        if "seconds" in self.needs:
+            seconds = _number(metrics, self.seconds_key)
+            seconds = answer.seconds if seconds is None or seconds < 0 else seconds
+        head = update = None
+        if self.needs & {"head", "update"}:
+            arrays = arrays_of(content)
+            if "head" in self.needs:
+                head = self._head(arrays, sent)
+            if "update" in self.needs:
+                update = _update(arrays, sent, self.parameters)
+        weight = metrics[self.weight_key]
+        assert isinstance(weight, int | float)
+        return Observation(max(1, round(weight)), loss=loss, loss_rms=rms, head=head, update=update, seconds=seconds)
+
+    def _head(self, arrays: ArrayRecord, sent: ArrayRecord) -> Head:
+        weight, bias = head_names(sent, self.num_classes, self.head)
+        change = arrays[weight].numpy().astype(np.float32) - sent[weight].numpy().astype(np.float32)
+        if change.shape[0] != self.num_classes:
+            change = change.T
+        if bias is None:
+            return Head(change, None)
+        return Head(change, arrays[bias].numpy().astype(np.float32) - sent[bias].numpy().astype(np.float32))
+
+    def _served(self, need: str, found: bool, others: Iterable[str], wanted: str) -> None:
+        if found:
+            self.seen.add(need)
+        elif need not in self.seen and others:
+            raise InputError(
+                f"selector: {type(self.selector).__name__} needs {need}, but no reply has the metric {wanted}; the "
+                f"replies have {', '.join(sorted(others))}"
+            )
+
+
+def head_names(arrays: ArrayRecord, num_classes: int, named: Sequence[str] = ()) -> tuple[str, str | None]:
+    """Names of the last layer's weight and bias (None without one): those given, or found by their shapes."""
+    if named:
+        for name in named:
+            if name not in arrays:
+                raise InputError(f"head: {name!r} is no array of the model; accepted: {', '.join(list(arrays)[-6:])}")
+        return named[0], named[1] if len(named) > 1 else None
+    names = list(arrays)
+    shapes = {name: tuple(arrays[name].shape) for name in names}
+    fits = [name for name in names if len(shapes[name]) == 2 and num_classes in shapes[name]]
+    if not fits:
+        raise InputError(
+            f"head: no array of the model has {num_classes} rows (num_classes); name the last layer's weight and bias"
+        )
+    rows = [name for name in fits if shapes[name][0] == num_classes]
+    weight = (rows or fits)[-1]
+    after = names[names.index(weight) + 1 :]
+    return weight, next((name for name in after if shapes[name] == (num_classes,)), None)
+
+
+def parameters_of(start: ArrayRecord) -> list[str]:
+    """Names of the floating-point arrays of a start model; averaging makes floats of counters too, later on."""
+    return [name for name, array in start.items() if np.dtype(array.dtype).kind == "f"]
+
+
+def _update(arrays: ArrayRecord, sent: ArrayRecord, names: Sequence[str]) -> np.ndarray:
+    changes = [
+        (arrays[name].numpy().astype(np.float32) - sent[name].numpy().astype(np.float32)).ravel() for name in names
+    ]
+    return np.concatenate(changes) if changes else np.zeros(0, dtype=np.float32)
+
+
+def _number(metrics: Mapping[str, object], key: str) -> float | None:
+    value = metrics.get(key)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

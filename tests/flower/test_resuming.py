@@ -1,0 +1,196 @@
+"""Continuing a run: only as the run it was, with everything its strategy and selector remember."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+
+from fedentopt.errors import InputError
+from fedentopt.flower import FedEntOpt, LabelAware, start
+from flower_fake_grid import CLASSES, FastClock, broken, federation, model
+
+COMMON: dict[str, Any] = {
+    "cohort_size": 3, "buffer_size": 4, "num_classes": CLASSES, "seed": 5, "fraction_evaluate": 0.0,
+    "min_available_nodes": 1,
+}  # fmt: skip
+
+
+class EntAdam(LabelAware, FedAdam):
+    pass
+
+
+def made(cls: type[LabelAware] = FedEntOpt, **options: Any) -> LabelAware:
+    strategy = cls(**{**COMMON, **options})
+    strategy.clock = FastClock()
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"settings": {"partition": "dir:0.3"}}, {"settings": {"partition": "dir:0.1"}}, "partition: 'dir:0.1', but"),
+        ({"settings": {"lr": 0.1, "a": 1}}, {"settings": {"lr": 0.2}}, r"lr: 0\.2, but .* 0\.1 \(and 1 more: a\)"),
+        ({}, {"settings": {"lr": 0.1}}, "lr: 0.1, but the checkpoint was written with None"),
+        ({}, {"weighted_by_key": "norm_bit"}, "weighted_by_key: 'norm_bit'"),
+        ({}, {"size_cap": None}, "size_cap: None, but the checkpoint was written with 10.0"),
+        ({}, {"release": "random"}, "release: 'random', but"),
+        ({"eta": 0.1}, {"eta": 0.2}, "eta: 0.2, but the checkpoint was written with 0.1"),
+    ],
+)
+def test_a_run_is_not_continued_under_other_settings(before: Any, after: Any, told: str, tmp_path: Path) -> None:
+    cls = EntAdam if "eta" in before else FedEntOpt
+    made(cls, checkpoint_dir=tmp_path, **before).start(federation(), model(), num_rounds=1)
+    grid = federation()
+    with pytest.raises(InputError, match=told):
+        made(cls, checkpoint_dir=tmp_path, **after).start(grid, model(), num_rounds=2)
+    assert grid.asked == []
+    assert made(cls, checkpoint_dir=tmp_path, **before).start(grid, model(), num_rounds=2).rounds.keys() == {1, 2}
+
+
+def test_what_nodes_are_told_is_part_of_the_run(tmp_path: Path) -> None:
+    first = ConfigRecord({"lr": 0.1, "blob": b"abc"})
+    made(checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1, train_config=first)
+    other = ConfigRecord({"lr": 0.2, "blob": b"abc"})
+    with pytest.raises(InputError, match=r"train_config: lr: 0\.2, but the checkpoint was written with 0\.1"):
+        made(checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2, train_config=other)
+    same = ConfigRecord({"lr": 0.1, "blob": b"abc"})
+    made(checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2, train_config=same)
+
+
+def test_patience_rounds_and_who_is_excluded_may_change(tmp_path: Path) -> None:
+    made(checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
+    more = {
+        "node_timeout": 3.0,
+        "query_timeout": 4.0,
+        "min_available_nodes": 2,
+        "exclude": [1],
+        "fraction_evaluate": 0.5,
+    }
+    made(checkpoint_dir=tmp_path, **more).start(federation(), model(), num_rounds=3)
+
+
+# --- strategies of one's own
+class Counting(LabelAware, FedAvg):
+    """Remembers, and says nothing about it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.rounds_seen = 0
+        self.total = np.zeros(2)
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        self.rounds_seen += 1
+        self.total += server_round
+        return super().aggregate_train(server_round, replies)
+
+
+class Telling(Counting):
+    """Remembers, and gives it to the checkpoint."""
+
+    def memory(self) -> dict[str, Any]:
+        return {"rounds_seen": self.rounds_seen, "total": self.total}
+
+    def remember(self, memory: Any) -> None:
+        self.rounds_seen, self.total = memory["rounds_seen"], np.array(memory["total"])
+
+
+def test_a_strategy_with_memory_is_continued_with_it_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made(Counting, checkpoint_dir=tmp_path / "a").start(federation(), model(), num_rounds=2)
+    assert any("does not hold Counting.rounds_seen, Counting.total" in line for line in caplog.messages)
+    with pytest.raises(InputError, match=r"Counting\.rounds_seen, Counting\.total.*memory\(\)"):
+        made(Counting, checkpoint_dir=tmp_path / "a").start(federation(), model(), num_rounds=3)
+    made(Telling, checkpoint_dir=tmp_path / "b").start(federation(), model(), num_rounds=2)
+    again = made(Telling, checkpoint_dir=tmp_path / "b")
+    again.start(federation(), model(), num_rounds=4)
+    assert again.rounds_seen == 4  # type: ignore[attr-defined]
+    assert again.total.tolist() == [10.0, 10.0]  # type: ignore[attr-defined]
+
+
+class NoFedAvg(Strategy):
+    """A strategy from scratch."""
+
+    def configure_train(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+    configure_evaluate = aggregate_train = aggregate_evaluate = summary = configure_train
+
+
+class OwnLoop(FedAvg):
+    """A strategy with a round loop of its own."""
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_strategies_that_cannot_be_joined_are_refused_in_one_line() -> None:
+    class Joined(LabelAware, NoFedAvg):
+        pass
+
+    class Looping(LabelAware, OwnLoop):
+        pass
+
+    with pytest.raises(InputError, match="Joined: NoFedAvg does not descend from FedAvg"):
+        Joined(**COMMON)
+    with pytest.raises(InputError, match=r"Looping: OwnLoop has a start\(\) of its own"):
+        Looping(**COMMON)
+
+
+def test_a_start_that_calls_ours_works() -> None:
+    class Announcing(LabelAware, FedAvg):
+        started = 0
+
+        def start(self, *args: Any, **kwargs: Any) -> Any:
+            self.started += 1
+            return super().start(*args, **kwargs)
+
+    strategy = made(Announcing)
+    assert strategy.start(federation(), model(), num_rounds=2).rounds.keys() == {1, 2}
+    assert strategy.started == 1  # type: ignore[attr-defined]
+
+
+def test_a_wrapper_with_a_start_of_its_own_is_refused() -> None:
+    class Wrapper(NoFedAvg):
+        def __init__(self, strategy: Strategy) -> None:
+            self.strategy = strategy
+
+        def start(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    with pytest.raises(InputError, match=r"Wrapper has a start\(\) of its own"):
+        start(Wrapper(made()), federation(), model())
+
+
+def test_an_old_checkpoint_says_what_it_is(tmp_path: Path) -> None:
+    header = {"format": "fedentopt flower checkpoint", "version": 1}
+    np.savez(tmp_path / "checkpoint.npz", header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8))
+    with pytest.raises(InputError, match=r"version 1, not .* 2\); remove it"):
+        made(checkpoint_dir=tmp_path).start(federation(), model())
+
+
+def test_the_models_of_a_stopped_and_a_straight_run_are_the_same_also_when_clients_fail(tmp_path: Path) -> None:
+    def grid() -> Any:
+        made_grid = federation()
+        made_grid.nodes[1000].train = broken
+        return made_grid
+
+    want = made(cohort_size=6, buffer_size=1).start(grid(), model(), num_rounds=9)
+    for rounds in (1, 2, 4, 9):
+        strategy = made(cohort_size=6, buffer_size=1, checkpoint_dir=tmp_path)
+        got = strategy.start(grid(), model(), num_rounds=rounds)
+    drop = {"seconds"}
+    assert {r: {k: v for k, v in record.items() if k not in drop} for r, record in got.rounds.items()} == {
+        r: {k: v for k, v in record.items() if k not in drop} for r, record in want.rounds.items()
+    }
+    assert isinstance(got.arrays, ArrayRecord)
+    assert got.arrays["w"].numpy().tobytes() == want.arrays["w"].numpy().tobytes()
