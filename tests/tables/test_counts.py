@@ -129,7 +129,7 @@ BAD = {
     ),
     "long, one column more": (
         b"client,class,count,the share\nx,a,1,0.3\nx,b,2,0.7\n",
-        "has a column of classes, 'class', and more than client, class and count; accepted: these three, so --drop 'the",
+        "has a column of classes, 'class', and more than client, class and count; accepted: these three, so --drop",
     ),
     "thousands in quotes": (
         b'client,a,b\nx,"1,234",2\n',

@@ -89,7 +89,7 @@ def shared_options() -> list[inspect.Parameter]:
     text = "a setting of a method, such as beta=0.9; may be repeated (`fedentopt methods` lists them)"
     return [
         option("set", list[str] | None, "--set", text, metavar="NAME=VALUE"),
-        option("seeds", str | None, "--seeds", "several seeds, such as 0,1,2 or 0-4 (3 alone is the seed 3)", metavar="LIST"),
+        option("seeds", str | None, "--seeds", "several seeds, such as 0,1,2 or 0-4; 3 is seed 3", metavar="LIST"),
         option("config", str | None, "--config", "TOML file with settings; options win", metavar="FILE"),
         option("as_json", bool, "--json", "print JSON instead of a table", default=False),
     ]
