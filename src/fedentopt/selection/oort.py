@@ -136,11 +136,11 @@ class OortSelector(Selector):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep utility, round and seconds of those that trained."""
         for client, seen in observations.items():
-            if seen.loss_rms is None or client not in self._table:
+            if seen.loss_rms is None or not math.isfinite(seen.loss_rms) or client not in self._table:
                 continue
             self._utility[client] = seen.samples * float(seen.loss_rms)
             self._last_round[client] = max(self.round, 1)
-            if seen.seconds is not None:
+            if seen.seconds is not None and math.isfinite(seen.seconds):
                 self._seconds[client] = float(seen.seconds)
             self._heard[client] = None
 
