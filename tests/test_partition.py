@@ -283,6 +283,14 @@ def test_mixed_has_groups_of_their_own_skew() -> None:
     assert np.median(even) < 0.7
 
 
+@pytest.mark.parametrize("beta", ["1e10", "1e308"])
+def test_huge_concentrations_are_even(beta: str) -> None:
+    """The sum of so many gamma draws is beyond floats, which must not pass for the other limit, all to one."""
+    assert partition(CIFAR_LIKE, f"mixed:{beta}", 100, 0).counts.max() <= 51
+    sizes = partition(CIFAR_LIKE, f"quantity:{beta}", 100, 0).counts.sum(axis=1)
+    assert sizes.max() - sizes.min() <= 2
+
+
 def test_mixed_fills_from_what_is_left() -> None:
     # One class of 90 and one of 10: nine clients of ten samples must be of the large class, whatever they draw.
     labels = np.repeat([0, 1], [90, 10])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -11,7 +12,7 @@ from fedentopt.bench import selection as cases
 from fedentopt.bench import selectors as benchmark
 from fedentopt.bench import stack
 from fedentopt.cli.bench import selection
-from fedentopt.selection import SELECTORS
+from fedentopt.selection import SELECTORS, ClientId, Observation, Selector
 
 
 @pytest.mark.parametrize("name", SELECTORS.names)
@@ -27,6 +28,23 @@ def test_a_round_of_every_selector_is_measured(name: str) -> None:
 def test_no_more_clients_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SELECTORS.get("cycle"), "largest", 40)
     assert benchmark.measure("cycle", clients=300, cohort=5).clients == 40
+
+
+@pytest.mark.parametrize("name", ["rpow-d", "oort", "hics-fl", "divfl", "clustered-update"])
+def test_what_clients_told_is_known_of_everybody_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round costs most when there is most to look through."""
+    told: list[int] = []
+    cls = SELECTORS.get(name)
+    observe = cls.observe
+
+    def watched(self: Selector, observations: Mapping[ClientId, Observation]) -> None:
+        told.append(len(observations))
+        observe(self, observations)
+
+    monkeypatch.setattr(cls, "observe", watched)
+    benchmark.measure(name, clients=300, cohort=5)
+    assert told[0] == 300
+    assert max(told[1:]) <= 5
 
 
 def made_up(name: str) -> benchmark.SelectorSpeed:
@@ -75,6 +93,15 @@ def test_a_stack_beside_random_selection() -> None:
     assert stack.feedback_selectors() == [
         "pow-d", "cpow-d", "rpow-d", "hics-fl", "clustered-update", "oort", "divfl", "inferred"
     ]  # fmt: skip
+
+
+def test_speed_beside_random_selection_is_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever trains on three quarters of the samples in half the time is one and a half times as fast, not twice."""
+    runs = {"random": (2.0, 400, 0), "clustered-update": (1.0, 300, 0)}
+    monkeypatch.setattr(stack, "_run", lambda case, name, data, options: runs[name])
+    case = stack.StackCase(runs=1, clients=2, samples=5, cohort=1, rounds=1, epochs=1)
+    _, found = stack.bench_stack("cpu", case=case, names=["clustered-update"], repeats=2)
+    assert (found.samples_per_second, found.share) == (300.0, 1.5)
 
 
 def test_the_command_for_a_stack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

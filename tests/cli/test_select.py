@@ -110,6 +110,19 @@ def test_people_get_a_table_a_chart_and_a_summary(fedentopt: Command, counts: Pa
     assert ", ".join(document["rounds"][39]["clients"]) in said.out
 
 
+def test_weights_of_a_selector_that_defines_them(fedentopt: Command, tmp_path: Path) -> None:
+    """A client with more than a seat's share of the samples is drawn twice and must weigh twice."""
+    file = tmp_path / "counts.csv"
+    file.write_text("client,a,b\nlarge,60,30\nsmall,2,3\ntiny,1,4\n")
+    words = ("select", file, "--cohort", 3, "--rounds", 9, "--json", "--selector")
+    rounds = json.loads(fedentopt(*words, "clustered-size").out)["rounds"]
+    assert all(len(entry["weights"]) == len(entry["clients"]) for entry in rounds)
+    weighed = [dict(zip(entry["clients"], entry["weights"], strict=True)) for entry in rounds]
+    assert all(sum(own.values()) == pytest.approx(1) for own in weighed)
+    assert all(own["large"] >= 2 / 3 for own in weighed)
+    assert "weights" not in json.loads(fedentopt(*words, "flips").out)["rounds"][0]
+
+
 @pytest.mark.parametrize("name", ["random", "kl"])
 def test_other_selectors(fedentopt: Command, counts: Path, name: str) -> None:
     said = fedentopt("select", counts, "--cohort", 4, "--rounds", 5, "--selector", name, "--json")

@@ -22,6 +22,7 @@ from fedentopt.paper.figures import write_figures
 from fedentopt.paper.formats import markdown
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.reproduction import plan_cells
+from fedentopt.paper.selector_figure import _ceiling as ceiling
 from fedentopt.paper.selector_page import selector_page
 from fedentopt.paper.selector_table import ask, bench_settings
 from fedentopt.paper.tables import tables
@@ -268,6 +269,14 @@ def test_the_figure_is_drawn_with_every_name_and_the_same_twice(tmp_path: Path) 
     assert written[0].read_bytes() == again[0].read_bytes()
     alone = compare(HERE, results({"fedentopt": OURS}), lambda name: True)
     assert write_figures(tmp_path / "c", alone, results({"fedentopt": OURS})) == []  # nothing to compare with
+
+
+def test_the_ceiling_is_that_of_the_seeds_both_have() -> None:
+    """Full participation has two seeds, random selection five: the others say nothing of the difference."""
+    settings = [s for s in bench_settings(compared(SOME)) if s.by_method]
+    assert ceiling(settings) == pytest.approx(60 - sum(RANDOM[:2]) / 2)
+    assert sum(RANDOM[:2]) / 2 != pytest.approx(sum(RANDOM) / 5)
+    assert ceiling([]) is None
 
 
 def test_exported_results_bring_back_the_page(tmp_path: Path) -> None:

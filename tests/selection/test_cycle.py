@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedentopt.errors import InputError
 from fedentopt.selection import CohortWarning, CycleSelector, cycle
-from fedentopt.selection.measures import entropy, selection_entropy
+from fedentopt.selection.measures import entropy, row_scores, selection_entropy
 
 
 def skewed(clients: int, classes: int = 4, seed: int = 0) -> np.ndarray:
@@ -82,6 +82,26 @@ def test_many_cohorts_are_evened_in_passes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(CycleSelector, "largest", 100)
     with pytest.raises(InputError, match="clients: 120 are too many for cycle; accepted: at most 100"):
         CycleSelector(6).register(counts)
+
+
+def test_large_cohorts_are_not_compared_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cohorts of 10,000 have 100 million pairs of clients, which fit neither memory nor patience."""
+    looked_at: list[int] = []
+
+    def watched(rows: np.ndarray) -> np.ndarray:
+        looked_at.append(len(rows))
+        return row_scores(rows)
+
+    monkeypatch.setattr(cycle, "row_scores", watched)
+    selector = CycleSelector(200, seed=0)
+    counts = skewed(400, 10)
+    selector.register(counts)
+    cohorts = [selector.select() for _ in range(2)]
+    assert max(looked_at) <= 2 * cycle.SOME**2 + 2
+    assert sorted(k for cohort in cohorts for k in cohort.clients) == list(range(400))
+    mixed = np.random.default_rng(0).permutation(400).reshape(2, 200)
+    dealt = np.mean([entropy(counts[part].sum(axis=0)) for part in mixed])
+    assert np.mean([cohort.entropy for cohort in cohorts]) > dealt
 
 
 def test_who_is_away_stays_due() -> None:

@@ -1,8 +1,9 @@
 """How long every selector takes for a round, and for how many clients: a million, or the most that it serves.
 
 A round is what a server does for it: `candidates`, `select` and `observe`, with made-up answers. Those that know a
-client by what it told are told of everybody first, since that is when they work hardest; FedEntOpt is measured in the
-same process on the same counts. Every selector runs in a process of its own, so that its peak memory can be told:
+client by what it told are told of everybody first, since that is when they work hardest (but `inferred`, which keeps
+what it is told as counts, of which everybody has some anyway); FedEntOpt is measured in the same process on the same
+counts. Every selector runs in a process of its own, so that its peak memory can be told:
 `python -m fedentopt.bench.selectors NAME` prints one JSON object.
 """
 
@@ -60,7 +61,7 @@ def measure(name: str, clients: int = CLIENTS, cohort: int = COHORT) -> Selector
     counts = dense_counts(Case(clients, CLASSES, cohort))
     selector = kind(cohort, seed=0)
     selector.register(counts)
-    if isinstance(selector, EverybodyOnce) or "update" in kind.needs:
+    if isinstance(selector, EverybodyOnce) or kind.needs & {"loss", "update"}:
         selector.observe(_answers(selector, range(clients)))
     first = _round(selector)
     later = min(_round(selector) for _ in range(REPEATS))
@@ -103,14 +104,16 @@ def _round(selector: Selector) -> float:
 
 
 def _answers(selector: Selector, clients: object) -> dict[ClientId, Observation]:
-    """What clients would tell, drawn; the update is as long as the last layer."""
+    """What clients would tell, drawn, of what the selector needs; the update is as long as the last layer."""
     rng = np.random.default_rng(selector.round)
     told: dict[ClientId, Observation] = {}
     for client in clients:  # type: ignore[attr-defined]
-        weight = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
-        head = Head(weight, rng.normal(size=CLASSES).astype(np.float32))
-        loss = float(rng.uniform(0.1, 3))
-        told[client] = Observation(50, loss, 1.1 * loss, head, weight.ravel(), float(rng.uniform(1, 9)))
+        loss, seconds = float(rng.uniform(0.1, 3)), float(rng.uniform(1, 9))
+        head = weight = None
+        if selector.needs & {"head", "update"}:
+            weight = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
+            head = Head(weight, rng.normal(size=CLASSES).astype(np.float32))
+        told[client] = Observation(50, loss, 1.1 * loss, head, None if weight is None else weight.ravel(), seconds)
     return told
 
 

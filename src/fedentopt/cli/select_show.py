@@ -90,7 +90,7 @@ def trial_json(
     baseline: Trial | None,
 ) -> dict[str, Any]:
     """All rounds of this call, and figures over all rounds so far; `reported_entropy` only where noise was added,
-    divergences only where a target was set.
+    divergences only where a target was set, `weights` of the average only where the selector defines them.
     """
     rounds = [asdict(result) for result in trial.rounds]
     document = {

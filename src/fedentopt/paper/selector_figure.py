@@ -13,10 +13,10 @@ from typing import Any
 from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.selector_table import KINDS, OURS, RANDOM, BenchSetting, ask, bench_settings, gains
-from fedentopt.results.statistics import mean
+from fedentopt.results.statistics import mean, paired_differences
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "#777777"
-MINE = (OURS, "fedentopt-swap", "cycle")
+MINE = (OURS, "fedentopt-swap", "cycle", "clustered-label", "inferred")
 RUNG = 1.5  # rows between the last selector of a rung and the first of the next, where the rung's name stands
 
 
@@ -89,11 +89,10 @@ def _panel(axis: Any, settings: Sequence[BenchSetting], places: dict[str, float]
 
 
 def _ceiling(settings: Sequence[BenchSetting]) -> float | None:
-    """Full participation minus random selection, mean of the settings that have both."""
+    """Full participation minus random selection in the seeds that both have, mean of the settings with such."""
     found = []
     for setting in settings:
         random = setting.by_method.get(RANDOM)
-        if setting.ceiling is None or setting.ceiling.ours is None or random is None or random.ours is None:
-            continue
-        found.append(setting.ceiling.ours - random.ours)
-    return mean(found)
+        if setting.ceiling is not None and random is not None:
+            found.append(mean(paired_differences(setting.ceiling.values, random.values)))
+    return mean([points for points in found if points is not None])

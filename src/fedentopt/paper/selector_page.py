@@ -110,8 +110,8 @@ def _not_best(settings: Sequence[BenchSetting]) -> str:
     pairs = sum(len(setting.against_ours) for setting in judged)
     lines += [
         f"FedEntOpt has the highest mean accuracy in {len(judged) - len(rows)} of {len(judged)} settings. Of {pairs} "
-        f"comparisons with another selector, after Holm's correction (p < {SURE:g}), the other is better in "
-        f"{len(better)}, FedEntOpt in {len(worse)}; the rest may be luck.",
+        f"comparisons with another selector, after Holm's correction over those of a setting (p < {SURE:g}), the other "
+        f"is better in {len(better)}, FedEntOpt in {len(worse)}; the rest may be luck.",
         "",
     ]
     if better:
@@ -155,7 +155,7 @@ def _over_all(settings: Sequence[BenchSetting]) -> str:
     )  # fmt: skip
     text = (
         "Means over the settings that have results. Clearly: in how many settings the difference is more than luck "
-        "after Holm's correction."
+        "after Holm's correction over the comparisons of a setting with the same selector."
     )
     return "\n".join(["## Over all settings", "", text, "", _plain(columns, rows)])
 

@@ -41,7 +41,7 @@ def drawn_sizes(samples: int, beta: float, clients: int, seed: int, least: int) 
 
 
 def equal_sizes(samples: int, clients: int) -> np.ndarray:
-    """Sizes that differ by one at most, the larger ones first."""
+    """Sizes that differ by one at most."""
     return np.diff(np.arange(clients + 1) * samples // clients)[::-1].copy()
 
 
@@ -82,8 +82,8 @@ def fill(per_class: np.ndarray, betas: Sequence[float], sizes: np.ndarray, seed:
 
 def _dirichlet(rng: np.random.Generator, beta: float, parts: int) -> np.ndarray:
     shares: np.ndarray = rng.dirichlet(np.full(parts, beta))
-    if not shares.sum() > 0:  # a BETA so small that every share is lost to rounding: all to one, as in the limit
-        shares = np.zeros(parts)
+    if not shares.sum() > 0:  # lost to rounding: as in the limit, all to one for a tiny BETA, equal for a huge one
+        shares = np.zeros(parts) if beta < 1 else np.ones(parts)
         shares[rng.integers(parts)] = 1.0
     return shares
 

@@ -48,7 +48,8 @@ class ClusteredUpdateSelector(TreeSelector):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep the direction of every update; its length does not matter."""
         told = {client: seen.update for client, seen in observations.items() if client in self._table}
-        units = {client: unit(update) for client, update in told.items() if update is not None}
+        finite = {c: update for c, update in told.items() if update is not None and np.isfinite(update).all()}
+        units = {client: unit(update) for client, update in finite.items()}
         self._updates.put(units, len(self._table))
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:

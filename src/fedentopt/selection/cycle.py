@@ -2,9 +2,9 @@
 
 A method of this project. At the start of a cycle the available clients are dealt into cohorts of M at random, the last
 one smaller if need be. Then clients of two cohorts change places as long as that raises the sum of both cohorts' label
-entropies by more than 1e-9 bits: up to 32 cohorts, until no exchange between any two of them does; above, in 20 passes
-over random pairs, between 32 clients of each. Each round takes the next cohort. Every client trains equally often, so
-the normalised entropy of selection is 1 after each cycle, and no client is left out.
+entropies by more than 1e-9 bits: up to 32 cohorts of up to 64 clients, until no exchange between any two of them does;
+above, in 20 passes over random pairs, between 32 clients of each. Each round takes the next cohort. Every client trains
+equally often, so the normalised entropy of selection is 1 after each cycle, and no client is left out.
 
 A client that is away when its turn comes stays due: whoever is available of those due is dealt anew. When nobody due is
 available, a new cycle starts. Clients that join are due at once; counts that change have the rest of the cycle dealt
@@ -26,6 +26,7 @@ from fedentopt.selection.scoring import TIE_BITS
 from fedentopt.selection.selector import Selector, selector
 
 ALL_PAIRS = 32
+ALL_CLIENTS = 64  # an exchange looks at every pair of their clients: a square, of numbers and of time
 PASSES = 20
 SOME = 32
 
@@ -89,7 +90,7 @@ class CycleSelector(Selector):
 def even_out(cohorts: list[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> None:
     """Exchange clients between cohorts, in place, while that makes two of them more even together."""
     sums = [counts[places].sum(axis=0) for places in cohorts]
-    if len(cohorts) > ALL_PAIRS:
+    if len(cohorts) > ALL_PAIRS or max(places.size for places in cohorts) > ALL_CLIENTS:
         for _ in range(PASSES):
             order = rng.permutation(len(cohorts)).tolist()
             pairs = list(zip(order[::2], order[1::2], strict=False))

@@ -61,8 +61,9 @@ class EverybodyOnce(Selector):
         return cohort
 
     def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
-        """Keep what registered clients told."""
-        here = {client: vector for client, vector in vectors.items() if client in self._table}
+        """Keep what registered clients told; what is not finite counts as not told."""
+        told = {client: vector for client, vector in vectors.items() if client in self._table}
+        here = {client: vector for client, vector in told.items() if np.isfinite(vector).all()}
         self._vectors.put(here, len(self._table))
         for client in here:
             self._tries.pop(client, None)

@@ -7,8 +7,8 @@ Chen, Vikalo: Heterogeneity-Guided Client Sampling: Towards Fast and Efficient N
     distance(u, k) = arccos(b_u b_k / (|b_u| |b_k|)) + lam |H_u - H_k|
 
 Ward's linkage on these distances makes G groups (default M); H_g is a group's mean. A group is drawn with probability
-proportional to exp(gamma_t H_g), gamma_t = gamma (1 - t / rounds), then a client of it by numbers of samples, until M
-clients are drawn; a group that is used up is out. The models are averaged with equal weights.
+proportional to exp(gamma_t H_g), gamma_t = gamma (1 - t / rounds) after t rounds, then a client of it by numbers of
+samples, until M clients are drawn; a group that is used up is out. The models are averaged with equal weights.
 
 The paper sets T by hand (0.0025, 0.0015) for its step sizes; since T has to grow with b, it is `scale` times the
 largest change of a bias here, unless `temperature` gives it. A model without a bias has the row means of the weight's

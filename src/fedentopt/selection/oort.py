@@ -64,7 +64,7 @@ class OortSelector(Selector):
         self._preferred = float(self.threshold)  # the threshold, as the pacer has moved it
         self._history: list[float] = []  # exploited utility of the last 2 `pace` rounds
         self._exploited: list[ClientId] = []  # in the last round
-        self._heard: list[ClientId] = []  # since then
+        self._heard: dict[ClientId, None] = {}  # since then, in order
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
         now = self.round + 1
@@ -88,7 +88,7 @@ class OortSelector(Selector):
         if len(places) < seats:
             others = np.setdiff1d(np.arange(available.size), places)
             places += rng.permutation(others)[: seats - len(places)].tolist()
-        self._history, self._preferred, self._heard = history, preferred, []
+        self._history, self._preferred, self._heard = history, preferred, {}
         self._exploited = [self._table.ids[number] for number in available[exploited]]
         return [int(number) for number in available[places]]
 
@@ -121,8 +121,8 @@ class OortSelector(Selector):
 
     def _paced(self, now: int) -> tuple[list[float], float]:
         """The history with the last round's exploited utility, and the threshold that follows from it."""
-        heard = set(self._heard)
-        told = [self._utility[client] for client in self._exploited if client in heard and client in self._utility]
+        heard = [client for client in self._exploited if client in self._heard]
+        told = [self._utility[client] for client in heard if client in self._utility]
         history = [*self._history, sum(told) / (len(told) + 1e-4)][-2 * self.pace :]
         if now < 2 * self.pace or now % self.pace:
             return history, self._preferred
@@ -136,21 +136,20 @@ class OortSelector(Selector):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep utility, round and seconds of those that trained."""
         for client, seen in observations.items():
-            if seen.loss_rms is None or client not in self._table:
+            if seen.loss_rms is None or not math.isfinite(seen.loss_rms) or client not in self._table:
                 continue
             self._utility[client] = seen.samples * float(seen.loss_rms)
             self._last_round[client] = max(self.round, 1)
-            if seen.seconds is not None:
+            if seen.seconds is not None and math.isfinite(seen.seconds):
                 self._seconds[client] = float(seen.seconds)
-            if client not in self._heard:
-                self._heard.append(client)
+            self._heard[client] = None
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         for figures in (self._utility, self._last_round, self._seconds):
             for client in gone:
                 figures.pop(client, None)
         self._exploited = [client for client in self._exploited if client not in gone]
-        self._heard = [client for client in self._heard if client not in gone]
+        self._heard = {client: None for client in self._heard if client not in gone}
 
     def memory(self) -> dict[str, Any]:
         return {
@@ -172,7 +171,7 @@ class OortSelector(Selector):
         if not isinstance(history, list) or not all(_is_number(value) for value in [*history, memory["preferred"]]):
             raise InputError("state: history and preferred; accepted: a list of numbers, and a number")
         self._utility, self._last_round, self._seconds = utility, last_round, seconds
-        self._exploited, self._heard = exploited, heard
+        self._exploited, self._heard = exploited, dict.fromkeys(heard)
         self._history, self._preferred = [float(value) for value in history], float(memory["preferred"])
 
 

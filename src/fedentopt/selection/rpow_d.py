@@ -7,6 +7,7 @@ all local steps of its last round; that of a client that has not trained yet is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -39,7 +40,7 @@ class RPowDSelector(PowerOfChoice):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep the losses of those that trained."""
         for client, seen in observations.items():
-            if seen.loss is not None and client in self._table:
+            if seen.loss is not None and math.isfinite(seen.loss) and client in self._table:
                 self._losses_told[client] = float(seen.loss)
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:

@@ -70,7 +70,7 @@ def classes_held(counts: np.ndarray) -> int:
 class TrialRound:
     """One cohort. `entropy`, `classes_covered`, `label_counts` and `divergence`, which is KL(cohort || target) where
     the selector has a target, are of the true counts where known, else of the reported ones; `reported_entropy` is
-    there only where both are known and may differ.
+    there only where both are known and may differ; `weights` only where the selector defines them.
     """
 
     round: int
@@ -80,6 +80,7 @@ class TrialRound:
     label_counts: tuple[float, ...]
     reported_entropy: float | None = None
     divergence: float | None = None
+    weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ def try_rounds(
                 label_counts=tuple(labels.tolist()),
                 reported_entropy=None if true_counts is None else cohort.entropy,
                 divergence=None if target is None else _divergence(labels, target),
+                weights=cohort.weights,
             )
             done.append(result)
             progress()
