@@ -295,6 +295,26 @@ def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path
     assert waits == [60, 10, 10], "one silent site does not hold up the others for long"
 
 
+def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def mended_at(question: int, name: str) -> Site:
+        def answer(task: str, model: FLModel) -> Shareable | None:
+            if task != "label_counts":
+                return FLModelUtils.to_shareable(moved(model))
+            asked.append(name)
+            return write_report(COUNTS[name], None) if asked.count(name) > question else write_refusal()
+
+        return answer
+
+    sites = {"site-1": mended_at(5, "site-1"), "site-2": mended_at(6, "site-2")}
+    controller = fedavg(cohort_size=2, num_rounds=4)
+    controller.poll_interval = 0.001
+    FakeServer(tmp_path, sites, START).run(controller)
+    assert cohorts(controller)[:2] == [("site-1",), ("site-1",)]
+    assert all(set(each) == {"site-1", "site-2"} for each in cohorts(controller)[2:])
+
+
 def test_sites_that_are_away_or_excluded_do_not_train(tmp_path: Path) -> None:
     server = FakeServer(tmp_path, everybody(), START)
     server.away = {"site-1", "site-2"}

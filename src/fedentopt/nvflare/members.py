@@ -33,10 +33,14 @@ class Pauses:
         self._failures: dict[str, tuple[int, int]] = {}
 
     def failed(self, site: str, now: int) -> int:
-        """Note a failure in round `now`; return the round from which the site is tried again."""
-        times = self._failures.get(site, (0, 0))[0] + 1
-        until = now + 1 + min(1 << min(times - 1, LONGEST_PAUSE), LONGEST_PAUSE)
-        self._failures[site] = (times, until)
+        """Note a failure in round `now`; return the round from which the site is tried again.
+
+        Failing again in the same round, as sites may that are asked every second until one is known, counts once.
+        """
+        times, until = self._failures.get(site, (0, 0))
+        if times == 0 or until != _end(times, now):
+            times, until = times + 1, _end(times + 1, now)
+            self._failures[site] = (times, until)
         return until
 
     def worked(self, site: str) -> None:
@@ -58,6 +62,10 @@ class Pauses:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse."""
         self._failures = {str(site): (int(times), int(until)) for site, (times, until) in state.items()}
+
+
+def _end(times: int, now: int) -> int:
+    return now + 1 + min(1 << min(times - 1, LONGEST_PAUSE), LONGEST_PAUSE)
 
 
 class Members:
