@@ -239,6 +239,22 @@ def test_a_named_federation_is_picked_from_by_name() -> None:
     assert set(result.rounds[1]["cohort"]) <= {"oslo", "bern", "riga", 12}
 
 
+def test_clients_that_claim_too_much_are_suspects() -> None:
+    grid = federation()
+    number = next(n for n, node in grid.nodes.items() if node.client == 6)
+    grid.nodes[number].labels = np.repeat(np.arange(CLASSES), 1000)
+    result = made().start(grid, model(), num_rounds=2)
+    assert [result.rounds[r]["suspects"] for r in (1, 2)] == [[6], [6]]
+    assert result.train_metrics_clientapp[2]["selection-suspects"] == 1
+
+
+@pytest.mark.parametrize("name", ["size_cap", "weight_cap"])
+@pytest.mark.parametrize("bad", [0, 0.5, -1, float("nan"), float("inf"), True, "10"])
+def test_a_cap_below_what_is_usual_is_refused(name: str, bad: Any) -> None:
+    with pytest.raises(InputError, match=f"{name}: .*accepted: numbers from 1"):
+        made(**{name: bad})
+
+
 # --- a run that is kept running
 def test_a_run_that_crashes_is_started_again_until_its_results_say_that_it_finished(tmp_path: Path) -> None:
     """`flwr run` ends with 0 after a crash; the recipe looks at the results instead."""

@@ -23,7 +23,7 @@ from nvflare.app_common.workflows.lr.fedavg import FedAvgLR
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
 from fedentopt.nvflare import LabelAware, LabelAwareFedAvg, LabelAwareScaffold, state
-from fedentopt.nvflare.report import write_refusal, write_report
+from fedentopt.nvflare.report import read_report, write_refusal, write_report
 from fedentopt.selection import Selector
 from nvflare_fake_sites import FakeServer, Site
 
@@ -295,6 +295,31 @@ def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path
     assert waits == [60, 10, 10], "one silent site does not hold up the others for long"
 
 
+def test_a_site_that_claims_everything_is_taken_for_ten_of_the_median(tmp_path: Path) -> None:
+    def liar(task: str, model: FLModel) -> Shareable | None:
+        if task == "label_counts":
+            return write_report([2**53] * CLASSES, None)
+        return FLModelUtils.to_shareable(moved(model))
+
+    sites = everybody(site_8=liar)
+    done = FakeServer(tmp_path / "capped", sites, START).run(fedavg(state="s"))
+    honest = [float(sum(COUNTS[f"site-{k}"])) for k in range(1, 8)]
+    most = 10 * float(np.median([*honest, 2.0**55]))
+    np.testing.assert_allclose(done.members.selector.sizes, [*honest, most])
+    assert done.members.size("site-8") == most
+    again = FakeServer(tmp_path / "capped", sites, START).run(fedavg(state="s"))
+    np.testing.assert_array_equal(again.members.selector.counts, done.members.selector.counts)
+    late = FakeServer(tmp_path / "late", sites, START)
+    late.away = {"site-1"}
+    controller = fedavg(num_rounds=3)
+    late.run(controller)
+    late.away = set()
+    controller.members.take([read_report("site-1", write_report(COUNTS["site-1"], None), CLASSES)])
+    np.testing.assert_allclose(controller.members.selector.sizes, [*honest, most])
+    free = FakeServer(tmp_path / "free", sites, START).run(fedavg(size_cap=0))
+    assert free.members.selector.sizes.tolist() == [*honest, 2.0**55]
+
+
 def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -371,6 +396,7 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
+        ({"size_cap": 5}, "size_cap: 5, but the state was written with 10.0"),
         ({"seed": 2}, "seed: 2, but the state was written with 0"),
         ({"cohort_size": 3}, "cohort_size: 3, but the state was written with 2"),
         ({"buffer_size": 1}, "buffer_size: 1, but the state was written with 0"),

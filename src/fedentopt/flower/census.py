@@ -190,7 +190,9 @@ class Census:
             report = read_report(answer.reply, self.num_classes)
             stood = self._client_on.get(node, report.client)
             if stood != report.client:  # under a new name it would leave the buffer, and its old one would stay behind
-                raise InputError(f"it is known as {stood!r} and now calls itself {report.client!r}; exclude the old name")
+                raise InputError(
+                    f"it is known as {stood!r} and now calls itself {report.client!r}; exclude the old name"
+                )
             if report.client in self.exclude:
                 self._tries[node], self._again[node] = 0, float("inf")
                 self.refusals[node] = f"client {report.client!r} is excluded on this server"
