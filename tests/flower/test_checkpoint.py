@@ -387,7 +387,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_the_checkpoint_stays(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write_archive", full)
-        with pytest.raises(InputError, match="round 3 cannot be written to .*: No space left on device; .* round 2"):
+        with pytest.raises(InputError, match=r"round 3 cannot be written to .*: No space left on device; .* round 2"):
             FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
     again = FedEntOpt(**COMMON, checkpoint_dir=tmp_path)
     again.start(federation(), model(), num_rounds=3)

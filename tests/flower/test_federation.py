@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def test_a_node_does_not_leave_the_buffer_under_new_names(caplog: pytest.LogCapt
     assert list(strategy.census.members) == list(range(8))
     picked = [6 in entry.cohort.clients for entry in strategy.history]
     assert any(picked)
-    assert not any(a and b for a, b in zip(picked, picked[1:], strict=False))
+    assert not any(a and b for a, b in itertools.pairwise(picked))
     assert any("it is known as 6 and now calls itself 'n101'" in line for line in caplog.messages)
 
 

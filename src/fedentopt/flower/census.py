@@ -6,11 +6,12 @@ all is left out with a reason in the log and asked again after a pause that doub
 that was repaired comes in by itself. Questions stay open: as soon as enough clients are known and nobody has answered
 for a while, the round goes on, and an answer that comes later is read before a later round.
 
-Clients are named by their own stable id, nodes by Flower's random one. A known client that appears under a new node
-id has restarted and takes its old place, once the old node is offline. Two nodes that are online under one id are a
+Clients are named by their own stable id, nodes by Flower's random one. A known client that appears under a new node id
+has restarted and takes its old place, once the old node is offline. Two nodes that are online under one id are a
 mistake or an attack: the known one stays, the other is held back until the known one is gone; of two unknown ones
-neither is let in. A node keeps its name for as long as it is known. Where names are bound, a name belongs for good to the node that first came under it, or to the one
-the server's operator says; a node with a registered key keeps its id, so binding to the id is binding to the key.
+neither is let in. A node keeps its name for as long as it is known. Where names are bound, a name belongs for good to
+the node that first came under it, or to the one the server's operator says; a node with a registered key keeps its id,
+so binding to the id is binding to the key.
 """
 
 from __future__ import annotations
