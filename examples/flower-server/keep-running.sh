@@ -5,7 +5,8 @@
 #
 # `flwr run` ends with 0 whether the app finished or crashed, and a run whose SuperLink went down is not taken up again.
 # With a checkpoint folder in its run config the app goes on where it stopped, so it is started again until there is a
-# summary.json below RESULTS that says "finished": true. PAUSE (seconds, 30 by default) is waited between two starts.
+# summary.json below RESULTS that says "finished": true. RESULTS is this run's alone: where an earlier run has finished
+# there, with fewer rounds for instance, nothing is started. PAUSE (seconds, 30 by default) is waited between two starts.
 set -u
 results=$1
 shift

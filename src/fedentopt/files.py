@@ -212,15 +212,16 @@ def lock_file(
     patience: float = 0.0,
     among_threads: bool = False,
     mode: int = 0o666,
+    must: bool = False,
 ) -> Iterator[None]:
     """Hold the lock `path`, which is there only as long as somebody holds it.
 
     After `patience` seconds (`math.inf`: never) what `busy(holder's process number)` says is raised; what
     `unusable(error)` says where no lock file can be made. `among_threads` keeps out other threads of this process too;
     without it, child processes do not inherit the lock, so an orphaned worker does not keep it. On a file system
-    without locks there is none.
+    without locks there is none, or with `must` what `unusable(error)` says.
     """
-    handle = _acquire(path, busy, unusable, patience, among_threads, mode)
+    handle = _acquire(path, busy, unusable, patience, among_threads, mode, must)
     try:
         yield
     finally:
@@ -242,6 +243,7 @@ def _acquire(
     patience: float,
     among_threads: bool,
     mode: int,
+    must: bool,
 ) -> int:
     give_up = time.monotonic() + patience if patience < math.inf else math.inf
     while True:
@@ -249,7 +251,14 @@ def _acquire(
             handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
         except OSError as error:
             raise unusable(error) from error
-        if _try_lock(handle, among_threads):
+        try:
+            locked = _try_lock(handle, among_threads)
+        except OSError as error:  # no locks here
+            if must:
+                os.close(handle)
+                raise unusable(error) from error
+            locked = True
+        if locked:
             if is_still(path, handle):
                 os.ftruncate(handle, 0)
                 os.write(handle, f"{os.getpid()}\n".encode("ascii"))
@@ -272,6 +281,7 @@ def is_still(path: Path, handle: int) -> bool:
 
 
 def _try_lock(handle: int, among_threads: bool) -> bool:
+    """Whether the lock was free; raises where there are no locks."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -283,7 +293,9 @@ def _try_lock(handle: int, among_threads: bool) -> bool:
             lock = fcntl.flock if among_threads else fcntl.lockf
             lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in _NO_LOCKS_HERE
+        if error.errno in _NO_LOCKS_HERE:
+            raise
+        return False
     return True
 
 

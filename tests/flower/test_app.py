@@ -199,7 +199,7 @@ class Run:
         self.trained: list[tuple[tuple[int | str, ...], tuple[int | str, ...]]] = []
         self.scores: dict[int, tuple[float, float, list[float]]] = {}  # by round, where others than 50 %
 
-    def to(self, rounds: int) -> RunResult:
+    def to(self, rounds: int, **options: Any) -> RunResult:
         from fedentopt_app.data import load_data
         from fedentopt_app.record import Bookkeeper
         from fedentopt_app.settings import run_settings
@@ -212,6 +212,7 @@ class Run:
             min_available_nodes=1,
             fraction_evaluate=0.0,
             checkpoint_dir=self.folder / "checkpoint",
+            **options,
         )
         config = run_settings({**self.told, "rounds": rounds})
         books = Bookkeeper(config, load_data("digits", None), strategy, bool(self.told["class-names"]))
@@ -235,6 +236,30 @@ def rows(path: Path) -> list[list[float]]:
 
 def holding(*classes: int) -> np.ndarray:
     return np.repeat(classes, 30)
+
+
+@pytest.mark.parametrize("stops", [[9], [3, 4, 9]])
+def test_rounds_name_the_clients_that_trained_when_some_of_them_are_forgotten_or_excluded(
+    tmp_path: Path, stops: list[int]
+) -> None:
+    held = {"bergen": (6, 7), "oslo": (0, 1), "turku": (2, 3), "york": (4, 5)}
+    grid = FakeGrid({10 + place: Node(name, holding(*held[name])) for place, name in enumerate(held)}, 10)
+    run = Run(tmp_path, grid, 2, clients=4, class_names=",".join(map(str, range(10))))
+    seen = grid.get_node_ids
+
+    def online() -> Any:
+        grid.offline = {10} if len(run.trained) >= 2 else set()  # bergen trains and is then away for good
+        return seen()
+
+    grid.get_node_ids = online  # type: ignore[method-assign]
+    for place, stop in enumerate(stops):
+        done = run.to(stop, forget_after=2, exclude=["oslo"] if place else [])
+    order = ["bergen", "oslo", "turku", "york"]
+    assert {"bergen", "oslo"} <= {client for clients, _ in run.trained for client in clients}
+    assert [[order[row] for row in record.clients] for record in done.records] == [list(c) for c, _ in run.trained]
+    table = rows(done.path / "label_counts.csv")
+    assert len(table) == 4
+    assert table[2:] == [np.bincount(holding(*held[name]), minlength=10).tolist() for name in order[2:]]
 
 
 @pytest.mark.parametrize("stops", [[5], [1, 2, 5]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -351,6 +352,46 @@ def test_a_stop_while_the_checkpoint_is_written_leaves_the_old_one(
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {checkpoints.FILE, checkpoints.PREVIOUS}
     assert not any(name.endswith(".part") for name in names)
+
+
+def test_a_stop_in_the_first_save_after_a_damaged_checkpoint_leaves_one_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+    newest = tmp_path / checkpoints.FILE
+    damaged = newest.read_bytes()[:-100]
+    newest.unlink()
+    newest.write_bytes(damaged)
+    keep = checkpoints._keep_previous
+
+    def stop(folder: Path) -> None:
+        keep(folder)
+        raise StopError
+
+    monkeypatch.setattr(checkpoints, "_keep_previous", stop)
+    with pytest.raises(StopError):
+        FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=4)
+    found = checkpoints.load(tmp_path)
+    assert found is not None
+    assert found.round == 2
+    assert (tmp_path / checkpoints.DAMAGED).read_bytes() == damaged
+
+
+def test_a_full_disk_ends_the_run_in_one_sentence_and_the_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_archive", full)
+        with pytest.raises(InputError, match=r"round 3 cannot be written to .*: No space left on device; .* round 2"):
+            FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+    again = FedEntOpt(**COMMON, checkpoint_dir=tmp_path)
+    again.start(federation(), model(), num_rounds=3)
+    assert [entry.round for entry in again.history] == [3]
 
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:

@@ -276,6 +276,17 @@ def test_the_weight_of_a_node_is_its_owners_choice(owner: dict[str, Any]) -> Non
     assert weight({"label-epsilon": "none"}) == 1000
 
 
+def test_a_training_reply_may_say_which_release_is_the_current_one() -> None:
+    def about(**node: Any) -> dict[str, Any]:
+        context = Context(1, 2, {"partition-id": 4, **node}, RecordDict(), {"label-report-release": 7})
+        return dict(label_report(lambda _: LABELS, 3).about(context))
+
+    assert about(**{"label-epsilon": 0.5}) == {"release": 1}
+    assert about(**{"label-epsilon": 0.5, "label-report-release": 2}) == {"release": 2}
+    with pytest.raises(InputError, match=f"^{REFUSAL}$"):
+        about()
+
+
 def test_a_weight_that_cannot_be_had_is_refused_in_the_words_of_every_refusal(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Error, Message
 
 from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.flower import checkpoint as checkpoints
@@ -135,6 +136,58 @@ def test_an_owner_announces_new_counts_with_a_training_reply() -> None:
     strategy.start(grid, model(), num_rounds=8, evaluate_fn=announce)
     assert grid.sent("query") == [sorted(grid.nodes), [number]]
     assert strategy.selector.counts[client].tolist() == [0, 0, 0, 0, 40]
+
+
+def test_an_announced_release_whose_answer_is_lost_is_asked_for_again() -> None:
+    grid = federation()
+    app = grid._app
+    number = node_of(grid, 6)
+    answers: list[int] = []
+
+    def announcing(message: Message, context: Any) -> Message:
+        if context.node_id == number and message.metadata.message_type != "train":
+            answers.append(1)
+            if len(answers) == 2:
+                return Message(Error(code=2, reason="lost"), reply_to=message)
+        reply = app(message, context)
+        if context.node_id == number and message.metadata.message_type == "train":
+            reply.content["client"] = ConfigRecord({"release": 2})
+        return reply
+
+    grid._app = announcing  # type: ignore[assignment]
+    made(cohort_size=8).start(grid, model(), num_rounds=8)
+    assert len(answers) == 3  # known at first, lost, told
+
+
+def test_a_node_does_not_leave_the_buffer_under_new_names(caplog: pytest.LogCaptureFixture) -> None:
+    """It would train in every round, leave a name behind each time, and end the run when that one is forgotten."""
+    grid = federation()
+    app = grid._app
+    number = node_of(grid, 6)
+    names = iter(range(100, 200))
+    asked: list[int] = []
+
+    def renaming(message: Message, context: Any) -> Message:
+        reply = app(message, context)
+        if context.node_id == number and message.metadata.message_type == "train":
+            reply.content["client"] = ConfigRecord({"release": next(names)})
+        elif context.node_id == number:
+            if asked:
+                reply.content["client"]["client-id"] = f"n{next(names)}"
+            reply.content["labels"]["label-counts"] = [20] * CLASSES
+            asked.append(1)
+        return reply
+
+    grid._app = renaming  # type: ignore[assignment]
+    strategy = made(cohort_size=3, buffer_size=5, forget_after=2)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        strategy.start(grid, model(), num_rounds=12)
+    assert len(asked) > 2
+    assert list(strategy.census.members) == list(range(8))
+    picked = [6 in entry.cohort.clients for entry in strategy.history]
+    assert any(picked)
+    assert not any(a and b for a, b in itertools.pairwise(picked))
+    assert any("it is known as 6 and now calls itself 'n101'" in line for line in caplog.messages)
 
 
 def test_clients_that_stay_away_are_forgotten_and_asked_anew(tmp_path: Path) -> None:

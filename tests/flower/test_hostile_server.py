@@ -203,6 +203,13 @@ def test_a_training_reply_tells_the_noisy_total_and_no_other_number_of_samples(
     assert metrics(train(app, node | {"num-examples": "exact"}, RUN)) == {"num-examples": sum(HELD)}
 
 
+def test_a_training_reply_announces_the_owners_release(app: ClientApp, node: dict[str, Any]) -> None:
+    released = node | {"label-report-release": 2, "label-epsilon-total": 100.0}
+    for told, release in ((node, 1), (released, 2)):
+        reply = train(app, told, RUN)
+        assert dict(reply.content["client"]) == {"release": release}
+
+
 def test_training_before_the_question_draws_the_answer_that_is_kept(app: ClientApp, node: dict[str, Any]) -> None:
     told = metrics(train(app, node, RUN))["num-examples"]
     assert told == max(1, sum(ask(app, node, RUN, random.Random(7)).content["labels"]["label-counts"]))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, strategy_from, to_tensorboard, to_wandb
 from fedentopt.flower.configured import strategies
 from fedentopt.flower.progress import numbers_of
+from fedentopt.release import OwnerSettings
 from fedentopt.selection.measures import entropy
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, federation, model, skewed
 
@@ -236,6 +239,22 @@ def test_a_named_federation_is_picked_from_by_name() -> None:
     assert set(result.rounds[1]["cohort"]) <= {"oslo", "bern", "riga", 12}
 
 
+def test_clients_that_claim_too_much_are_suspects() -> None:
+    grid = federation()
+    number = next(n for n, node in grid.nodes.items() if node.client == 6)
+    grid.nodes[number].labels = np.repeat(np.arange(CLASSES), 1000)
+    result = made().start(grid, model(), num_rounds=2)
+    assert [result.rounds[r]["suspects"] for r in (1, 2)] == [[6], [6]]
+    assert result.train_metrics_clientapp[2]["selection-suspects"] == 1
+
+
+@pytest.mark.parametrize("name", ["size_cap", "weight_cap"])
+@pytest.mark.parametrize("bad", [0, 0.5, -1, float("nan"), float("inf"), True, "10"])
+def test_a_cap_below_what_is_usual_is_refused(name: str, bad: Any) -> None:
+    with pytest.raises(InputError, match=f"{name}: .*accepted: numbers from 1"):
+        made(**{name: bad})
+
+
 # --- a run that is kept running
 def test_a_run_that_crashes_is_started_again_until_its_results_say_that_it_finished(tmp_path: Path) -> None:
     """`flwr run` ends with 0 after a crash; the recipe looks at the results instead."""
@@ -259,3 +278,24 @@ def test_a_run_that_crashes_is_started_again_until_its_results_say_that_it_finis
     again = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert again.returncode == 0
     assert len((tmp_path / "calls").read_text().splitlines()) == 3  # finished: nothing to start
+
+
+def test_the_nodes_of_the_compose_file_would_answer() -> None:
+    """With noise a real node refuses unless its answer is kept in a file, here on a volume of its own place."""
+    yaml = pytest.importorskip("yaml")
+    folder = Path(__file__).parent.parent.parent / "examples" / "flower-server"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    kept = set()
+    for number in range(6):
+        service = services[f"node-{number}"]
+        words = shlex.split(service["command"])
+        told = words[words.index("--node-config") + 1]
+        config = tomllib.loads("\n".join(shlex.split(told, posix=False)))
+        owner = OwnerSettings.read(config)
+        assert config["partition-id"] == number
+        assert owner.epsilon == 1.0
+        mounted = {volume.split(":")[1] for volume in service["volumes"]}
+        assert owner.file is not None
+        assert {str(owner.file.parent), str(owner.ledger)} == mounted
+        kept.add(owner.file)
+    assert len(kept) == 6

@@ -23,7 +23,7 @@ from nvflare.app_common.workflows.lr.fedavg import FedAvgLR
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
 from fedentopt.nvflare import LabelAware, LabelAwareFedAvg, LabelAwareScaffold, state
-from fedentopt.nvflare.report import write_refusal, write_report
+from fedentopt.nvflare.report import read_report, write_refusal, write_report
 from fedentopt.selection import Selector
 from nvflare_fake_sites import FakeServer, Site
 
@@ -295,6 +295,51 @@ def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path
     assert waits == [60, 10, 10], "one silent site does not hold up the others for long"
 
 
+def test_a_site_that_claims_everything_is_taken_for_ten_of_the_median(tmp_path: Path) -> None:
+    def liar(task: str, model: FLModel) -> Shareable | None:
+        if task == "label_counts":
+            return write_report([2**53] * CLASSES, None)
+        return FLModelUtils.to_shareable(moved(model))
+
+    sites = everybody(site_8=liar)
+    done = FakeServer(tmp_path / "capped", sites, START).run(fedavg(state="s"))
+    honest = [float(sum(COUNTS[f"site-{k}"])) for k in range(1, 8)]
+    most = 10 * float(np.median([*honest, 2.0**55]))
+    np.testing.assert_allclose(done.members.selector.sizes, [*honest, most])
+    assert done.members.size("site-8") == most
+    again = FakeServer(tmp_path / "capped", sites, START).run(fedavg(state="s"))
+    np.testing.assert_array_equal(again.members.selector.counts, done.members.selector.counts)
+    late = FakeServer(tmp_path / "late", sites, START)
+    late.away = {"site-1"}
+    controller = fedavg(num_rounds=3)
+    late.run(controller)
+    late.away = set()
+    controller.members.take([read_report("site-1", write_report(COUNTS["site-1"], None), CLASSES)])
+    np.testing.assert_allclose(controller.members.selector.sizes, [*honest, most])
+    free = FakeServer(tmp_path / "free", sites, START).run(fedavg(size_cap=0))
+    assert free.members.selector.sizes.tolist() == [*honest, 2.0**55]
+
+
+def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def mended_at(question: int, name: str) -> Site:
+        def answer(task: str, model: FLModel) -> Shareable | None:
+            if task != "label_counts":
+                return FLModelUtils.to_shareable(moved(model))
+            asked.append(name)
+            return write_report(COUNTS[name], None) if asked.count(name) > question else write_refusal()
+
+        return answer
+
+    sites = {"site-1": mended_at(5, "site-1"), "site-2": mended_at(6, "site-2")}
+    controller = fedavg(cohort_size=2, num_rounds=4)
+    controller.poll_interval = 0.001
+    FakeServer(tmp_path, sites, START).run(controller)
+    assert cohorts(controller)[:2] == [("site-1",), ("site-1",)]
+    assert all(set(each) == {"site-1", "site-2"} for each in cohorts(controller)[2:])
+
+
 def test_sites_that_are_away_or_excluded_do_not_train(tmp_path: Path) -> None:
     server = FakeServer(tmp_path, everybody(), START)
     server.away = {"site-1", "site-2"}
@@ -351,6 +396,7 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
+        ({"size_cap": 5}, "size_cap: 5, but the state was written with 10.0"),
         ({"seed": 2}, "seed: 2, but the state was written with 0"),
         ({"cohort_size": 3}, "cohort_size: 3, but the state was written with 2"),
         ({"buffer_size": 1}, "buffer_size: 1, but the state was written with 0"),

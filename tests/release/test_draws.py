@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -349,6 +350,22 @@ def test_processes_asked_at_once_give_one_answer(owner: OwnerSettings) -> None:
     for worker in workers:
         worker.join(timeout=60)
     assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has locks everywhere")
+def test_where_two_processes_could_draw_at_once_nothing_is_drawn(
+    owner: OwnerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(InputError, match="label-report-file: cannot be locked"):
+        release_counts(COUNTS, owner)
+    assert owner.file is not None
+    assert not owner.file.exists()
 
 
 def test_true_counts_and_answers_without_a_file_are_not_drawn(owner: OwnerSettings) -> None:

@@ -55,4 +55,5 @@ def train(message: Message, context: Context) -> Message:
     for name in [name for name in sent if name.endswith("num_batches_tracked")]:
         sent[name] = received[name]
     metrics = MetricRecord({"num-examples": counted.weight(context, done.samples)})
-    return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": metrics}), reply_to=message)
+    content = RecordDict({"arrays": ArrayRecord(sent), "metrics": metrics, "client": counted.about(context)})
+    return Message(content, reply_to=message)

@@ -4,8 +4,8 @@ The folder is tried before the first round and brought up to date after each; a 
 its summary there too.
 
 The folder numbers clients by their rows in `label_counts.csv`, which are known only at the end: a node that joins
-late takes its place among the names. Until then a round names its clients by the order in which the server let them
-in, which never changes and is kept in the strategy's checkpoint.
+late takes its place among the names. Until then rounds name their clients, in the strategy's checkpoint too. A client
+that was forgotten or excluded keeps its row; its counts are zeros where this process never saw them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from __future__ import annotations
 import math
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord, UserConfig
-from flwr.serverapp.strategy import Result
 
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.files import make_folder, write_text
 from fedentopt.flower import LabelAware
 from fedentopt.flower.checkpoint import load as load_checkpoint
-from fedentopt.flower.report import ClientId, id_order
+from fedentopt.flower.progress import SelectionResult
+from fedentopt.flower.report import ClientId, Report, id_order
 from fedentopt.partition import partition
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import ROUNDS, SUMMARY
@@ -43,7 +43,8 @@ class Bookkeeper:
     def __init__(self, config: RunConfig, data: Dataset, strategy: LabelAware, own_data: bool) -> None:
         self.config, self.data, self.strategy = config, data, strategy
         self._folder: RunFolder | None = None
-        self._told: dict[int, Mapping[str, Any]] = {}
+        self._told: dict[int, Mapping[str, Any]] = {}  # records of rounds
+        self._met: dict[ClientId, Report | None] = {}  # everybody that was ever known or trained
         self._true: np.ndarray | None = None
         if not own_data:  # the server cut the data itself, so it knows; of nodes' own data it sees reports only
             self._true = partition(
@@ -54,8 +55,7 @@ class Bookkeeper:
     def round_metrics(self, seconds: float, model_bytes: int, scores: tuple[float, float, list[float]]) -> MetricRecord:
         """The last round in numbers."""
         last = self.strategy.history[-1]
-        place = {client: number for number, client in enumerate(self.strategy.census.members)}
-        picked = [place[client] for client in last.cohort.clients]
+        self._meet()
         labels = np.sum([self._counts_of(client) for client in last.cohort.clients], axis=0)
         asked = 8 * len(self._clients()) * self.data.num_classes if last.round == 1 else 0
         return MetricRecord(
@@ -65,10 +65,8 @@ class Bookkeeper:
                 "class-accuracy": scores[2],
                 "entropy": float(entropy(labels)),
                 "classes-covered": int(classes_covered(labels)),
-                "clients": picked,
-                "trained": [place[client] for client in last.answered],
                 "bytes-up": model_bytes * len(last.answered) + asked,
-                "bytes-down": model_bytes * len(picked),
+                "bytes-down": model_bytes * len(last.cohort.clients),
                 "seconds": seconds,
             }
         )
@@ -87,21 +85,21 @@ class Bookkeeper:
         place = self.strategy.checkpoint_dir
         before = None if place is None else load_checkpoint(place)
         rounds = {} if before is None else before.meta["rounds"]
-        self._told = {int(number): record["server"] for number, record in rounds.items()}
+        self._told = {int(number): record for number, record in rounds.items()}
 
     def note(self, record: Mapping[str, Any]) -> None:
         """A round is over: bring the folder up to date."""
         assert self._folder is not None
-        self._told[record["round"]] = record["server"]
+        self._told[record["round"]] = record
         records, _ = self._records(self._told)
         with self._folder.locked():
             (self._folder.path / SUMMARY).unlink(missing_ok=True)  # of a run that is now going on
             self._folder.start(self._start())
             write_text(self._folder.path / ROUNDS, rounds_csv(records), durable=False)
 
-    def write(self, out: Path, run_config: UserConfig, result: Result) -> Path:
+    def write(self, out: Path, run_config: UserConfig, result: SelectionResult) -> Path:
         """Write the folder of a run that has ended; returns it."""
-        records, diverged = self._records(result.evaluate_metrics_serverapp)
+        records, diverged = self._records(result.rounds)
         folder = self._folder_in(out, run_config)
         with folder.locked():
             folder.start(self._start())
@@ -125,11 +123,11 @@ class Bookkeeper:
 
     def _records(self, told: Mapping[int, Mapping[str, Any]]) -> tuple[list[RoundRecord], int | None]:
         """The rounds, and the one in which the run diverged."""
+        self._meet(client for record in told.values() for client in (*record["cohort"], *record["answered"]))
         row = {client: number for number, client in enumerate(self._clients())}
-        rows = [row[client] for client in self.strategy.census.members]
         ordered = sorted(told.items())
-        diverged = next((number for number, metrics in ordered if not _is_finite(metrics["loss"])), None)
-        records = [_record(number, metrics, rows) for number, metrics in ordered]
+        diverged = next((number for number, record in ordered if not _is_finite(record["server"]["loss"])), None)
+        records = [_record(number, record, row) for number, record in ordered]
         if diverged is not None:
             records = [self._at_chance(record) if record.round >= diverged else record for record in records]
         return records, diverged
@@ -139,9 +137,15 @@ class Bookkeeper:
         chance = 100 / self.data.num_classes
         return replace(record, accuracy=chance, loss=None, class_accuracy=(chance,) * self.data.num_classes)
 
+    def _meet(self, clients: Iterable[ClientId] = ()) -> None:
+        """Remember these clients and those that are known now."""
+        for client in clients:
+            self._met.setdefault(client, None)
+        self._met.update({client: member.report for client, member in self.strategy.census.members.items()})
+
     def _clients(self) -> list[ClientId]:
         """The clients in the order of their rows: every share of the data, or by name those that the server met."""
-        met = sorted(self.strategy.census.members, key=id_order)
+        met = sorted(self._met, key=id_order)
         if self._true is not None and all(self._is_share(client) for client in met):
             return list(range(len(self._true)))
         return met
@@ -152,11 +156,13 @@ class Bookkeeper:
 
     def _reported(self) -> np.ndarray | None:
         """What the server saw instead of true counts, or None without noise; zeros for a client it never met."""
-        members = self.strategy.census.members
-        if not any(member.report.noisy for member in members.values()):
+        if not any(report.noisy for report in self._met.values() if report is not None):
             return None
-        nothing = np.zeros(self.data.num_classes)
-        return np.stack([members[c].report.counts if c in members else nothing for c in self._clients()])
+        return np.stack([self._reported_by(client) for client in self._clients()])
+
+    def _reported_by(self, client: ClientId) -> np.ndarray:
+        report = self._met.get(client)
+        return np.zeros(self.data.num_classes) if report is None else report.counts
 
     def _counts(self) -> np.ndarray:
         """One row per client."""
@@ -166,19 +172,20 @@ class Bookkeeper:
         """True counts of a share that the server cut; else what the node reported, as the selector reads it."""
         if self._true is not None and self._is_share(client):
             return np.asarray(self._true[int(client)])
-        return np.maximum(self.strategy.census.members[client].report.counts, 0.0)
+        return np.maximum(self._reported_by(client), 0.0)
 
 
 def _is_finite(loss: Any) -> bool:
     return loss is not None and math.isfinite(loss)
 
 
-def _record(number: int, told: Mapping[str, Any], rows: Sequence[int]) -> RoundRecord:
-    """A round from its metrics; `rows` are the clients' rows, in the order in which the server let them in."""
+def _record(number: int, record: Mapping[str, Any], row: Mapping[ClientId, int]) -> RoundRecord:
+    """A round from its record; `row` has the clients' rows."""
+    told = record["server"]
     return RoundRecord(
         round=number,
-        clients=tuple(rows[place] for place in told["clients"]),
-        trained=tuple(rows[place] for place in told["trained"]),
+        clients=tuple(row[client] for client in record["cohort"]),
+        trained=tuple(row[client] for client in record["answered"]),
         entropy=float(told["entropy"]),
         classes_covered=int(told["classes-covered"]),
         bytes_up=int(told["bytes-up"]),

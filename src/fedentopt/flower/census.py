@@ -6,11 +6,12 @@ all is left out with a reason in the log and asked again after a pause that doub
 that was repaired comes in by itself. Questions stay open: as soon as enough clients are known and nobody has answered
 for a while, the round goes on, and an answer that comes later is read before a later round.
 
-Clients are named by their own stable id, nodes by Flower's random one. A known client that appears under a new node
-id has restarted and takes its old place, once the old node is offline. Two nodes that are online under one id are a
+Clients are named by their own stable id, nodes by Flower's random one. A known client that appears under a new node id
+has restarted and takes its old place, once the old node is offline. Two nodes that are online under one id are a
 mistake or an attack: the known one stays, the other is held back until the known one is gone; of two unknown ones
-neither is let in. Where names are bound, a name belongs for good to the node that first came under it, or to the one
-the server's operator says; a node with a registered key keeps its id, so binding to the id is binding to the key.
+neither is let in. A node keeps its name for as long as it is known. Where names are bound, a name belongs for good to
+the node that first came under it, or to the one the server's operator says; a node with a registered key keeps its id,
+so binding to the id is binding to the key.
 """
 
 from __future__ import annotations
@@ -188,6 +189,11 @@ class Census:
             if answer.failure is not None or answer.reply is None:
                 raise InputError(answer.failure)
             report = read_report(answer.reply, self.num_classes)
+            stood = self._client_on.get(node, report.client)
+            if stood != report.client:  # under a new name it would leave the buffer, and its old one would stay behind
+                raise InputError(
+                    f"it is known as {stood!r} and now calls itself {report.client!r}; exclude the old name"
+                )
             if report.client in self.exclude:
                 self._tries[node], self._again[node] = 0, float("inf")
                 self.refusals[node] = f"client {report.client!r} is excluded on this server"
@@ -215,6 +221,7 @@ class Census:
         self._again[node] = self.clock.now() + pause
         last = self.attempts is not None and tries >= self.attempts
         if node in self._client_on:
+            self._announced.pop(self._client_on[node], None)  # asked for again when it is announced again
             log.warning("node %d keeps its old label counts: %s", node, reason)
             return
         self.refusals[node] = reason
@@ -296,9 +303,6 @@ class Census:
         before = self.members.get(client)
         if before is not None and self._client_on.get(before.node_id) == client:
             del self._client_on[before.node_id]
-        stood = self._client_on.pop(member.node_id, None)
-        if stood is not None and stood != client:  # a node that changed its name
-            log.warning("node %d calls itself %r, before: %r", member.node_id, client, stood)
         self.members[client] = member
         self._client_on[member.node_id] = client
         self.changed.setdefault(client, False)

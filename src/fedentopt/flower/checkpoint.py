@@ -26,7 +26,7 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.files import aside
 
-FILE, PREVIOUS = "checkpoint.npz", "checkpoint-previous.npz"
+FILE, PREVIOUS, DAMAGED = "checkpoint.npz", "checkpoint-previous.npz", "checkpoint-damaged.npz"
 FORMAT, VERSION = "fedentopt flower checkpoint", 2
 
 Arrays = dict[str, np.ndarray]
@@ -75,7 +75,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 def load(folder: Path) -> Checkpoint | None:
     """The checkpoint in the folder, or None where there is none; anything else of that name is refused.
 
-    A newest one that cannot be read gives way, with a warning, to the one before it.
+    A newest one that cannot be read gives way, with a warning, to the one before it, and is kept under another name.
     """
     path = folder / FILE
     try:
@@ -86,6 +86,9 @@ def load(folder: Path) -> Checkpoint | None:
         with contextlib.suppress(Exception):
             before = _read(folder / PREVIOUS)
             log.error("%s cannot be read (%s); going on from %s, round %d", path, error, PREVIOUS, before.round)
+            with contextlib.suppress(OSError):  # else the next save would take the damaged one for the one before
+                _name_again(path, folder / DAMAGED)
+                _name_again(folder / PREVIOUS, path)
             return before
         raise InputError(f"checkpoint: {path} cannot be read ({error}); remove it to start at round 1") from error
 
@@ -116,15 +119,19 @@ def _read(path: Path) -> Checkpoint:
 
 def _keep_previous(folder: Path) -> None:
     """Give the checkpoint that is about to be replaced its second name."""
-    if not (folder / FILE).is_file():
-        return
-    name = folder / f".{PREVIOUS}.part"
+    if (folder / FILE).is_file():
+        _name_again(folder / FILE, folder / PREVIOUS)
+
+
+def _name_again(path: Path, other: Path) -> None:
+    """Put a file in the place of another one too, at once."""
+    name = other.with_name(f".{other.name}.part")
     name.unlink(missing_ok=True)
     try:
         try:
-            os.link(folder / FILE, name)
+            os.link(path, name)
         except OSError:  # a file system without hard links
-            shutil.copyfile(folder / FILE, name)
-        os.replace(name, folder / PREVIOUS)
+            shutil.copyfile(path, name)
+        os.replace(name, other)
     finally:
         name.unlink(missing_ok=True)

@@ -8,6 +8,7 @@
     def train(message, context):
         ...
         metrics = MetricRecord({"num-examples": labels.weight(context, samples)})
+        content = RecordDict({"arrays": arrays, "metrics": metrics, "client": labels.about(context)})
 
 `load_labels(context)` gives the labels this node holds; they stay in the process. What leaves is a vector of counts
 with discrete Laplace noise, drawn once per release and kept (`fedentopt.release`, which lists the owner's settings).
@@ -37,7 +38,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedentopt.errors import InputError
-from fedentopt.flower.report import ClientId, normal_id, write_report
+from fedentopt.flower.report import RELEASE, ClientId, normal_id, write_report
 from fedentopt.labels import label_counts
 from fedentopt.privacy import check_sensitivity, clip_persons
 from fedentopt.release import Draw, OwnerSettings, draw_counts, example_weight, read_epsilon, release_counts
@@ -97,6 +98,17 @@ class LabelReport:
             return example_weight(owner, samples, self._draw(context, owner) if noisy else None)
         except Exception as error:
             log.exception("num-examples: this node cannot say what stands for its number of samples")
+            raise InputError(_reason(error)) from None
+
+    def about(self, context: Context) -> ConfigRecord:
+        """What to send as the record `client` of a training reply: the number of the owner's release.
+
+        A server that knows an earlier one asks for the counts again. Raises as `weight` does.
+        """
+        try:
+            return ConfigRecord({RELEASE: owner_settings(context).release})
+        except Exception as error:
+            log.exception("client: this node cannot say which release of its counts is the current one")
             raise InputError(_reason(error)) from None
 
     def _draw(self, context: Context, owner: OwnerSettings) -> Draw:

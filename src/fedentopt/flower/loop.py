@@ -150,7 +150,13 @@ class _Run:
             record[name] = dict(getattr(result, kept).get(server_round, {}))
         result.rounds[server_round] = record
         if selection.checkpoint_dir is not None:
-            self._save(server_round)
+            try:
+                self._save(server_round)
+            except OSError as error:  # going on would train rounds that a stop undoes
+                raise InputError(
+                    f"checkpoint: round {server_round} cannot be written to {selection.checkpoint_dir}: "
+                    f"{error.strerror or error}; mend that and start again, to go on after round {server_round - 1}"
+                ) from error
         selection.progress.tell(record)
 
     def _train(self, server_round: int) -> list[Answer]:

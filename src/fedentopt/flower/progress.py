@@ -32,7 +32,10 @@ PREFIX = "selection-"
 
 @dataclass
 class RoundSelection:
-    """A round's cohort, and what became of it: clients that answered, why others did not, who stood in for them."""
+    """A round's cohort, and what became of it: clients that answered, why others did not, who stood in for them.
+
+    `suspects` are the known clients that claim more samples than `size_cap` allows.
+    """
 
     round: int
     cohort: Cohort

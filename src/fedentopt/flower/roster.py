@@ -65,6 +65,10 @@ class Roster:
             self._capped.pop(client, None)
         self._cap_sizes()
 
+    def capped(self) -> list[ClientId]:
+        """Clients that claim more than `size_cap` allows, ordered by client id."""
+        return sorted(self._capped, key=id_order)
+
     def size_of(self, client: ClientId) -> float:
         """How many samples the selector believes a client to have."""
         return self._capped.get(client, self._sizes[client])

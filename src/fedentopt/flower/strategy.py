@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -124,11 +124,11 @@ class LabelAware(FedAvg):
             ("query_pause", query_pause),
             ("query_patience", query_patience),
             ("node_timeout", node_timeout),
-            ("size_cap", size_cap),
-            ("weight_cap", weight_cap),
         ):
-            if number is not None or not name.endswith("_cap"):
-                _check_positive(name, number)
+            _check_positive(name, number)
+        for name, cap in (("size_cap", size_cap), ("weight_cap", weight_cap)):
+            if cap is not None and not (_is_number(cap) and 1 <= cap < float("inf")):  # below 1 nobody would be usual
+                raise InputError(f"{name}: {cap!r} is out of range; accepted: numbers from 1, or None for no limit")
         if evaluate_by not in ("seed", "labels"):
             raise InputError(f"evaluate_by: {evaluate_by!r} is unknown; accepted: seed, labels")
         if selector is not None and ((buffer_size, seed, release) != (0, 0, "fifo") or target is not None):
@@ -234,6 +234,7 @@ class LabelAware(FedAvg):
             RoundSelection(
                 server_round,
                 cohort,
+                suspects=tuple(self.roster.capped()),
                 epsilon=max((noise for noise in noises if noise is not None), default=None),
                 online=len(online),
                 known=len(members),
@@ -468,5 +469,9 @@ def _check_whole(name: str, value: object, least: int) -> None:
 
 
 def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if not _is_number(value) or not 0 < value < float("inf"):
         raise InputError(f"{name}: {value!r} is out of range; accepted: numbers above 0")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class LabelAware(ModelController):
     buffer_size     FedEntOpt's buffer (Q): sites that trained lately and are kept out for a while
     seed, target    of `EntropySelector`
     selector        another selector: its name, or package.module:Class, with `selector_args`
+    size_cap        most samples a site is taken for when it is picked, times the median site's; 0: no limit
     exclude         names of sites that never train
     query_timeout   longest wait for label counts in seconds; a site that gave none before is waited for 10 s at most
     train_timeout   longest wait for a round's training in seconds; 0: NVFlare's own wait, for as long as a site lives
@@ -80,6 +82,7 @@ class LabelAware(ModelController):
         target: Sequence[float] | None = None,
         selector: str | None = None,
         selector_args: Mapping[str, Any] | None = None,
+        size_cap: float = 10.0,
         exclude: Sequence[str] | None = None,
         query_timeout: int = 300,
         train_timeout: int = 3600,
@@ -97,6 +100,12 @@ class LabelAware(ModelController):
             ("node_timeout", node_timeout, 1),
         ):
             _check_whole(name, value, least)
+        if (
+            isinstance(size_cap, bool)
+            or not isinstance(size_cap, int | float)
+            or not (size_cap == 0 or 1 <= size_cap < inf)
+        ):
+            raise InputError(f"size_cap: {size_cap!r} is not accepted; accepted: a number from 1, or 0 for no limit")
         if kwargs.setdefault("num_clients", cohort_size) != cohort_size:
             raise InputError(
                 f"num_clients: {kwargs['num_clients']!r} has no place here; cohort_size says how many sites train"
@@ -116,12 +125,13 @@ class LabelAware(ModelController):
         self.cohort_size, self.num_classes, self.buffer_size, self.seed = cohort_size, num_classes, buffer_size, seed
         self.target, self.selector = None if target is None else list(target), selector
         self.selector_args = None if selector_args is None else dict(selector_args)
+        self.size_cap = size_cap
         self.exclude = None if exclude is None else list(exclude)
         self.query_timeout, self.train_timeout, self.node_timeout = query_timeout, train_timeout, node_timeout
         self.state = None if state is None else states.check_name(state)
         self.head, self.loss_metric = None if head is None else list(head), loss_metric
 
-        self.members = Members(made, num_classes)
+        self.members = Members(made, num_classes, size_cap)
         self.census = Census(num_classes, query_timeout)
         self.failing = Pauses()
         self.history: list[RoundSelection] = []

@@ -34,6 +34,7 @@ SELECTION = (
     "target",
     "selector",
     "selector_args",
+    "size_cap",
     "exclude",
     "query_timeout",
     "train_timeout",
