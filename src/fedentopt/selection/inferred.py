@@ -90,7 +90,7 @@ class InferredSelector(EntropySelector):
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         """Whoever is unknown first where there was no census, then as FedEntOpt."""
         if not self.census_epochs:
-            unseen = [n for n in available.tolist() if not self._is_known(self.clients[n])]
+            unseen = [n for n in available.tolist() if not self._is_known(self._table.ids[n])]
             if len(unseen) >= self.cohort_size:
                 drawn = self.rng().choice(unseen, self.cohort_size, replace=False)
                 return super().pick(np.sort(drawn), losses)
@@ -121,7 +121,7 @@ class InferredSelector(EntropySelector):
 
     def _believe(self, clients: Any) -> None:
         assert self._audit is not None
-        listed = [client for client in clients if client in set(self.clients)]
+        listed = [client for client in clients if client in self._table]
         if listed:
             super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
 
