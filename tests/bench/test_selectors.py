@@ -73,7 +73,7 @@ def test_a_stack_beside_random_selection() -> None:
     assert [speed["selector"] for speed in report["selectors"]] == ["random", "rpow-d"]
     assert {"fedentopt", "commit", "torch", "device", "sources"} <= report.keys()
     assert stack.feedback_selectors() == [
-        "pow-d", "cpow-d", "rpow-d", "hics-fl", "clustered-update", "oort", "divfl"
+        "pow-d", "cpow-d", "rpow-d", "hics-fl", "clustered-update", "oort", "divfl", "inferred"
     ]  # fmt: skip
 
 

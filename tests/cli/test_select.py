@@ -395,7 +395,7 @@ def test_bad_files_are_refused_by_cell(fedentopt: Command, tmp_path: Path, kind:
         (("--epsilon", 1, "--noisy"), "--epsilon: adds noise to true counts, but --noisy"),
         (("--selector", "best"), "--selector: 'best' is unknown; accepted: fedentopt, random, kl"),
         (("--set", "lam"), "--set: 'lam' cannot be read; accepted: NAME=VALUE"),
-        (("--set", "lam=1"), "--set: 'lam' is no setting of fedentopt; accepted: none"),
+        (("--set", "lam=1"), "--set: 'lam' is no setting of fedentopt; accepted: release"),
         (("--drop", "horse"), "has no column 'horse'; accepted: plane, car, bird, cat"),
         (("--available", "nowhere.txt"), "nowhere.txt: No such file"),
         (("--selector", "kl", "--target", "t.csv"), "--target: kl selection"),

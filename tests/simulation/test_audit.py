@@ -334,7 +334,9 @@ def test_without_a_census_everybody_trains_once_first() -> None:
 def test_the_buffer_option_is_meant_for_every_kind_of_fedentopt() -> None:
     assert with_own({"selector": "inferred"}, {}, {"buffer": "7"})["selector.buffer"] == "7"
     assert with_own({"selector": "fedentopt"}, {}, {"buffer": "7"})["selector.buffer"] == "7"
-    assert with_own({"algorithm": "moon"}, {}, {"mu": 7.0, "buffer": "7"}).keys() == {"algorithm", "selector"}
+    assert (
+        not {"algorithm.mu", "selector.buffer"} & with_own({"algorithm": "moon"}, {}, {"mu": 7.0, "buffer": "7"}).keys()
+    )
 
 
 def test_a_census_can_be_short() -> None:

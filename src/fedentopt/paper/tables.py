@@ -132,7 +132,8 @@ def write_paper_figures(folder: Path, cells: Sequence[Cell]) -> Path:
         if cell.config is None or cell.metric != "accuracy" or cell.paper is None or cell.shortened:
             continue
         known = cell.config.to_dict()
-        settings = {name: known[name] for name in (*RULE_SETTINGS, *cell.config.of("selector"))}
+        asked = (*RULE_SETTINGS, *cell.config.of("selector"))
+        settings = {name: known[name] for name in asked if name in known}  # later ones are not there at their defaults
         rules.append({"method": cell.config.method, **settings, "figure": cell.paper})
     path = folder / "paper_figures.json"
     write_json(path, rules)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedentopt.audit import Audit, Change, head_change
-from fedentopt.errors import InputError
+from fedentopt.audit import Audit
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
+from fedentopt.selection.heads import change_of
 from fedentopt.selection.selector import Census, Observation, check_int, selector
 from fedentopt.settings import amount, setting
 
@@ -124,16 +124,3 @@ class InferredSelector(EntropySelector):
         listed = [client for client in clients if client in self._table]
         if listed:
             super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
-
-
-def change_of(seen: Observation) -> Change:
-    """What an observation says about labels; refused without the change of a last layer."""
-    if seen.head is None:
-        raise InputError("observe: no change of the last layer; accepted: observations with a head")
-    change = _of_head(seen.head) - (0.0 if seen.drift is None else _of_head(seen.drift))
-    return Change(change / (seen.travel or 1.0), seen.samples)
-
-
-def _of_head(head: Any) -> np.ndarray:
-    part = head.weight if head.bias is None else head.bias
-    return head_change(np.zeros_like(part, dtype=np.float64), part)

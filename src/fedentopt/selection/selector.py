@@ -259,6 +259,10 @@ class Selector(ABC):
         """Whether every client should train once before round 1, for `observe` alone; None: no."""
         return None
 
+    def estimate(self, client: ClientId) -> np.ndarray | None:
+        """The label distribution (C,) it has inferred for a client; None where it infers none."""
+        return None
+
     def candidates(self, available: Iterable[ClientId] | None = None) -> Candidates | None:
         """Whom to ask for their loss before this round's `select`; None: nobody."""
         return None

@@ -20,7 +20,7 @@ from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
 from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
-from fedentopt.selection.inferred import InferredSelector, change_of
+from fedentopt.selection.heads import change_of
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
@@ -221,14 +221,14 @@ class RunPlanner:
 
     def _knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
         """What the server knew when it chose, beside what only the simulation knows."""
-        infers = isinstance(self.selector, InferredSelector)
+        infers = getattr(self.selector, "labels_from_heads", False)
         if not (self.liars or infers or self.config.audit != "off"):
             return {}
         known: dict[str, float | None] = {"believed_entropy": float(cohort.entropy)}
         shares = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
         errors = []
         for client in range(self.config.clients):
-            if isinstance(self.selector, InferredSelector):
+            if infers:
                 estimate = self.selector.estimate(client)
             else:
                 found = None if self.audit is None else self.audit.estimate(client)

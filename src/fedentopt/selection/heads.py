@@ -1,0 +1,22 @@
+"""What an observed last layer says about labels, in the form that the audit takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedentopt.audit import Change, head_change
+from fedentopt.errors import InputError
+from fedentopt.selection.selector import Head, Observation
+
+
+def change_of(seen: Observation) -> Change:
+    """What an observation says about labels; refused without the change of a last layer."""
+    if seen.head is None:
+        raise InputError("observe: no change of the last layer; accepted: observations with a head")
+    change = _of_head(seen.head) - (0.0 if seen.drift is None else _of_head(seen.drift))
+    return Change(change / (seen.travel or 1.0), seen.samples)
+
+
+def _of_head(head: Head) -> np.ndarray:
+    part = head.weight if head.bias is None else head.bias
+    return head_change(np.zeros_like(part, dtype=np.float64), part)
