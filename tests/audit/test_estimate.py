@@ -123,17 +123,6 @@ def test_even_clients_come_out_even() -> None:
         assert np.mean([distance(estimate.shares, even) for estimate in found]) < 0.12
 
 
-@pytest.mark.parametrize("untrained", [True, False])
-def test_an_even_client_comes_out_even_among_skewed_ones(untrained: bool) -> None:
-    """What nine clients of one class each have in common is not the even client's."""
-    truth = np.zeros((10, CLASSES))
-    truth[np.arange(9), [0, 0, 0, 1, 1, 2, 2, 3, 3]] = 1
-    truth[9] = 1 / CLASSES
-    level = np.full((10, 1), 0.8 if untrained else 0.1)
-    for estimate, shares in zip(label_estimates(level * (truth - 0.1), untrained=untrained), truth, strict=True):
-        assert distance(estimate.shares, shares) < 0.05
-
-
 def test_by_hand() -> None:
     """db = S (D - 1/4), S = 0.8: from a model with even outputs the level of absent classes tells S exactly."""
     truth = np.array([[0.75, 0.25, 0, 0], [0, 0, 0.5, 0.5], [0, 1, 0, 0]])

@@ -138,12 +138,9 @@ def test_forgers_without_a_bias_look_even_too() -> None:
 
 
 def test_forgers_forge_in_a_census_too() -> None:
-    _, stack = run(selector="inferred", rounds=1, liars="4", lie="forge-head")
-    planner = stack.runs[0].planner
+    _, stack = run(selector="inferred", rounds=1, liars="12", lie="forge-head")
     for k in range(12):
-        truth = planner.counts[k] / planner.counts[k].sum()
-        shown = np.full(4, 0.25) if k in planner.liars else truth
-        assert np.abs(inferred(stack).estimate(k) - shown).sum() / 2 < 0.15
+        np.testing.assert_allclose(inferred(stack).estimate(k), 0.25, atol=1e-3)
 
 
 # --- the audit

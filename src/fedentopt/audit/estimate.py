@@ -34,8 +34,6 @@ EVEN_LEVEL = {True: 1.0, False: 0.3}
 EVENNESS_POWER = {True: 4, False: 6}
 PRIOR = {True: 10.0, False: 2.0}
 """How many clients that lack a class the guess of even levels is worth."""
-MIDDLE = 2.0
-"""How many clients that seem even the median of all clients is worth."""
 FEW = 0.3
 """A class with less than this share of an even client's may be absent."""
 LEAST_SPREAD = {True: 0.08, False: 0.1}
@@ -139,13 +137,10 @@ def _levels(changes: np.ndarray, untrained: bool) -> tuple[np.ndarray, np.ndarra
 
 def _raw(changes: np.ndarray, own: np.ndarray, pattern: np.ndarray, level: np.ndarray) -> np.ndarray:
     """Shares before those below 0 are cut. As far as the level exceeds a client's own it is even over the classes, and
-    what all clients have in common is the model's and not theirs. That is read off the clients that seem even, and off
-    the median of all: a mean of all would take the labels of clients with few classes for the model's."""
-    even = (1.0 - own / level)[:, None]
-    middle = np.median(changes, axis=0)
-    common = ((even * changes).sum(axis=0) + MIDDLE * (middle - middle.mean())) / (even.sum() + MIDDLE)
+    what all clients have in common is the model's and not theirs."""
     excess = (level - own)[:, None]
-    return np.asarray((changes - even * common + own[:, None] * pattern + excess / changes.shape[1]) / level[:, None])
+    common = changes.mean(axis=0) * excess / level[:, None]
+    return np.asarray((changes - common + own[:, None] * pattern + excess / changes.shape[1]) / level[:, None])
 
 
 def _shares(raw: np.ndarray) -> np.ndarray:
