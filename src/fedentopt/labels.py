@@ -34,9 +34,9 @@ def check_labels(labels: ArrayLike) -> np.ndarray:
     try:
         y = np.asarray(labels)
     except ValueError as error:
-        raise InputError("labels: rows of different lengths; accepted: one class number a sample") from error
+        raise InputError("labels: rows of different lengths; accepted: one class number per sample") from error
     if y.ndim != 1:
-        raise InputError(f"labels: an array of shape {y.shape}; accepted: one dimension, one class number a sample")
+        raise InputError(f"labels: an array of shape {y.shape}; accepted: one dimension, one class number per sample")
     if y.size == 0:
         return np.zeros(0, dtype=np.int64)
     if y.dtype.kind not in "iu":

@@ -99,7 +99,7 @@ def test_sizes_are_capped_at_a_multiple_of_the_median() -> None:
 
 
 def test_noise_in_reports_is_no_lie() -> None:
-    """With 20 samples a client and epsilon 0.5, noise alone moves reports by a fifth and more."""
+    """With 20 samples per client and epsilon 0.5, noise alone moves reports by a fifth and more."""
     rng = np.random.default_rng(0)
     accused = []
     for _ in range(20):

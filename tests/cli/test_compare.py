@@ -55,6 +55,14 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page(command: Callable[..., 
     assert said.out.rstrip().endswith("report.html")
 
 
+def test_one_number_among_seeds_is_a_seed_and_this_is_said(command: Callable[..., Said], tmp_path: Path) -> None:
+    words = ("compare", *SMALL, "--method", "fedavg", "--rounds", 1, "--out", tmp_path)
+    said = command(*words, "--seeds", 3)
+    assert [run.seed for run in find_runs(tmp_path)] == [3]
+    assert "--seeds 3: one seed, 3; 3 seeds are 0-2" in said.err
+    assert "one seed" not in command(*words, "--seeds", 0).err
+
+
 def test_a_comparison_as_json_with_methods_and_epsilon(command: Callable[..., Said], tmp_path: Path) -> None:
     words = "--method fednova --method fedprox+kl --method fedentopt-dp --epsilon 2 --seed 3"
     said = command("compare", *SMALL, *shlex.split(words), "--out", tmp_path, "--json")

@@ -90,6 +90,10 @@ def test_only_those_available_are_selected(fedentopt: Command, tmp_path: Path) -
     assert document["baseline"]["entropies"] == drawn
     swept = json.loads(fedentopt(*words, "--sweep").out)["sweep"]
     assert swept[0]["never_selected"] >= 11
+    assert "--available" not in fedentopt(*words).err
+    small = fedentopt("select", path, "--cohort", 3, "--buffer", 7, "--rounds", 2, "--available", here).err
+    assert "a buffer of 7 can leave fewer than a cohort of 3 of the 9 clients" in small
+    assert "--buffer 6 or less leaves a choice" in small
     here.write_text("s3\nelsewhere\n")
     said = fedentopt(*words)
     assert said.code == 2

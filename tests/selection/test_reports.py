@@ -221,7 +221,7 @@ def test_refusals_inside_a_mapping_name_the_client() -> None:
 
     with pytest.raises(InputError, match="client 'b'"):
         EntropySelector(2).register({"a": torch.ones(3), "b": torch.ones(3, requires_grad=True)})
-    with pytest.raises(InputError, match=r"client 'a': label counts .*; accepted: a number a class"):
+    with pytest.raises(InputError, match=r"client 'a': label counts .*; accepted: a number per class"):
         EntropySelector(2).register({"a": {0: [1, 2], 1: 3}})
 
 

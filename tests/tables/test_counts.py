@@ -35,6 +35,8 @@ GOOD = {
     "a trailing separator": (b"client;a;b;\nx;1;2;\ny;3;4\n", "separated by semicolon"),
     "a client without samples": (b"client,a,b\nx,1,2\nempty,0,0\ny,3,4\n", "left out, no samples: 'empty'"),
     "a client without samples, long": (b"client,class,count\nx,a,1\nx,b,2\nz,b,0\ny,b,4\ny,a,3\n", "no samples: 'z'"),
+    "row numbers by pandas": (b",client,a,b\n0,x,1,2\n1,y,3,4\n", "left out, row numbers: the first column"),
+    "row numbers of a long table": (b",client,class,count\n1,x,a,1\n2,x,b,2\n3,y,b,4\n4,y,a,3\n", "row numbers"),
     "blank lines": (b"\r\n\r\nclient;a;b\r\n\r\nx;1;2\r\n;;\r\ny;3;4\r\n", "separated by semicolon"),
 }
 
@@ -49,6 +51,16 @@ def test_forms(tmp_path: Path, form: str) -> None:
     assert file.classes == ("a", "b")
     assert file.counts.tolist() == [[1, 2], [3, 4]]
     assert said in "\n".join(file.notes)
+
+
+def test_numbers_beside_row_numbers_are_ids_only_if_all_differ(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text(",client,a,b\n0,7,1,2\n1,3,3,4\n")
+    file = read_counts(path)
+    assert (file.clients, file.classes, file.heading) == (("7", "3"), ("a", "b"), "client")
+    path.write_text(",device,a,b\n0,7,1,2\n1,7,3,4\n")
+    file = read_counts(path)
+    assert (file.clients, file.classes) == (("0", "1"), ("device", "a", "b"))
 
 
 def test_plain_files_need_no_note(tmp_path: Path) -> None:
@@ -110,6 +122,15 @@ BAD = {
         "column 'total': equals the sum",
     ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
+    "row of sums by Excel": (b"client,a,b\nx,1,2\ny,3,4\nGrand Total,4,6\n", "line 4: 'Grand Total' equals the sum"),
+    "long, class numbers under another name": (
+        b"site,icd,patients\nx,0,1\nx,1,2\n",
+        "client 'x' is there twice; accepted: every client once, or the header client,class,count",
+    ),
+    "long, one column more": (
+        b"client,class,count,the share\nx,a,1,0.3\nx,b,2,0.7\n",
+        "has a column of classes, 'class', and more than client, class and count; accepted: these three, so --drop",
+    ),
     "thousands in quotes": (
         b'client,a,b\nx,"1,234",2\n',
         "line 2, column 'a': '1,234' is not a number: thousands are separated in it; accepted: 1234",

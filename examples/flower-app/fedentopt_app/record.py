@@ -159,7 +159,7 @@ class Bookkeeper:
         return np.stack([members[c].report.counts if c in members else nothing for c in self._clients()])
 
     def _counts(self) -> np.ndarray:
-        """One row a client."""
+        """One row per client."""
         return np.stack([self._counts_of(client) for client in self._clients()])
 
     def _counts_of(self, client: ClientId) -> np.ndarray:

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def partition(
     spec: Annotated[str, typer.Argument(metavar="SPLIT", help=f"{FORMS}.")],
     labels: Annotated[
-        Path | None, typer.Option(help=".npy file with one class number a sample, whole numbers from 0.")
+        Path | None, typer.Option(help=".npy file with one class number per sample, whole numbers from 0.")
     ] = None,
     dataset: Annotated[
         str | None, typer.Option(help="Split the training samples of this data set instead (`fedentopt data list`).")
@@ -58,7 +58,7 @@ def partition(
         typer.Option("--out", help="CSV file to write the label counts to, as `fedentopt select` reads it."),
     ] = None,
     indices: Annotated[
-        Path | None, typer.Option(help=".npz file to write the sample numbers to, one array a client: 0, 1, ...")
+        Path | None, typer.Option(help=".npz file to write the sample numbers to, one array per client: 0, 1, ...")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -132,7 +132,7 @@ def _labels(
     except InputError as error:
         raise InputError(f"{labels}: {error}") from error
     if not y.size:
-        raise InputError(f"{labels}: no labels; accepted: one class number a sample")
+        raise InputError(f"{labels}: no labels; accepted: one class number per sample")
     return y, None, None
 
 
@@ -152,8 +152,8 @@ def _show(spec: str, classes: Sequence[str], parts: Partition, counts: Path | No
     held = np.count_nonzero(parts.counts, axis=1)
     console.print(
         f"{spec}: {sizes.sum():,} samples of {len(classes)} classes among {len(sizes):,} clients\n"
-        f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}\n"
-        f"classes a client: {held.min()} to {held.max()}, mean {held.mean():.1f}"
+        f"samples per client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}\n"
+        f"classes per client: {held.min()} to {held.max()}, mean {held.mean():.1f}"
     )
     table = Table("class", box=None, pad_edge=False)
     for heading in ("samples", "clients that hold it", "largest share of one client"):

@@ -133,6 +133,11 @@ def select(
     if has_buffer(chosen_class):
         about["buffer"] = buffer_size(buffer, size, clients)
         about["rules"]["buffer"] = size_rule(buffer)
+        if here is not None and len(here) - about["buffer"] < size:
+            note(
+                f"--available: a buffer of {about['buffer']} can leave fewer than a cohort of {size} of the "
+                f"{len(here)} clients that are there; --buffer {max(len(here) - size, 0)} or less leaves a choice"
+            )
     elif buffer is not None:
         note(f"--buffer: {selector} selection has none, so {buffer} is not used")
     with locked_state(state):

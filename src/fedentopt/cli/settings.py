@@ -89,7 +89,7 @@ def shared_options() -> list[inspect.Parameter]:
     text = "a setting of a method, such as beta=0.9; may be repeated (`fedentopt methods` lists them)"
     return [
         option("set", list[str] | None, "--set", text, metavar="NAME=VALUE"),
-        option("seeds", str | None, "--seeds", "several seeds, such as 0,1,2 or 0-4", metavar="LIST"),
+        option("seeds", str | None, "--seeds", "several seeds, such as 0,1,2 or 0-4; 3 is seed 3", metavar="LIST"),
         option("config", str | None, "--config", "TOML file with settings; options win", metavar="FILE"),
         option("as_json", bool, "--json", "print JSON instead of a table", default=False),
     ]
@@ -184,7 +184,10 @@ def _seeds(given: Given, typed: Given, file: Given) -> tuple[int, ...] | None:
             raise InputError("seeds: was given together with seed; accepted: one of the two")
         if several is not None:
             text = ",".join(map(str, several)) if isinstance(several, list) else str(several)
-            return parse_seeds(text)
+            seeds = parse_seeds(text)
+            if len(seeds) == 1 < seeds[0]:  # from Python `seeds=3` is how many
+                note(f"--seeds {seeds[0]}: one seed, {seeds[0]}; {seeds[0]} seeds are 0-{seeds[0] - 1}")
+            return seeds
         if "seed" in source:
             return None
     return None

@@ -53,7 +53,7 @@ class NoClientsError(RuntimeError):
 class LabelAware(ModelController):
     """Mixin: the cohort is picked by label counts. Put it before the controller it joins.
 
-    cohort_size     sites a round (M); it takes the place of num_clients
+    cohort_size     sites per round (M); it takes the place of num_clients
     num_classes     length of a label count vector (C)
     buffer_size     FedEntOpt's buffer (Q): sites that trained lately and are kept out for a while
     seed, target    of `EntropySelector`

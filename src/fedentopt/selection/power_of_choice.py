@@ -27,7 +27,7 @@ class PowerOfChoice(Selector):
 
     sizes_only = True
     own_weights = True
-    d: int | None = setting(None, help="candidates a round, from M to K; none: 2 M, or all there are", low=1)
+    d: int | None = setting(None, help="candidates per round, from M to K; none: 2 M, or all there are", low=1)
 
     def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         super().__init__(cohort_size, seed, **settings)

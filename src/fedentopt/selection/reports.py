@@ -173,7 +173,7 @@ def _read_held_classes(
         try:
             counts = np.asarray(list(held.values()))
         except (ValueError, TypeError, RuntimeError) as error:
-            raise InputError(f"client {name!r}: label counts {held!r}; accepted: a number a class") from error
+            raise InputError(f"client {name!r}: label counts {held!r}; accepted: a number per class") from error
         if counts.size and (counts.dtype.kind not in "iuf" or counts.ndim != 1):
             raise InputError(f"client {name!r}: label counts of type {counts.dtype}; accepted: numbers")
         classes.extend(held)

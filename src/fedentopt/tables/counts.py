@@ -24,6 +24,8 @@ _CLASS = {"class", "label", "category", "target", "klasse", "class_id", "label_i
 _COUNT = {"count", "counts", "n", "number", "samples", "num_samples", "size", "anzahl"}
 _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "device", "user", "partition", "party"}
 _TOTAL = {"total", "totals", "sum", "all", "gesamt", "summe", "n", "samples", "num_samples", "size", "count"}
+_TOTAL |= {"grand total", "subtotal", "overall", "gesamtergebnis", "total general", "total général"}
+_ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,7 @@ def read_counts(path: Path | str, noisy: bool = False, drop: Sequence[str] = ())
         raise InputError(f"{path}: the file is empty; accepted: a header client,<class>,... and one row per client")
     dropped = [name for name in drop if name != KEEP_ALL or name in _names(sheet)]
     sheet, unused = _without(sheet, dropped)
+    sheet = _without_row_numbers(sheet)
     long = _long_columns(sheet)
     if long is None:
         if unused:
@@ -136,6 +139,22 @@ def _without(sheet: Sheet, drop: Sequence[str]) -> tuple[Sheet, list[str]]:
     return replace(sheet, rows=rows), unused
 
 
+def _without_row_numbers(sheet: Sheet) -> Sheet:
+    """The sheet without a first column of row numbers that has no name of its own, where the next one names clients."""
+    names = [name.lower() for name in _names(sheet)]
+    if len(names) < 3 or names[0] not in _ROW_NUMBERS or names[1] not in _CLIENT:
+        return sheet
+    rows = [cells for _, cells in sheet.rows[1:] if len(cells) == len(names)]
+    numbers, ids = [cells[0].strip() for cells in rows], [cells[1] for cells in rows]
+    counted = any(numbers == [str(start + row) for row in range(len(rows))] for start in (0, 1))
+    # A class may be called `device`: counts repeat, and what names clients does not, except in a long table.
+    long = len(names) == 4 and not _CLASS.isdisjoint(names) and not _COUNT.isdisjoint(names)
+    if not rows or not counted or (all(map(is_number, ids)) and len(set(ids)) < len(ids) and not long):
+        return sheet
+    note = f"{sheet.path}: left out, row numbers: the first column"
+    return replace(sheet, rows=[(number, cells[1:]) for number, cells in sheet.rows], notes=(*sheet.notes, note))
+
+
 def _wrong_width(sheet: Sheet, number: int, cells: Sequence[str]) -> InputError:
     names = _names(sheet)
     if len(cells) < len(names):
@@ -166,7 +185,8 @@ def _read_wide(sheet: Sheet) -> _Table:
     mark = decimal_mark(sheet, classes, range(1, len(header)))
     values = [read_numbers(sheet, line, classes, cells[1:], mark) for line, cells in rows]
     clients, lines = [cells[0] for _, cells in rows], [line for line, _ in rows]
-    _all_different(clients, lambda i: f"{sheet.at(lines[i])}, column {header[0].strip()!r}", "client")
+    hint = ", or the header client,class,count for a row per client and class" if len(header) == 3 else ""
+    _all_different(clients, lambda i: f"{sheet.at(lines[i])}, column {header[0].strip()!r}", "client", hint)
     return _Table(clients, lines, classes, np.array(values))
 
 
@@ -193,11 +213,12 @@ def _refuse_missing_header(sheet: Sheet, header: Sequence[str]) -> None:
 def _long_columns(sheet: Sheet) -> tuple[int, int, int] | None:
     """Places of client, class and count in a long table; None for a wide one."""
     names = [name.lower() for name in _names(sheet)]
-    if len(names) != 3:
-        return None
     of = {
         kind: [i for i, n in enumerate(names) if n in words] for kind, words in (("class", _CLASS), ("count", _COUNT))
     }
+    if len(names) != 3:
+        _refuse_long_with_more(sheet, of["class"], of["count"])
+        return None
     if len(of["class"]) == 1 and len(of["count"]) == 1:
         (client,) = {0, 1, 2} - {of["class"][0], of["count"][0]}
         return client, of["class"][0], of["count"][0]
@@ -206,6 +227,19 @@ def _long_columns(sheet: Sheet) -> tuple[int, int, int] | None:
     if repeated and not any(is_number(cells[1]) for cells in rows) and all(is_number(cells[2]) for cells in rows):
         return 0, 1, 2
     return None
+
+
+def _refuse_long_with_more(sheet: Sheet, labels: Sequence[int], counts: Sequence[int]) -> None:
+    """A column of class names beside one of counts is no wide table: more columns than three are in the way."""
+    named = [cells[labels[0]] for _, cells in sheet.rows[1:] if labels and len(cells) > labels[0]]
+    if not (len(labels) == len(counts) == 1 and 0 not in labels) or not named or any(is_number(text) for text in named):
+        return
+    names = _names(sheet)
+    more = [name for place, name in enumerate(names) if place and place not in (*labels, *counts)]
+    raise InputError(
+        f"{sheet.path}: has a column of classes, {names[labels[0]]!r}, and more than client, class and count; "
+        f"accepted: these three, so {' '.join('--drop ' + _quoted(name) for name in more)}"
+    )
 
 
 def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) -> _Table:
@@ -278,11 +312,11 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]+", name) else "'" + name.replace("'", "'\\''") + "'"
 
 
-def _all_different(names: Sequence[str], where: Callable[[int], str], what: str) -> None:
+def _all_different(names: Sequence[str], where: Callable[[int], str], what: str, hint: str = "") -> None:
     seen: set[str] = set()
     for i, name in enumerate(names):
         if not name.strip():
             raise InputError(f"{where(i)}: the {what} is empty; accepted: any text")
         if name in seen:
-            raise InputError(f"{where(i)}: {what} {name!r} is there twice; accepted: every {what} once")
+            raise InputError(f"{where(i)}: {what} {name!r} is there twice; accepted: every {what} once{hint}")
         seen.add(name)

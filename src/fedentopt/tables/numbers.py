@@ -76,7 +76,7 @@ def read_number(sheet: Sheet, number: int, column: str, cell: str, mark: str = "
     if _NUMBER.fullmatch(text) and not (mark == "," and "." in text):
         return float(text)
     if not text:
-        raise InputError(f"{where}: the cell is empty; accepted: a count such as 12")
+        raise InputError(f"{where}: the cell is empty; accepted: a count such as 12, or 0")
     if _GROUPED.fullmatch(text):
         plain = re.sub(r"\D", "", re.sub(r"[.,]\d{1,2}$", "", text))
         raise InputError(
