@@ -229,6 +229,14 @@ def test_a_run_without_label_counts_is_shown_without_them(tmp_path: Path) -> Non
     assert set(table_rows(page)) == {"fedavg", "fedentopt", "fedentopt-dp"}
 
 
+def test_a_setting_left_out_at_its_default_is_not_named(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 20, "rounds": 3, "selector": "fedentopt"}
+    for audit in ("off", "replace"):
+        write_run(tmp_path, run_config(**settings, audit=audit), classes=CLASSES)
+    (group,) = group_runs(read_folder(tmp_path).runs)
+    assert [method.label for method in group.methods] == ["fedentopt", "fedentopt (audit=replace)"]
+
+
 def test_a_sweep_is_judged_by_what_its_methods_share(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"clients": 20, "rounds": 3, "selector": "fedentopt"}
     write_run(tmp_path, run_config(clients=20, rounds=3), classes=CLASSES)

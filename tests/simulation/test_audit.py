@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import toy
-from fedentopt.audit import area_under_curve
+from fedentopt.algorithms import Algorithm, Client, LocalTerms
+from fedentopt.audit import Suspicion, area_under_curve
 from fedentopt.errors import InputError
 from fedentopt.results.records import Outcome
-from fedentopt.selection import InferredSelector
+from fedentopt.selection import InferredSelector, Observation
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.jobs import with_own
@@ -29,6 +31,39 @@ MANY = {
     "selector": "fedentopt",
 }
 DATA = toy.images(samples=240, classes=4)
+M = __name__
+
+
+def without_bias(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, num_classes, bias=False))
+
+
+def without_head(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, num_classes, 8), nn.Flatten())
+
+
+def two_per_class(num_classes: int) -> nn.Module:
+    """Logits are the larger of two outputs."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * 64, 2 * num_classes), nn.Unflatten(1, (1, -1)), nn.MaxPool1d(2), nn.Flatten()
+    )
+
+
+class PlainSelector:
+    """A selector of one's own that is no `Selector`, and whose counts stay what they were."""
+
+    def register(self, counts: Any, **more: Any) -> None: ...
+
+    def select(self, *args: Any, **more: Any) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def plain_selector(*sizes: Any, **settings: Any) -> PlainSelector:
+    return PlainSelector()
 
 
 def stack_of(data: Any = DATA, **settings: Any) -> Stack:
@@ -81,6 +116,40 @@ def test_a_forger_sends_the_bias_it_got() -> None:
     assert moved["1.bias"] > 1e-4
 
 
+@pytest.mark.parametrize("variant", ["niid", "gradient"])
+def test_forgers_leave_in_what_the_server_takes_out(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would be told by it."""
+    more = {"algorithm": "scaffold", "scaffold_variant": variant, "selector": "random"}
+    stack = stack_of(rounds=3, cohort="12", liars="4", lie="forge-head", audit="warn", **more)
+    planner = stack.runs[0].planner
+    told: list[Observation] = []
+    tell = planner.observe
+
+    def listen(observations: dict[int, Observation]) -> None:
+        told.extend(observations[k] for k in planner.liars)
+        tell(observations)
+
+    monkeypatch.setattr(planner, "observe", listen)
+    stack.run(lambda: False)
+    assert max(np.abs(seen.drift.bias).max() for seen in told) > 1e-5
+    for seen in told:
+        np.testing.assert_allclose(seen.head.bias, seen.drift.bias, atol=1e-6)
+
+
+def test_forgers_without_a_bias_look_even_too() -> None:
+    _, stack = run(rounds=3, selector="random", liars="12", lie="forge-head", audit="warn", model=f"{M}:without_bias")
+    planner = stack.runs[0].planner
+    assert planner.audit is not None
+    for k in planner.audit.suspicions():
+        np.testing.assert_allclose(planner.audit.estimate(k).shares, 0.25, atol=1e-3)
+
+
+def test_forgers_forge_in_a_census_too() -> None:
+    _, stack = run(selector="inferred", rounds=1, liars="12", lie="forge-head")
+    for k in range(12):
+        np.testing.assert_allclose(inferred(stack).estimate(k), 0.25, atol=1e-3)
+
+
 # --- the audit
 def test_replaced_reports_are_close_to_the_truth_and_select_well() -> None:
     lied, _ = run(liars="50%", lie="rare", rounds=12, cohort="4", buffer="0")
@@ -104,6 +173,24 @@ def test_suspects_in_quarantine_are_not_chosen() -> None:
     suspects = planner.audit.suspects()
     assert set(suspects) == set(planner.liars)
     assert not set(outcome.records[-1].clients) & set(planner.liars)
+
+
+def test_a_quarantine_that_leaves_too_few_lets_the_least_suspected_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = stack_of(audit="quarantine", buffer="0").runs[0].planner
+    assert planner.audit is not None
+    shares = np.full(4, 0.25)
+    scores = {k: Suspicion(20.0 - k, 0.5, 0.1, shares, shares) for k in range(10)}
+    monkeypatch.setattr(planner.audit, "suspects", lambda: scores)
+    assert sorted(planner.plan(1).selected) == [8, 9, 10, 11]
+    monkeypatch.setattr(planner.audit, "suspects", dict)
+    assert len(planner.plan(2).selected) == 4
+
+
+def test_reports_for_an_audit_are_counted() -> None:
+    """Random selection needs none, its audit does."""
+    plain, _ = run(selector="random", rounds=1)
+    watched, _ = run(selector="random", rounds=1, audit="warn")
+    assert watched.records[0].bytes_up - plain.records[0].bytes_up == 12 * 4 * 4
 
 
 def test_rounds_say_what_the_server_knew() -> None:
@@ -169,6 +256,37 @@ def test_algorithms_that_change_the_bias_on_purpose_are_refused(algorithm: str) 
     with pytest.raises(InputError, match=f"selector: 'inferred' reads labels .* which {algorithm} changes"):
         stack_of(algorithm=algorithm, selector="inferred")
     stack_of(algorithm=algorithm, size_cap=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"selector": "random", "audit": "replace"}, "audit: replace changes nothing, since 'random' does not select"),
+        ({"selector": "clustered-size", "audit": "replace"}, "audit: replace changes nothing, since 'clustered-size'"),
+        ({"selector": "random", "algorithm": "fedentropy", "audit": "replace"}, "nothing, since 'fedentropy'"),
+        ({"selector": "inferred", "audit": "warn"}, "audit: warn is about label reports, and 'inferred' takes none"),
+        ({"selector": "inferred", "size_cap": 2.0}, "size_cap: 2 changes nothing, since 'inferred' selects without"),
+        ({"selector": "random", "size_cap": 2.0}, "size_cap: 2 changes nothing, since 'random' selects without"),
+        ({"selector": f"{M}:plain_selector", "audit": "replace"}, "and '.*plain_selector' has no update"),
+        ({"model": f"{M}:without_head", "audit": "warn"}, "audit: warn needs the change of the last layer"),
+        ({"model": f"{M}:without_head", "liars": "2", "lie": "forge-head"}, "lie: forge-head needs the change of the"),
+        ({"model": f"{M}:two_per_class", "audit": "warn"}, "has 8 outputs for 4 classes; accepted: a model whose last"),
+    ],
+)
+def test_what_would_change_nothing_or_tell_nothing_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        stack_of(**settings)
+
+
+def test_an_algorithm_is_not_asked_for_terms_before_anybody_trains() -> None:
+    """Whoever has no sample never trains, and its terms may not even be defined."""
+
+    class Counting(Algorithm):
+        def local_terms(self, client: Client) -> LocalTerms:
+            raise AssertionError(client)
+
+    config = toy.config(**toy.PLAIN | MANY)
+    Stack([Task(config, toy.Memory(), algorithm=Counting())], DATA, torch.device("cpu"), CPU, None)
 
 
 def test_bad_settings_are_refused() -> None:

@@ -122,7 +122,8 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
         namesakes = [others[0].config for (other, _), others in seeds.items() if other == name]
         differing = [key for key in own if len({str(config.get(key)) for config in namesakes}) > 1]
         config = members[0].config
-        details = ", ".join(f"{key}={config.get(key)}" for key in differing)
+        # A setting that came later is not named in a config where it has its default.
+        details = ", ".join(f"{key}={config[key]}" for key in differing if key in config)
         methods.append(
             Method(
                 label=f"{name} ({details})" if details else name,

@@ -35,26 +35,31 @@ def take_censuses(
             mine.setdefault(i, []).append(task)
         parts = {i: replace(plans[i], work=tuple(tasks)) for i, tasks in mine.items()}
         models = torch.cat([runs[i].models for i in parts])
-        first, rows, firsts, pushes = 0, [], {}, []
+        first, rows, firsts = 0, [], {}
+        pushes: dict[int, torch.Tensor] = {}
         for i, part in parts.items():
             firsts[i] = first
             rows += runs[i].rows(part, first)
             if runs[i].hooks.pushes:
-                pushes.append(runs[i].pushes(part))
+                pushes[i] = runs[i].pushes(part)
             first += len(runs[i].models)
         work = build_work(
-            rows, runs[0].config.batch_size, data.num_classes, models.device, torch.cat(pushes) if pushes else None
-        )
+            rows, runs[0].config.batch_size, data.num_classes, models.device,
+            torch.cat(list(pushes.values())) if pushes else None,
+        )  # fmt: skip
         trained = train(models, work)
+        device = models.device
         place = np.empty(len(rows), dtype=np.int64)
         place[work.source] = np.arange(len(rows))
         done = 0
         for i, part in parts.items():
-            run = runs[i]
-            places = to_device(place[done : done + len(part.work)], models.device)
-            origins = to_device(np.array([firsts[i] + run.start_row(c) for c in part.trained]), models.device)
+            run, steps, push = runs[i], runs[i].step_sizes(0), pushes.get(i)
+            places = place[done : done + len(part.work)]
+            origins = np.array([firsts[i] + run.start_row(c) for c in part.trained])
+            reader.forge(part, run.planner.forgers, models, origins, trained.models, places, steps, push)
             needs = run.planner.needs - {"candidate_loss", "loss", "kept"}
-            feedback = reader.queue(part, needs, None, models[origins], trained.models[places], None, run.step_sizes(0))
+            begun, ended = models[to_device(origins, device)], trained.models[to_device(places, device)]
+            feedback = reader.queue(part, needs, None, begun, ended, None, steps, push)
             sizes = [len(indices) for indices in run.planner.parts.indices]
             told = feedback.read().items()  # who trained on a part of its data still says how much it has
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}

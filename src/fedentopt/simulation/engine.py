@@ -200,11 +200,25 @@ class Stack:
         self._say(f"{len(tasks)} run(s) on {hardware}: {self.trainer.describe()}")
 
     def _check_needs(self) -> None:
+        outputs = self.feedback.outputs
         for run in self.runs:
-            if "head" in run.planner.needs and not self.feedback.has_head:
+            config = run.config
+            what = f"selector: {config.selector!r} needs"
+            if config.audit != "off":
+                what = f"audit: {config.audit} needs"
+            elif run.planner.forgers:
+                what = f"lie: {config.lie} needs"
+            elif "head" not in run.planner.needs:
+                continue
+            if outputs is None:
                 raise InputError(
-                    f"selector: {run.config.selector!r} needs the change of the last layer, and the model "
-                    f"{run.config.model!r} has no linear layer that trains; accepted: a model that ends in one"
+                    f"{what} the change of the last layer, and the model {config.model!r} has no linear layer that "
+                    f"trains; accepted: a model that ends in one"
+                )
+            if (run.reads_heads or run.planner.forgers) and outputs != self.data.num_classes:
+                raise InputError(
+                    f"{what} a number per class from the last layer, and that of {config.model!r} has {outputs} "
+                    f"outputs for {self.data.num_classes} classes; accepted: a model whose last layer gives the logits"
                 )
 
     def run(self, interrupted: Callable[[], bool]) -> list[Outcome]:
@@ -322,10 +336,10 @@ class Stack:
         chosen = [plan.selected for plan in plans]
         if not rows:
             return chosen, starts
-        push = torch.cat(list(pushes.values())) if pushes else None
+        corrections = torch.cat(list(pushes.values())) if pushes else None
         wants_losses = any("loss" in run.planner.needs for run in runs)
         work = build_work(
-            rows, runs[0].config.batch_size, self.data.num_classes, self.device, push, wants_losses=wants_losses
+            rows, runs[0].config.batch_size, self.data.num_classes, self.device, corrections, wants_losses=wants_losses
         )
         trained = self._train_within_memory(starts, work)
         place = np.empty(len(rows), dtype=np.int64)
@@ -334,14 +348,11 @@ class Stack:
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
                 continue
-            forging = [i for i, client in enumerate(plan.trained) if client in run.planner.forgers]
-            if forging:
-                self.feedback.forge(
-                    trained.models,
-                    starts[[first + run.start_row(plan.trained[i]) for i in forging]],
-                    place[mine[forging]],
-                )
             steps_taken = run.step_sizes(plan.round)
+            push = pushes.get(id(run))
+            origins = np.array([first + run.start_row(client) for client in plan.trained])
+            forgers = run.planner.forgers
+            self.feedback.forge(plan, forgers, starts, origins, trained.models, place[mine], steps_taken, push)
             run.has_trained = True
             kept = self._judged(run, plan, trained.models, place[mine])
             chosen[i] = plan.selected if kept is None else kept
@@ -351,7 +362,7 @@ class Stack:
                 steps += [(run, blend) for blend in own]
             if run.hooks.absorbs or run.client_models is not None:
                 run.absorb(plan, starts[first], self._pick(trained.models, place[mine]))
-            self._queue_feedback(run, plan, kept, starts, trained, place[mine], first, steps_taken, pushes.get(id(run)))
+            self._queue_feedback(run, plan, kept, starts, trained, place[mine], origins, steps_taken, push)
         new = blend_models(starts, trained.models, blends, self.layout)
         width = self.layout.parameter_width
         for run, blend in steps:
@@ -364,7 +375,7 @@ class Stack:
 
     def _queue_feedback(
         self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor | None = None,
-        trained: Trained | None = None, places: np.ndarray | None = None, first: int = 0,
+        trained: Trained | None = None, places: np.ndarray | None = None, origins: np.ndarray | None = None,
         steps: StepSizes | None = None, push: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Have what the run's selector needs to know on its way to the host."""
@@ -372,11 +383,11 @@ class Stack:
         if not needs or not plan.work:
             return
         remaining = None if kept is None else frozenset(kept)
-        if starts is None or trained is None or places is None or not needs & FROM_DEVICE:
+        if starts is None or trained is None or places is None or origins is None or not needs & FROM_DEVICE:
             empty = torch.zeros(len(plan.work), 0)
             run.feedback = self.feedback.queue(plan, needs - FROM_DEVICE, remaining, empty, empty, None)
             return
-        own = self._pick(starts, np.array([first + run.start_row(client) for client in plan.trained]))
+        own = self._pick(starts, origins)
         losses = None if trained.losses is None else self._pick(trained.losses, places)
         models = self._pick(trained.models, places)
         run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push)

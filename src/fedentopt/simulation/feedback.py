@@ -7,7 +7,7 @@ never waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedentopt.audit import travel_of
 from fedentopt.models import find_head
 from fedentopt.selection import Head, Observation
 from fedentopt.simulation.device import to_device, to_host
-from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.layout import FlatLayout, TensorSlot
 from fedentopt.simulation.planning import RoundPlan
 
 DRIFT = "drift."
@@ -85,6 +85,13 @@ def _head(arrays: Mapping[str, np.ndarray], prefix: str) -> Head:
     return Head(arrays[f"{prefix}weight"].copy(), None if bias is None else bias.copy())
 
 
+def _drift(slot: TensorSlot, push: torch.Tensor, ways: Sequence[float]) -> torch.Tensor:
+    """How far `push` (M, P) has moved a parameter of each client."""
+    pushed = slot.view(push)
+    lengths = to_device(np.array(ways, dtype=np.float32), push.device)
+    return -pushed * lengths.reshape(-1, *[1] * (pushed.dim() - 1))
+
+
 class FeedbackReader:
     """Takes from trained models what selectors need of them."""
 
@@ -98,22 +105,36 @@ class FeedbackReader:
         prefix = f"{head}." if head else ""  # a model that is its own last layer has no name for it
         return head is not None and name in (f"{prefix}weight", f"{prefix}bias")
 
-    def forge(self, trained: torch.Tensor, starts: torch.Tensor, which: np.ndarray) -> None:
-        """Move the last layers of these rows of `trained` (N, width) back so far that they tell of no label: the bias
-        to where it started, or without one each class's weights by their mean change."""
-        rows = to_device(which, trained.device)
+    def forge(
+        self, plan: RoundPlan, forgers: frozenset[int], starts: torch.Tensor, origins: np.ndarray,
+        trained: torch.Tensor, places: np.ndarray, steps: StepSizes, push: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Move the last layers of the plan's forgers back so far that they tell of no label: the bias to where it
+        started, or without one each class's weights by their mean change.
+
+        The plan's clients started from the rows `origins` of `starts` and are the rows `places` of `trained`, which
+        changes. What `push` (M, P), a term that the server knows, did is left: the server takes it out by itself.
+        """
+        which = np.array([i for i, client in enumerate(plan.trained) if client in forgers], dtype=np.int64)
+        if not len(which):
+            return
+        device = trained.device
+        rows, begun = to_device(places[which], device), starts[to_device(origins[which], device)]
+        slot = self._head.get("bias", self._head["weight"])
+        expected = slot.view(begun)
+        if push is not None:
+            ways = steps.pushed(plan)
+            expected = expected + _drift(slot, push[to_device(which, device)], [ways[i] for i in which])
         if "bias" in self._head:
-            slot = self._head["bias"]
-            slot.view(trained)[rows] = slot.view(starts)
+            slot.view(trained)[rows] = expected
         else:
-            slot = self._head["weight"]
             sent = slot.view(trained)[rows]
-            slot.view(trained)[rows] = sent - (sent - slot.view(starts)).mean(-1, keepdim=True)
+            slot.view(trained)[rows] = sent - (sent - expected).mean(-1, keepdim=True)
 
     @property
-    def has_head(self) -> bool:
-        """Whether the model has a last linear layer that trains."""
-        return "weight" in self._head
+    def outputs(self) -> int | None:
+        """Outputs of the model's last linear layer; None where it has none that trains."""
+        return self._head["weight"].shape[0] if "weight" in self._head else None
 
     def queue(
         self, plan: RoundPlan, needs: frozenset[str], kept: frozenset[int] | None,
@@ -131,8 +152,7 @@ class FeedbackReader:
             for name, slot in self._head.items():
                 tensors[name] = slot.view(trained) - slot.view(starts)
                 if push is not None and steps is not None:
-                    ways = to_device(np.array(steps.pushed(plan), dtype=np.float32), push.device)
-                    tensors[f"{DRIFT}{name}"] = -slot.view(push) * ways.reshape(-1, *[1] * (slot.view(push).dim() - 1))
+                    tensors[f"{DRIFT}{name}"] = _drift(slot, push, steps.pushed(plan))
         if "update" in needs:
             width = self._layout.parameter_width
             change = trained[:, :width] - starts[:, :width]

@@ -278,12 +278,17 @@ class RunPlanner:
             self._call("update", np.stack([audit.believed(client) for client in clients]), noisy=True, ids=clients)
 
     def _available(self) -> tuple[list[int], ...]:
-        """Everybody but those in quarantine, as arguments of `select`; none at all where nobody is."""
+        """Everybody but those in quarantine, as arguments of `select`; none at all where nobody is. Where too few are
+        left for a cohort, those least suspected fill it."""
         if self.audit is None or self.audit.policy != "quarantine":
             return ()
         suspects = self.audit.suspects()
+        if not suspects:
+            return ()
         free = [client for client in range(self.config.clients) if client not in suspects]
-        return (free,) if suspects and len(free) >= self.config.cohort_size else ()
+        missing = max(self.config.cohort_size - len(free), 0)
+        least = sorted((suspicion.score, client) for client, suspicion in suspects.items())[:missing]
+        return (sorted(free + [cast(int, client) for _, client in least]),)
 
     def census(self) -> RoundPlan | None:
         """The plan of a census before round 1, in which everybody trains, where the selector wants one."""

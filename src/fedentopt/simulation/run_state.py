@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, Vectors, overrides
+from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, LocalTerms, Round, Vectors, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
@@ -88,9 +88,8 @@ class RunState:
                 else f"audit: {self.config.audit} needs last layers, which the second stage of {self.config.algorithm} "
                 f"does not give; accepted: off"
             )
-        reads_heads = self.config.audit != "off" or getattr(self.planner.selector, "labels_from_heads", False)
-        terms = self.hooks.local_terms(Client(0, self.planner.counts[0]))
-        if reads_heads and (terms.logit_shift is not None or terms.logit_scale is not None):
+        self._check_reports()
+        if self.reads_heads and self._changes_logits():
             what = (
                 f"audit: {self.config.audit}" if self.config.audit != "off" else f"selector: {self.config.selector!r}"
             )
@@ -98,6 +97,44 @@ class RunState:
                 f"{what} reads labels from the bias of last layers, which {self.config.algorithm} changes on purpose "
                 f"by shifting or scaling logits; accepted: an algorithm with plain logits"
             )
+
+    def _check_reports(self) -> None:
+        """Refuse to doubt reports that nobody reads: it would change nothing, and nobody would notice."""
+        audit, cap, selector = self.config.audit, self.config.size_cap, self.planner.selector
+        name = self.config.selector if self.algorithm.own_selector is None else self.config.algorithm
+        reads = getattr(selector, "reads_label_counts", True)
+        if cap is not None and not reads:
+            raise InputError(
+                f"size_cap: {cap:g} changes nothing, since {name!r} selects without reports; "
+                f"accepted: none, or a selector that reads label counts"
+            )
+        if audit != "off" and not reads and getattr(selector, "labels_from_heads", False):
+            raise InputError(f"audit: {audit} is about label reports, and {name!r} takes none; accepted: off")
+        if audit != "replace":
+            return
+        if not reads or getattr(selector, "sizes_only", False):
+            raise InputError(
+                f"audit: replace changes nothing, since {name!r} does not select by label counts; "
+                f"accepted: off, warn, quarantine, or a selector that reads label counts"
+            )
+        if not hasattr(selector, "update"):
+            raise InputError(
+                f"audit: replace needs a selector whose label counts can be changed, and {name!r} has no update; "
+                f"accepted: off, warn, quarantine"
+            )
+
+    @property
+    def reads_heads(self) -> bool:
+        """Whether somebody takes the change of last layers for labels."""
+        return self.config.audit != "off" or getattr(self.planner.selector, "labels_from_heads", False)
+
+    def _changes_logits(self) -> bool:
+        """Whether the algorithm shifts or scales the logits of any client that can train."""
+        for client, counts in enumerate(self.planner.counts):
+            terms = self.hooks.local_terms(Client(client, counts)) if counts.any() else LocalTerms()
+            if terms.logit_shift is not None or terms.logit_scale is not None:
+                return True
+        return False
 
     @property
     def algorithm(self) -> Algorithm:
@@ -275,8 +312,9 @@ class RunState:
         if plan.round == 1 and self.census_seconds:
             bytes_up += self.config.clients * self.num_classes * PARAMETER_BYTES
             bytes_down += self.config.clients * model
-        if plan.round == 1 and (self.algorithm.reads_label_counts or getattr(selector, "reads_label_counts", True)):
-            sizes_only = getattr(selector, "sizes_only", False) and not self.algorithm.reads_label_counts
+        labels = self.algorithm.reads_label_counts or self.config.audit != "off"
+        if plan.round == 1 and (labels or getattr(selector, "reads_label_counts", True)):
+            sizes_only = getattr(selector, "sizes_only", False) and not labels
             bytes_up += self.config.clients * (1 if sizes_only else self.num_classes) * LABEL_BYTES
         return bytes_up, bytes_down
 
