@@ -10,7 +10,10 @@ import fedentopt
 PACKAGES = ("algorithms", "selection", "simulation", "flower")
 CHANGING = {
     "algorithms/algorithm.py:Vectors",  # names are put in and taken out
-    "flower/strategy.py:RoundSelection",  # failures are noted when replies come
+    "flower/feedback.py:Feedback",
+    "flower/loop.py:_Run",
+    "flower/progress.py:RoundSelection",
+    "flower/progress.py:SelectionResult",  # failures are noted when replies come
     "simulation/aggregation.py:Blend",
     "simulation/engine.py:_Pending",
     "simulation/feedback.py:Feedback",
