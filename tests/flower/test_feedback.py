@@ -229,6 +229,21 @@ def test_candidates_may_be_asked_for_few_samples_and_one_that_fails_is_left_out(
     assert all(0 not in entry.cohort.clients for entry in strategy.history)
 
 
+def test_one_client_without_the_metric_ends_no_run_and_is_not_the_measure_of_others() -> None:
+    """The first of a cohort of two leaves the loss out: it is the odd one, whoever comes first."""
+    asked: list[int] = []
+
+    def sly(record: dict[str, Any], client: int) -> dict[str, Any]:
+        asked.append(client)
+        return {k: v for k, v in record.items() if k != "train_loss"} if client == asked[0] else record
+
+    strategy = run(noting("loss"), grid_of(sly), rounds=4)
+    assert len(strategy.history) == 4
+    assert strategy.feedback.seen == {"loss"}
+    failed = {client for entry in strategy.history for client in entry.failed}
+    assert len(failed) == 1
+
+
 def test_an_app_that_does_not_serve_a_need_ends_the_run_with_one_sentence() -> None:
     def bare(record: dict[str, Any], client: int) -> dict[str, Any]:
         return {"num-examples": record["num-examples"], "accuracy": 1.0}

@@ -47,6 +47,8 @@ class Feedback:
     candidate_loss_keys: Sequence[str] = ("loss", "eval_loss")
     seen: set[str] = field(default_factory=set)
     """Needs that some reply has served."""
+    lacking: dict[str, set[ClientId]] = field(default_factory=dict)
+    """Clients whose replies did not serve a need, by need."""
     parameters: Sequence[str] = ()
     """Names of the arrays that an update is made of: the floating-point ones of the start model."""
 
@@ -74,7 +76,8 @@ class Feedback:
         """What the candidates answered: those with a finite loss."""
         found: dict[ClientId, float] = {}
         others: set[str] = set()
-        for client, answer in answers:
+        told = list(answers)
+        for client, answer in told:
             if answer.failure is not None or answer.reply is None:
                 continue
             metrics = metrics_of(answer.reply.content)
@@ -82,7 +85,9 @@ class Feedback:
             value = next((metrics[key] for key in self.candidate_loss_keys if key in metrics), None)
             if isinstance(value, int | float) and math.isfinite(value):
                 found[client] = float(value)
-        self._served("candidate_loss", bool(found), others, " or ".join(map(repr, self.candidate_loss_keys)))
+        asked = {client for client, answer in told if answer.failure is None and answer.reply is not None}
+        wanted = " or ".join(map(repr, self.candidate_loss_keys))
+        self._served("candidate_loss", bool(found), asked - found.keys(), others, wanted)
         return found
 
     # --- after training
@@ -92,17 +97,17 @@ class Feedback:
             return
         observations: dict[ClientId, Observation] = {}
         others: set[str] = set()
-        came = False
+        came: set[ClientId] = set()
         for client, answer in answers:
             if answer.failure is not None or answer.reply is None:
                 continue
-            came = True
+            came.add(client)
             others |= set(metrics_of(answer.reply.content))
             seen = self._observation(answer, sent)
             if seen is not None:
                 observations[client] = seen
         if came and "loss" in self.needs:
-            self._served("loss", bool(observations), others, repr(self.loss_key))
+            self._served("loss", bool(observations), came - observations.keys(), others, repr(self.loss_key))
         self.selector.observe(observations)
 
     def _observation(self, answer: Answer, sent: ArrayRecord) -> Observation | None:
@@ -137,10 +142,13 @@ class Feedback:
             return Head(change, None)
         return Head(change, arrays[bias].numpy().astype(np.float32) - sent[bias].numpy().astype(np.float32))
 
-    def _served(self, need: str, found: bool, others: Iterable[str], wanted: str) -> None:
+    def _served(self, need: str, found: bool, lacking: set[ClientId], others: Iterable[str], wanted: str) -> None:
+        """Note whether a need was served. Never served by anybody, it is the app's mistake; but one client alone, which
+        may be broken or worse, does not tell."""
+        self.lacking.setdefault(need, set()).update(lacking)
         if found:
             self.seen.add(need)
-        elif need not in self.seen and others:
+        elif need not in self.seen and others and len(self.lacking[need]) > 1:
             raise InputError(
                 f"selector: {type(self.selector).__name__} needs {need}, but no reply has the metric {wanted}; the "
                 f"replies have {', '.join(sorted(others))}"

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -47,16 +47,20 @@ def judge(
     weight_key: str,
     sizes: Mapping[int, float],
     weight_cap: float | None,
+    wanted: Collection[str] = (),
 ) -> list[Answer]:
     """The same answers, with `problem` set where a reply cannot be averaged with the others.
 
-    `check` looks at one reply alone; `sizes` are the clients' reported numbers of samples by node.
+    `check` looks at one reply alone; `sizes` are the clients' reported numbers of samples by node. `wanted` are metrics
+    that somebody needs: where two forms are equally common, the one that has more of them is the usual one.
     """
     judged = [_looked_at(answer, check) for answer in answers]
     good = [answer for answer in judged if answer.failure is None]
     forms = {id(answer): _form(_content(answer)) for answer in good}
     if good:
-        usual = Counter(forms.values()).most_common(1)[0][0]  # of equally many, that of the first in the cohort
+        common = Counter(forms.values())
+        # Of equally many with equally many wanted metrics, that of the first in the cohort.
+        usual = max(common, key=lambda form: (common[form], sum(name in dict(form[2]) for name in wanted)))
         judged = [
             replace(answer, problem=_difference(forms[id(answer)], usual))
             if forms.get(id(answer), usual) != usual

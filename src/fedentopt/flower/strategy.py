@@ -310,6 +310,7 @@ class LabelAware(FedAvg):
             self.weighted_by_key,
             self._sizes(answers),
             self.weight_cap,
+            (self.feedback.loss_key,) if "loss" in self.feedback.needs else (),
         )
 
     def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
