@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from typing import Any
@@ -190,3 +191,15 @@ def test_zero_losses_and_equal_clients() -> None:
     selector = made(dict.fromkeys("abcd", 5), 2)
     selector.observe({client: seen(0.0) for client in "abcd"})
     assert len({frozenset(selector.select().clients) for _ in range(40)}) > 3
+
+
+def test_a_loss_that_ran_away_leaves_scores_finite() -> None:
+    selector = OortSelector(2, seed=0)
+    selector.register(np.full((6, 3), 10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            cohort = selector.select()
+            loss = {client: 1e308 if client == 0 else 1.0 for client in cohort.clients}
+            selector.observe({k: Observation(30, loss[k], loss[k], seconds=1.0) for k in cohort.clients})
+    json.loads(json.dumps(selector.state_dict(), allow_nan=False))

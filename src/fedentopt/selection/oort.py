@@ -39,6 +39,9 @@ from fedentopt.selection.selector import Observation, Selector, selector
 from fedentopt.settings import setting
 
 
+LARGEST_UTILITY = 1e300  # what a loss that ran away is worth: differences of utilities stay finite
+
+
 @selector("oort", label="Oort")
 class OortSelector(Selector):
     """A bandit over training losses, with a penalty for slow clients and a share of the seats for new ones."""
@@ -138,7 +141,7 @@ class OortSelector(Selector):
         for client, seen in observations.items():
             if seen.loss_rms is None or not math.isfinite(seen.loss_rms) or client not in self._table:
                 continue
-            self._utility[client] = seen.samples * float(seen.loss_rms)
+            self._utility[client] = min(seen.samples * float(seen.loss_rms), LARGEST_UTILITY)
             self._last_round[client] = max(self.round, 1)
             if seen.seconds is not None and math.isfinite(seen.seconds):
                 self._seconds[client] = float(seen.seconds)
