@@ -38,7 +38,6 @@ from fedentopt.selection.per_client import as_pairs, read_ids, read_pairs
 from fedentopt.selection.selector import Observation, Selector, selector
 from fedentopt.settings import setting
 
-
 LARGEST_UTILITY = 1e300  # what a loss that ran away is worth: differences of utilities stay finite
 
 
