@@ -44,8 +44,9 @@ _TINY = 1e-9
 class LabelEstimate:
     """A client's label distribution as its last layer shows it.
 
-    `spread` is the total variation that the estimate may be off by (about nine of ten are closer to the truth), `level`
-    the share of the model's probability that was wrong during training: 1 at first, less and less later.
+    `spread` is the total variation that the estimate may be off by, a rule of thumb and no bound: its constants were
+    set on recorded rounds of LeNet-5, where four of five estimates or more were closer to the truth. `level` is the
+    share of the model's probability that was wrong during training: 1 at first, less and less later.
     """
 
     shares: np.ndarray

@@ -5,8 +5,8 @@ of its last bias need travel (one number per class). The estimate (see `fedentop
 samples it trained on takes the place of a report, and every later training adds to it. A client that joins late is
 estimated when it first trains; until then its labels count as even, with one sample per class.
 
-A federation that cannot have a census (`census_epochs` 0) has everybody train once in ordinary rounds first, in random
-order; the rounds at the highest learning rate then go to uneven cohorts.
+Where there can be no census (`census_epochs` 0), clients that have never trained come first, in random order, as long
+as a whole cohort of them is left; the rounds at the highest learning rate then go to uneven cohorts.
 """
 
 from __future__ import annotations
