@@ -102,6 +102,8 @@ class Audit:
         self.num_classes, self.policy, self.epsilon, self.size_cap = num_classes, policy, epsilon, size_cap
         self._reports: dict[ClientId, np.ndarray] = {}
         self._seen: dict[ClientId, _Seen] = {}
+        self._distances: dict[ClientId, float] = {}  # of those that reported and were seen
+        self._largest: float | None = None  # the size that a report counts for at most, None until asked for
 
     def report(self, client: ClientId, counts: Any) -> None:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
@@ -111,12 +113,15 @@ class Audit:
                 f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
             )
         self._reports[client] = row
+        self._largest = None
+        self._measure(client)
 
     def forget(self, clients: Iterable[ClientId]) -> None:
         """Forget clients that have left."""
         for client in clients:
-            self._reports.pop(client, None)
-            self._seen.pop(client, None)
+            for kept in (self._reports, self._seen, self._distances):
+                kept.pop(client, None)
+        self._largest = None
 
     def observe(self, changes: Mapping[ClientId, Change], *, untrained: bool = False) -> None:
         """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
@@ -138,6 +143,7 @@ class Audit:
             known.spread += fresh * estimate.spread
             known.level += fresh * estimate.level
             known.samples, known.times = float(change.samples), known.times + 1
+            self._measure(client)
 
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed."""
@@ -150,23 +156,31 @@ class Audit:
             return None
         return LabelEstimate(known.shares / known.weight, known.spread / known.weight, known.level / known.weight)
 
+    def distances(self) -> dict[ClientId, float]:
+        """Total variation between report and estimate, less what noise explains, of all that reported and were seen."""
+        return dict(self._distances)
+
     def suspicions(self) -> dict[ClientId, float]:
         """Suspicion of every client that reported and has been observed."""
-        return {client: entry.score for client, entry in self._entries().items()}
+        usual, deviation = self._usual()
+        return {client: (distance - usual) / deviation for client, distance in self._distances.items()}
 
     def suspects(self) -> dict[ClientId, Suspicion]:
         """The clients suspected at present, and why."""
-        entries = self._entries()
-        if len(entries) < FEWEST:
+        if len(self._distances) < FEWEST:
             return {}
+        usual, deviation = self._usual()
+        gap = max(LEAST_GAP, SUSPICIOUS * deviation)
         return {
-            client: entry
-            for client, entry in entries.items()
-            if entry.score > SUSPICIOUS
-            and entry.distance - entry.usual > LEAST_GAP
-            and entry.distance
-            > (1 + FIRST_DOUBT / self._seen[client].times) * self._seen[client].spread / self._seen[client].weight
+            client: self._suspicion(client, usual, deviation)
+            for client, distance in self._distances.items()
+            if distance - usual > gap and distance > self._doubt(client)
         }
+
+    def entries(self) -> dict[ClientId, Suspicion]:
+        """Every client that reported and has been observed as `suspects` would name it, suspected or not."""
+        usual, deviation = self._usual()
+        return {client: self._suspicion(client, usual, deviation) for client in self._distances}
 
     def believed(self, client: ClientId) -> np.ndarray:
         """Label counts to select by: the report, or the estimate where the policy puts it in its place."""
@@ -181,28 +195,45 @@ class Audit:
     def _limit(self) -> float:
         if self.size_cap is None or not self._reports:
             return np.inf
-        return self.size_cap * float(np.median([max(row.clip(min=0).sum(), 1.0) for row in self._reports.values()]))
+        if self._largest is None:
+            sizes = [max(row.clip(min=0).sum(), 1.0) for row in self._reports.values()]
+            self._largest = self.size_cap * float(np.median(sizes))
+        return self._largest
 
-    def _entries(self) -> dict[ClientId, Suspicion]:
-        found: dict[ClientId, tuple[float, np.ndarray, np.ndarray]] = {}
-        for client, known in self._seen.items():
-            if client not in self._reports:
-                continue
-            report = np.maximum(self._reports[client], 0.0)
-            total = float(report.sum())
-            claimed = report / total if total > 0 else np.full(self.num_classes, 1.0 / self.num_classes)
-            estimated = known.shares / known.weight
+    def _measure(self, client: ClientId) -> None:
+        """Renew the distance of a client after a report or an observation."""
+        if client in self._reports and client in self._seen:
+            total = float(np.maximum(self._reports[client], 0.0).sum())
             noise = 0.0 if self.epsilon is None else self.num_classes / (2 * self.epsilon * max(total, 1.0))
-            found[client] = (float(np.abs(estimated - claimed).sum() / 2) - min(noise, 1.0), claimed, estimated)
-        if not found:
-            return {}
-        distances = np.array([distance for distance, _, _ in found.values()])
+            gap = np.abs(self._estimated(client) - self._claimed(client)).sum() / 2
+            self._distances[client] = float(gap) - min(noise, 1.0)
+
+    def _claimed(self, client: ClientId) -> np.ndarray:
+        report = np.maximum(self._reports[client], 0.0)
+        total = float(report.sum())
+        return report / total if total > 0 else np.full(self.num_classes, 1.0 / self.num_classes)
+
+    def _estimated(self, client: ClientId) -> np.ndarray:
+        known = self._seen[client]
+        return known.shares / known.weight
+
+    def _usual(self) -> tuple[float, float]:
+        """Median distance, and the deviation from it that is usual."""
+        if not self._distances:
+            return 0.0, LEAST_DEVIATION
+        distances = np.fromiter(self._distances.values(), dtype=np.float64)
         usual = float(np.median(distances))
-        deviation = max(1.4826 * float(np.median(np.abs(distances - usual))), LEAST_DEVIATION)
-        return {
-            client: Suspicion((distance - usual) / deviation, distance, usual, claimed, estimated)
-            for client, (distance, claimed, estimated) in found.items()
-        }
+        return usual, max(1.4826 * float(np.median(np.abs(distances - usual))), LEAST_DEVIATION)
+
+    def _doubt(self, client: ClientId) -> float:
+        """The distance that a client's own estimate may explain."""
+        known = self._seen[client]
+        return (1 + FIRST_DOUBT / known.times) * known.spread / known.weight
+
+    def _suspicion(self, client: ClientId, usual: float, deviation: float) -> Suspicion:
+        distance = self._distances[client]
+        score = (distance - usual) / deviation
+        return Suspicion(score, distance, usual, self._claimed(client), self._estimated(client))
 
     def state_dict(self) -> dict[str, Any]:
         """What was observed, JSON-serialisable; reports are the caller's to keep."""
@@ -225,4 +256,6 @@ class Audit:
             if len(shares) != self.num_classes:
                 raise InputError(f"state: {len(shares)} classes; accepted: {self.num_classes}")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
-        self._seen = seen
+        self._seen, self._distances = seen, {}
+        for client in seen:
+            self._measure(client)
