@@ -156,6 +156,10 @@ class Audit:
             return None
         return LabelEstimate(known.shares / known.weight, known.spread / known.weight, known.level / known.weight)
 
+    def distance(self, client: ClientId) -> float:
+        """That of a client that reported and has been observed."""
+        return self._distances[client]
+
     def distances(self) -> dict[ClientId, float]:
         """Total variation between report and estimate, less what noise explains, of all that reported and were seen."""
         return dict(self._distances)
