@@ -157,3 +157,38 @@ def test_bad_reports_and_states_are_refused() -> None:
         audit.load_state_dict({"policy": "replace", "seen": []})
     with pytest.raises(InputError, match="2 classes; accepted: 5"):
         audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0, [0.5, 0.5], 0.1, 0.5, 10, 1]]})
+
+
+def test_who_has_the_classes_it_claims_is_not_suspected_for_amounts() -> None:
+    """Estimates exaggerate: a report in the same direction is no lie, whatever the distance."""
+    audit = watched(liar=np.array([10, 10, 10, 60, 10]))  # seen: class 3 alone
+    observe(audit)
+    assert audit.distance(3) == pytest.approx(0.4)
+    assert audit.entries()[3].agreement == pytest.approx(1)
+    assert audit.entries()[3].score > 10
+    assert audit.suspects() == {}
+
+
+def test_a_report_that_nothing_follows_is_found_at_the_second_look_even_where_distances_are_large() -> None:
+    """Of honest clients' two classes the estimates show one: distances from 0.05 to 0.6, so 0.8 is no outlier."""
+    audit = Audit(CLASSES)
+    for k, other in enumerate(np.linspace(0.05, 0.6, 10)):
+        audit.report(k, 100 * ((1 - other) * one_class(k) + other * one_class(k + 1)))
+    audit.report(3, np.full(CLASSES, 20))
+    seen = {k: shown(one_class(k)) for k in range(10)}
+    audit.observe(seen, untrained=True)
+    assert audit.suspects() == {}
+    audit.observe(seen, untrained=True)
+    assert list(audit.suspects()) == [3]
+    assert audit.entries()[3].agreement == 0
+    assert audit.entries()[3].score < 2.5
+
+
+def test_balanced_clients_are_never_unrelated() -> None:
+    audit = Audit(CLASSES)
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        audit.report(k, np.full(CLASSES, 20))
+    for _ in range(5):
+        audit.observe({k: shown(np.full(CLASSES, 0.2) + rng.normal(0, 0.01, CLASSES)) for k in range(20)})
+    assert audit.suspects() == {}

@@ -2,11 +2,15 @@
 
 A client's distance is the total variation between its estimate and its report, less what the noise of epsilon explains.
 Its suspicion is how far that lies above the median of all observed clients, in units of their spread (1.4826 times the
-median absolute deviation, which a third of liars does not move far). A client is suspected when its suspicion is high
-and the gap is beyond what its own estimate may be off by.
+median absolute deviation, which a third of liars does not move far). Its agreement is the cosine between estimate and
+report, both less the even distribution; 0 for a report that is even. Estimates often exaggerate, so amounts tell less
+than which classes there are. A client is suspected
 
-Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who sends
-a last layer made to fit its claim, or trains on made-up data, passes.
+- when its suspicion is high, the distance beyond what its own estimate may be off by, and the agreement not high, or
+- when it was observed at least twice, its distance is considerable and there is hardly any agreement.
+
+Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who
+claims the classes it has in other amounts, sends a last layer made to fit its claim, or trains on made-up data, passes.
 """
 
 from __future__ import annotations
@@ -24,12 +28,17 @@ ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
 """off: reports are believed and nothing is watched. warn: suspects are named. replace: once a client has trained, its
 estimate takes the place of its report. quarantine: suspects are not chosen."""
-# Set by hand on recorded rounds of LeNet-5, one seed per split, so that few honest clients are suspected.
+# Set by hand on recorded rounds of LeNet-5, one or two seeds per split, so that few honest clients are suspected.
 SUSPICIOUS = 2.5
+AGREES = 0.7
+UNRELATED = 0.3
+CONSIDERABLE = 0.2
 LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
 LEAST_DEVIATION = 0.03
+EVEN = 0.05
+"""A report nearer to the even distribution than this says nothing about which classes there are."""
 FEWEST = 5
 """Observed clients below which nobody is suspected: there is no median to speak of."""
 
@@ -52,6 +61,7 @@ class Suspicion:
     usual: float
     reported: np.ndarray
     estimated: np.ndarray
+    agreement: float = 0.0
 
     def __str__(self) -> str:
         gap = self.estimated - self.reported
@@ -83,6 +93,13 @@ def area_under_curve(positive: Sequence[float], negative: Sequence[float]) -> fl
     return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
+def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
+    seen, said = estimated - 1 / len(estimated), claimed - 1 / len(claimed)
+    if np.abs(said).sum() / 2 < EVEN:
+        return 0.0
+    return float(seen @ said / np.sqrt(max(float(seen @ seen) * float(said @ said), 1e-18)))
+
+
 class Audit:
     """Watches what clients report and what their training shows.
 
@@ -103,6 +120,7 @@ class Audit:
         self._reports: dict[ClientId, np.ndarray] = {}
         self._seen: dict[ClientId, _Seen] = {}
         self._distances: dict[ClientId, float] = {}  # of those that reported and were seen
+        self._agreements: dict[ClientId, float] = {}
         self._largest: float | None = None  # the size that a report counts for at most, None until asked for
 
     def report(self, client: ClientId, counts: Any) -> None:
@@ -119,7 +137,7 @@ class Audit:
     def forget(self, clients: Iterable[ClientId]) -> None:
         """Forget clients that have left."""
         for client in clients:
-            for kept in (self._reports, self._seen, self._distances):
+            for kept in (self._reports, self._seen, self._distances, self._agreements):
                 kept.pop(client, None)
         self._largest = None
 
@@ -178,7 +196,8 @@ class Audit:
         return {
             client: self._suspicion(client, usual, deviation)
             for client, distance in self._distances.items()
-            if distance - usual > gap and distance > self._doubt(client)
+            if (distance - usual > gap and distance > self._doubt(client) and self._agreements[client] < AGREES)
+            or (distance > max(usual, CONSIDERABLE) and self._unrelated(client))
         }
 
     def entries(self) -> dict[ClientId, Suspicion]:
@@ -205,12 +224,13 @@ class Audit:
         return self._largest
 
     def _measure(self, client: ClientId) -> None:
-        """Renew the distance of a client after a report or an observation."""
+        """Renew distance and agreement of a client after a report or an observation."""
         if client in self._reports and client in self._seen:
+            claimed, estimated = self._claimed(client), self._estimated(client)
             total = float(np.maximum(self._reports[client], 0.0).sum())
             noise = 0.0 if self.epsilon is None else self.num_classes / (2 * self.epsilon * max(total, 1.0))
-            gap = np.abs(self._estimated(client) - self._claimed(client)).sum() / 2
-            self._distances[client] = float(gap) - min(noise, 1.0)
+            self._distances[client] = float(np.abs(estimated - claimed).sum()) / 2 - min(noise, 1.0)
+            self._agreements[client] = _agreement(estimated, claimed)
 
     def _claimed(self, client: ClientId) -> np.ndarray:
         report = np.maximum(self._reports[client], 0.0)
@@ -234,10 +254,14 @@ class Audit:
         known = self._seen[client]
         return (1 + FIRST_DOUBT / known.times) * known.spread / known.weight
 
+    def _unrelated(self, client: ClientId) -> bool:
+        return self._agreements[client] < UNRELATED and self._seen[client].times > 1
+
     def _suspicion(self, client: ClientId, usual: float, deviation: float) -> Suspicion:
         distance = self._distances[client]
         score = (distance - usual) / deviation
-        return Suspicion(score, distance, usual, self._claimed(client), self._estimated(client))
+        claimed, estimated = self._claimed(client), self._estimated(client)
+        return Suspicion(score, distance, usual, claimed, estimated, self._agreements[client])
 
     def state_dict(self) -> dict[str, Any]:
         """What was observed, JSON-serialisable; reports are the caller's to keep."""
@@ -260,6 +284,6 @@ class Audit:
             if len(shares) != self.num_classes:
                 raise InputError(f"state: {len(shares)} classes; accepted: {self.num_classes}")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
-        self._seen, self._distances = seen, {}
+        self._seen, self._distances, self._agreements = seen, {}, {}
         for client in seen:
             self._measure(client)
