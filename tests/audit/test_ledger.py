@@ -98,17 +98,28 @@ def test_sizes_are_capped_at_a_multiple_of_the_median() -> None:
     assert replaced.believed(1).sum() == pytest.approx(200)
 
 
-def test_noise_in_reports_is_no_lie() -> None:
+@pytest.mark.parametrize("samples", [5, 20, 100, 500])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5])
+def test_noise_in_reports_is_no_lie(samples: int, epsilon: float) -> None:
     """With 20 samples per client and epsilon 0.5, noise alone moves reports by a fifth and more."""
     rng = np.random.default_rng(0)
     accused = []
     for _ in range(20):
-        audit = Audit(CLASSES, epsilon=0.5)
+        audit = Audit(CLASSES, epsilon=epsilon)
         for k in range(40):
-            audit.report(k, 20 * one_class(k) + rng.laplace(0, 2, CLASSES))
-        audit.observe({k: shown(one_class(k), 20) for k in range(40)}, untrained=True)
+            audit.report(k, samples * one_class(k) + rng.laplace(0, 1 / epsilon, CLASSES))
+        for _ in range(2):
+            audit.observe({k: shown(one_class(k), samples) for k in range(40)}, untrained=True)
         accused.append(len(audit.suspects()))
     assert np.mean(accused) <= 0.02 * 40
+
+
+def test_noise_hides_no_liar_whose_report_is_large_against_it() -> None:
+    """By hand: (5 + 2 sqrt 5) / (2 * 0.5) over 100 - sqrt(10) / 0.5 is 0.101."""
+    audit = watched(liar=np.full(CLASSES, 20), epsilon=0.5)
+    observe(audit)
+    assert audit.distance(3) == pytest.approx(0.8 - 0.1011, abs=1e-4)
+    assert list(audit.suspects()) == [3]
 
 
 def test_fresh_models_count_more() -> None:

@@ -227,10 +227,17 @@ class Audit:
         """Renew distance and agreement of a client after a report or an observation."""
         if client in self._reports and client in self._seen:
             claimed, estimated = self._claimed(client), self._estimated(client)
-            total = float(np.maximum(self._reports[client], 0.0).sum())
-            noise = 0.0 if self.epsilon is None else self.num_classes / (2 * self.epsilon * max(total, 1.0))
-            self._distances[client] = float(np.abs(estimated - claimed).sum()) / 2 - min(noise, 1.0)
+            self._distances[client] = float(np.abs(estimated - claimed).sum()) / 2 - self._noise(client)
             self._agreements[client] = _agreement(estimated, claimed)
+
+    def _noise(self, client: ClientId) -> float:
+        """The distance that noise in a report explains: C draws of Laplace(1/epsilon) among the fewest samples that the
+        report leaves likely, two standard deviations above their mean."""
+        if self.epsilon is None:
+            return 0.0
+        fewest = float(self._reports[client].sum()) - np.sqrt(2 * self.num_classes) / self.epsilon
+        moved = (self.num_classes + 2 * np.sqrt(self.num_classes)) / (2 * self.epsilon)
+        return float(min(moved / max(fewest, 1.0), 1.0))
 
     def _claimed(self, client: ClientId) -> np.ndarray:
         report = np.maximum(self._reports[client], 0.0)
