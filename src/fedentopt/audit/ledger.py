@@ -7,7 +7,8 @@ report, both less the even distribution; 0 for a report that is even. Estimates 
 than which classes there are. A client is suspected
 
 - when its suspicion is high, the distance beyond what its own estimate may be off by, and the agreement not high, or
-- when it was observed at least twice, its distance is considerable and there is hardly any agreement.
+- when it was observed at least twice, its distance is considerable and above the median, and there is hardly any
+  agreement.
 
 Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who
 claims the classes it has in other amounts, sends a last layer made to fit its claim, or trains on made-up data, passes.
@@ -32,7 +33,7 @@ estimate takes the place of its report. quarantine: suspects are not chosen."""
 SUSPICIOUS = 2.5
 AGREES = 0.7
 UNRELATED = 0.3
-CONSIDERABLE = 0.2
+CONSIDERABLE, LEAST_GAP_UNRELATED = 0.2, 0.1
 LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
@@ -197,7 +198,7 @@ class Audit:
             client: self._suspicion(client, usual, deviation)
             for client, distance in self._distances.items()
             if (distance - usual > gap and distance > self._doubt(client) and self._agreements[client] < AGREES)
-            or (distance > max(usual, CONSIDERABLE) and self._unrelated(client))
+            or (distance > max(usual + LEAST_GAP_UNRELATED, CONSIDERABLE) and self._unrelated(client))
         }
 
     def entries(self) -> dict[ClientId, Suspicion]:
