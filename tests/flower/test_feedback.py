@@ -15,7 +15,8 @@ from flwr.clientapp import ClientApp
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, label_report
-from fedentopt.flower.feedback import SERVED, head_names
+from fedentopt.flower.feedback import SERVED
+from fedentopt.flower.heads import head_names
 from fedentopt.selection import SELECTORS, Candidates, Head, Observation, Selector
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, silent, skewed
 
