@@ -1,7 +1,8 @@
 """The audit inside a federation: label reports beside what the replies of training show, and what follows from it.
 
 Nothing is asked of clients for it: the replies bring the last layer anyway (`heads`), and `fedentopt.audit` says what
-its change tells. Every new suspicion is logged once, with its reason, under the client's name and node.
+its change tells. A suspicion is logged once per report, with its reason, under the client's name and node: near the
+threshold it may come and go from round to round.
 
 warn        suspects are named
 replace     once a client has trained, what its training shows takes the place of its report (`roster`)
@@ -39,7 +40,9 @@ class Watch:
         self.policy = policy
         self._audit = Audit(num_classes, policy)
         self._epsilons: dict[ClientId, float] = {}
-        self._since: dict[ClientId, int] = {}  # round in which each of today's suspects was first one
+        self._since: dict[ClientId, int] = {}  # round from which on each of today's suspects is one
+        self._named: set[ClientId] = set()  # those whose present report has been called suspect in the log
+        self._renewed: set[ClientId] = set()  # those of them that have told new counts since
         self._found: dict[ClientId, Suspicion] | None = None
 
     # --- what is learnt
@@ -49,6 +52,9 @@ class Watch:
             self._audit.report(report.client, report.counts)
             per_person = report.samples_per_person or 1
             self._epsilons[report.client] = float("inf") if report.epsilon is None else report.epsilon / per_person
+            if report.client in self._named:
+                self._named.discard(report.client)
+                self._renewed.add(report.client)
         self._changed()
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> dict[ClientId, np.ndarray]:
@@ -65,6 +71,8 @@ class Watch:
         for client in gone:
             self._epsilons.pop(client, None)
             self._since.pop(client, None)
+        self._named.difference_update(gone)
+        self._renewed.difference_update(gone)
         self._changed()
 
     def beliefs(self, clients: Iterable[ClientId]) -> dict[ClientId, np.ndarray]:
@@ -82,15 +90,17 @@ class Watch:
         return dict(self._found)
 
     def tell(self, server_round: int, node_of: Callable[[ClientId], int]) -> None:
-        """Log who is newly suspected and who no longer is."""
+        """Log who is newly suspected, and who no longer is since its new report fits."""
         now = self.suspects()
         for client, why in now.items():
-            if client not in self._since:
+            if client not in self._named:
                 log.warning(
                     "round %d: client %s (node %d) is suspected: %s", server_round, client, node_of(client), why
                 )
-        for client in self._since.keys() - now.keys():
-            log.info("round %d: client %s is no longer suspected", server_round, client)
+        for client in sorted(self._renewed - now.keys(), key=id_order):
+            log.info("round %d: client %s is no longer suspected: its new report fits", server_round, client)
+        self._renewed.clear()
+        self._named |= now.keys()
         self._since = {client: self._since.get(client, server_round) for client in now}
 
     def admitted(self, available: Sequence[ClientId], least: int) -> list[ClientId]:
@@ -116,6 +126,7 @@ class Watch:
             "policy": self.policy,
             "audit": self._audit.state_dict(),
             "since": [[client, since] for client, since in self._since.items()],
+            "named": sorted(self._named, key=id_order),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -123,7 +134,7 @@ class Watch:
         if state is None or state["policy"] != self.policy:
             return
         self._audit.load_state_dict(state["audit"])
-        self._since = dict(state["since"])
+        self._since, self._named, self._renewed = dict(state["since"]), set(state["named"]), set()
         self._changed()
 
     def _changed(self) -> None:
@@ -138,7 +149,8 @@ def watch_for(policy: str, num_classes: int, selector: Selector) -> Watch | None
         raise InputError(f"audit: {policy!r} is unknown; accepted: {', '.join(POLICIES)}")
     if policy == "off":
         return None
-    name, reads = type(selector).__name__, getattr(selector, "reads_label_counts", True)
+    name = getattr(selector, "name", type(selector).__name__)
+    reads = getattr(selector, "reads_label_counts", True)
     if getattr(selector, "labels_from_heads", False) and not reads:
         raise InputError(f"audit: {policy} is about label reports, and {name!r} takes none; accepted: off")
     if policy == "replace" and (not reads or getattr(selector, "sizes_only", False)):

@@ -33,7 +33,7 @@ class Enrolment(Census):
     def enrol(self, names: Mapping[int, ClientId | None]) -> list[Report]:
         """Let nodes in under the names they gave, or where they gave none, or one that is taken, by their ids."""
         claims = Counter(name for name in names.values() if name is not None)
-        admitted = []
+        clients: dict[ClientId, int] = {}
         for node, name in names.items():
             if name in self.exclude:
                 self._exclude(node, name)
@@ -41,11 +41,11 @@ class Enrolment(Census):
             if name is not None and (claims[name] > 1 or name in self.members or not self._may_have(name, node)):
                 log.warning("node %d calls itself %r, a name that others have too: known as node-%d", node, name, node)
                 name = None
-            client: ClientId = f"node-{node}" if name is None else name
-            report = Report(client, np.ones(self.num_classes), None)
-            self._put(client, Member(node, report))
-            admitted.append(report)
-        return sorted(admitted, key=lambda report: id_order(report.client))
+            clients[f"node-{node}" if name is None else name] = node
+        admitted = [Report(client, np.ones(self.num_classes), None) for client in sorted(clients, key=id_order)]
+        for report in admitted:  # in the order in which selectors register them, also after a stop
+            self._put(report.client, Member(clients[report.client], report))
+        return admitted
 
     def returning(self, client: ClientId, reply: Message, online: Collection[int]) -> ClientId | None:
         """The known client, gone from its old node, that the one on a node says it is; None: it is nobody else."""

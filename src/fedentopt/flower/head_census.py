@@ -1,7 +1,8 @@
 """The census of last layers: before round 1 every node trains from the start model, and nothing is averaged.
 
 For selectors that take the change of last layers for labels and ask for no reports (`inferred`). Messages are ordinary
-training messages, made by the strategy, of round 0, whose config says besides
+training messages of round 1, made by the strategy (a round 0 would meet apps that divide by it), whose config says
+besides
 
     census         1
     local-epochs   how many epochs suffice
@@ -39,7 +40,6 @@ from fedentopt.selection import Head, Observation
 if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware
 
-ROUND = 0
 TRIES = 3
 WAVE = 64
 
@@ -98,7 +98,7 @@ class HeadCensus:
             raise NoClientsError(f"census: no node trained ({reasons or 'none is online'})")
         self._enrol(told)
         for node, reason in failed.items():
-            selection.federation.note_failure(f"node-{node}", ROUND, reason)
+            selection.federation.note_failure(f"node-{node}", 0, reason)  # sits out round 1
         log.info("census: %d client(s) estimated, %d failed", len(told), len(failed))
         return True
 
@@ -109,7 +109,7 @@ class HeadCensus:
         selection = self.selection
         selection.standing_in = list(nodes)
         try:
-            messages = self.strategy.configure_train(ROUND, self.start, ConfigRecord(dict(config)), self.grid)
+            messages = self.strategy.configure_train(1, self.start, ConfigRecord(dict(config)), self.grid)
         finally:
             selection.standing_in = None
         answers = replies.judge(

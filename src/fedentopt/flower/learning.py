@@ -38,7 +38,8 @@ class Learning:
     @property
     def reader(self) -> str:
         """Who does, as a message names it."""
-        return f"selector: {type(self.selector).__name__}" if self.watch is None else f"audit: {self.watch.policy}"
+        name = getattr(self.selector, "name", type(self.selector).__name__)
+        return f"selector: {name!r}" if self.watch is None else f"audit: {self.watch.policy}"
 
     def identity(self) -> dict[str, Any]:
         """What makes a run another one. One that merely watches, or learns nothing, is the same run."""
