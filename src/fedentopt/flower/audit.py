@@ -39,7 +39,7 @@ class Watch:
     def __init__(self, num_classes: int, policy: str) -> None:
         self.policy = policy
         self._audit = Audit(num_classes, policy)
-        self._epsilons: dict[ClientId, float] = {}
+        self._reports: dict[ClientId, Report] = {}
         self._since: dict[ClientId, int] = {}  # round from which on each of today's suspects is one
         self._named: set[ClientId] = set()  # those whose present report has been called suspect in the log
         self._renewed: set[ClientId] = set()  # those of them that have told new counts since
@@ -48,20 +48,24 @@ class Watch:
     # --- what is learnt
     def take(self, reports: Iterable[Report]) -> None:
         """Clients have told their counts, or new ones."""
-        for report in reports:
+        told = list(reports)
+        self._reports.update({report.client: report for report in told})
+        renewed = self._named & {report.client for report in told}
+        self._named -= renewed
+        self._renewed |= renewed
+        usual = float(np.median([_epsilon(report) for report in self._reports.values()])) if self._reports else np.inf
+        epsilon = usual if np.isfinite(usual) else None
+        if epsilon != self._audit.epsilon:  # all distances are measured anew
+            self._audit.epsilon, told = epsilon, list(self._reports.values())
+        for report in told:
             self._audit.report(report.client, report.counts)
-            per_person = report.samples_per_person or 1
-            self._epsilons[report.client] = float("inf") if report.epsilon is None else report.epsilon / per_person
-            if report.client in self._named:
-                self._named.discard(report.client)
-                self._renewed.add(report.client)
-        self._changed()
+        self._found = None
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> dict[ClientId, np.ndarray]:
         """Clients have trained; what is to be believed of them now, where the policy has a say in that."""
         changes = {client: change_of(seen) for client, seen in observations.items()}
         self._audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
-        self._changed()
+        self._found = None
         return self.beliefs(changes)
 
     def forget(self, clients: Iterable[ClientId]) -> None:
@@ -69,11 +73,11 @@ class Watch:
         gone = list(clients)
         self._audit.forget(gone)
         for client in gone:
-            self._epsilons.pop(client, None)
+            self._reports.pop(client, None)
             self._since.pop(client, None)
         self._named.difference_update(gone)
         self._renewed.difference_update(gone)
-        self._changed()
+        self._found = None
 
     def beliefs(self, clients: Iterable[ClientId]) -> dict[ClientId, np.ndarray]:
         """Label counts to believe instead of reports, of those of these clients that have trained."""
@@ -135,12 +139,7 @@ class Watch:
             return
         self._audit.load_state_dict(state["audit"])
         self._since, self._named, self._renewed = dict(state["since"]), set(state["named"]), set()
-        self._changed()
-
-    def _changed(self) -> None:
         self._found = None
-        usual = float(np.median(list(self._epsilons.values()))) if self._epsilons else float("inf")
-        self._audit.epsilon = usual if np.isfinite(usual) else None
 
 
 def watch_for(policy: str, num_classes: int, selector: Selector) -> Watch | None:
@@ -159,3 +158,8 @@ def watch_for(policy: str, num_classes: int, selector: Selector) -> Watch | None
             "quarantine, or a selector that reads label counts"
         )
     return Watch(num_classes, policy)
+
+
+def _epsilon(report: Report) -> float:
+    """By which the noise of a report has the scale 1 / epsilon; infinite without noise."""
+    return float("inf") if report.epsilon is None else report.epsilon / (report.samples_per_person or 1)
