@@ -28,7 +28,7 @@ app.query("label_counts")(counted)
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the global model on this node's data, as fedentopt's simulator would."""
-    from fedentopt.models import build  # torch: not needed to answer for labels
+    from fedentopt.models import build, find_head  # torch: not needed to answer for labels
     from fedentopt.simulation.local import train_client
 
     check_agreement(context)
@@ -60,6 +60,8 @@ def train(message: Message, context: Context) -> Message:
     sent = model.state_dict()
     for name in [name for name in sent if name.endswith("num_batches_tracked")]:
         sent[name] = received[name]
+    if census:  # only the last layer is looked at
+        sent = {name: sent[name] for name in sent if name.rpartition(".")[0] == find_head(model)}
     metrics = MetricRecord({"num-examples": counted.weight(context, done.samples)})
     content = RecordDict({"arrays": ArrayRecord(sent), "metrics": metrics, "client": about})
     return Message(content, reply_to=message)

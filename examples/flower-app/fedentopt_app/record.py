@@ -52,12 +52,14 @@ class Bookkeeper:
                 num_classes=data.num_classes, min_samples=config.least_samples,
             ).counts  # fmt: skip
 
-    def round_metrics(self, seconds: float, model_bytes: int, scores: tuple[float, float, list[float]]) -> MetricRecord:
-        """The last round in numbers."""
+    def round_metrics(
+        self, seconds: float, model_bytes: int, scores: tuple[float, float, list[float]], head_bytes: int = 0
+    ) -> MetricRecord:
+        """The last round in numbers; `head_bytes` are those of the last layer, which a census brings."""
         last = self.strategy.history[-1]
         self._meet()
         labels = np.sum([self._counts_of(client) for client in last.cohort.clients], axis=0)
-        census = model_bytes * len(self._clients()) if last.round == 1 and self._has_census() else 0
+        census = len(self._clients()) if last.round == 1 and self._has_census() else 0
         asked = 8 * len(self._clients()) * self.data.num_classes if last.round == 1 and self._asks() else 0
         return MetricRecord(
             {
@@ -66,8 +68,8 @@ class Bookkeeper:
                 "class-accuracy": scores[2],
                 "entropy": float(entropy(labels)),
                 "classes-covered": int(classes_covered(labels)),
-                "bytes-up": model_bytes * len(last.answered) + asked + census,
-                "bytes-down": model_bytes * len(last.cohort.clients) + census,
+                "bytes-up": model_bytes * len(last.answered) + asked + head_bytes * census,
+                "bytes-down": model_bytes * (len(last.cohort.clients) + census),
                 "seconds": seconds,
             }
         )
@@ -77,7 +79,7 @@ class Bookkeeper:
         return not self.strategy.roster.nobody_reports
 
     def _has_census(self) -> bool:
-        """Whether all nodes train once before round 1, and send their models, which nobody averages."""
+        """Whether all nodes train once before round 1 and send their last layers."""
         return not self._asks() and self.config.of("selector")["census_epochs"] > 0
 
     def begin(self, out: Path, run_config: UserConfig) -> None:

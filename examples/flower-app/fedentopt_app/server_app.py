@@ -83,8 +83,9 @@ def main(grid: Grid, context: Context) -> None:
             return None
         model.load_state_dict(arrays.to_torch_state_dict())
         begin, clock = clock, time.monotonic()
-        size = sum(array.numpy().nbytes for array in arrays.values())
-        return books.round_metrics(clock - begin, size, evaluate(model, data))
+        sizes = {name: array.numpy().nbytes for name, array in arrays.items()}
+        head = sum(sizes[name] for name in strategy.learning.heads.names or () if name is not None)
+        return books.round_metrics(clock - begin, sum(sizes.values()), evaluate(model, data), head)
 
     result = strategy.start(
         grid=grid,
