@@ -421,6 +421,33 @@ def test_who_says_that_it_went_far_is_not_believed_beyond_ten_times_the_usual() 
     assert [round(seen[client].travel, 3) for client in (0, 3)] == [1.2, 12.0]
 
 
+@pytest.mark.parametrize("start", [0.0, -2e38])
+def test_a_last_layer_that_moved_further_than_it_can_ends_nothing_and_spoils_nobody(start: float) -> None:
+    """From 0 to 2e38 is far; from -2e38 it is more than a float32 can hold."""
+    grid = learners(LABELS, liars=LIARS)
+    inner, wild = grid._app, node_of(grid, 3)
+
+    def leap(message: Any, context: Any) -> Any:
+        reply = inner(message, context)
+        if context.node_id == wild and message.metadata.message_type == "train":
+            bias = np.where(np.arange(CLASSES) == 0, 2e38, 0.0).astype(np.float32)
+            reply.content["arrays"] = ArrayRecord({**reply.content["arrays"], "fc.bias": Array(bias)})
+        return reply
+
+    grid._app = leap  # type: ignore[assignment]
+    model = start_model()
+    bias = np.zeros(CLASSES, dtype=np.float32)
+    bias[0] = start
+    strategy = made(audit="warn", **EVERYBODY)
+    strategy.start(grid, ArrayRecord({**model, "fc.bias": Array(bias)}), num_rounds=1)
+    if start == 0:
+        assert set(LIARS) <= set(strategy.suspects()) <= {*LIARS, 3}
+        assert strategy.watch._audit.estimate(3).shares[0] > 0.9
+    else:
+        assert strategy.watch._audit.times_seen(3) == 0
+        assert strategy.watch._audit.times_seen(4) == 1
+
+
 def test_weights_that_are_no_numbers_of_samples_do_not_mislead() -> None:
     for factor in (0, 5):  # all 1, or samples times epochs
         grid = learners(LABELS, liars=LIARS)

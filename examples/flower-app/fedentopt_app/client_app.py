@@ -40,7 +40,8 @@ def train(message: Message, context: Context) -> Message:
     received = message.content["arrays"].to_torch_state_dict()
     model.load_state_dict(received)
     about = counted.about(context)
-    about["client-id"] = client_id(context)  # the name that picks go by where nobody is asked for labels
+    if config.selector == "inferred":  # nobody is asked for labels, and so for the name that picks go by
+        about["client-id"] = client_id(context)
     census = "census" in told  # everybody trains once before round 1, and nothing is averaged
     if census:
         about["census"] = 1

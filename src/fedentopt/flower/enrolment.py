@@ -28,7 +28,10 @@ class Enrolment(Census):
 
     def ask(self, grid: Grid, online: Collection[int], enough: int = 1) -> list[Report]:
         """Let in the online nodes that are unknown; nothing is sent."""
-        return self.enrol(dict.fromkeys(self.unknown(online)))
+        admitted = self.enrol(dict.fromkeys(self.unknown(online)))
+        if admitted:
+            log.info("%d node(s) let in, to be estimated when they first train", len(admitted))
+        return admitted
 
     def enrol(self, names: Mapping[int, ClientId | None]) -> list[Report]:
         """Let nodes in under the names they gave, or where they gave none, or one that is taken, by their ids."""

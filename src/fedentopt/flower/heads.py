@@ -98,19 +98,21 @@ class Heads:
         self, told: Sequence[tuple[ClientId, Answer]], sent: ArrayRecord, samples: Mapping[ClientId, float], *,
         untrained: bool, followed: bool = False,
     ) -> dict[ClientId, Observation]:  # fmt: skip
-        """Observations that labels can be read from, of clients whose good answers these are."""
+        """Observations that labels can be read from, of clients whose good answers these are.
+
+        A bias cannot move further than its steps add up to; one that says it did, which would also spoil what is read
+        from others, is taken for as far as that. A change that is not finite is left out.
+        """
         by_node = {answer.node_id: samples[client] for client, answer in told}
         travels = self.travels([answer for _, answer in told], by_node, followed=followed)
-        return {
-            client: Observation(
-                max(1, round(samples[client])),
-                head=self.change(answer, sent),
-                travel=travels[answer.node_id],
-                untrained=untrained,
-            )
-            for client, answer in told
-            if answer.node_id in travels
-        }
+        found: dict[ClientId, Observation] = {}
+        for client, answer in told:
+            travel = travels.get(answer.node_id)
+            head = None if travel is None else _within(self.change(answer, sent), travel)
+            if head is not None:
+                number = max(1, round(samples[client]))
+                found[client] = Observation(number, head=head, travel=travel, untrained=untrained)
+        return found
 
 
 def head_names(arrays: ArrayRecord, num_classes: int, named: str | Sequence[str] = ()) -> tuple[str, str | None]:
@@ -174,8 +176,17 @@ def _stem(name: str) -> str:
     return name[: max(name.rfind("."), name.rfind("/"), 0)]
 
 
+def _within(head: Head, travel: float) -> Head | None:
+    part = head.weight if head.bias is None else head.bias
+    if not np.isfinite(part).all():
+        return None
+    furthest = 0.0 if head.bias is None else float(np.abs(head.bias).max())
+    return head if head.bias is None or furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
+
+
 def _moved(arrays: ArrayRecord, sent: ArrayRecord, name: str) -> np.ndarray:
-    return np.asarray(arrays[name].numpy().astype(np.float32) - sent[name].numpy().astype(np.float32))
+    with np.errstate(over="ignore"):
+        return np.asarray(arrays[name].numpy().astype(np.float32) - sent[name].numpy().astype(np.float32))
 
 
 def _config(answer: Answer) -> Mapping[str, Any]:
