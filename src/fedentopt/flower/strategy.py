@@ -191,6 +191,7 @@ class LabelAware(FedAvg):
         """Log the settings."""
         log.info("\t├──> Label-aware selection:")
         log.info("\t│\t├── Selector: %s, cohort of %d", type(self.selector).__name__, self.cohort_size)
+        log.info("\t│\t├── Audit: %s", "off" if self.watch is None else self.watch.policy)
         log.info("\t│\t└── Checkpoints: %s", self.checkpoint_dir or "none")
         super().summary()
 
