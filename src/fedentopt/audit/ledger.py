@@ -6,7 +6,8 @@ median absolute deviation, which a third of liars does not move far). A client i
 and the gap is beyond what its own estimate may be off by.
 
 Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who sends
-a last layer made to fit its claim, or trains on made-up data, passes.
+a last layer made to fit its claim passes, unless the server has images of its own to look at clients' models with
+(`recall`). Who trains on made-up data passes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedentopt.audit.estimate import LabelEstimate, label_estimates
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
 from fedentopt.errors import InputError
 
 ClientId: TypeAlias = str | int
@@ -102,6 +104,8 @@ class Audit:
         self.num_classes, self.policy, self.epsilon, self.size_cap = num_classes, policy, epsilon, size_cap
         self._reports: dict[ClientId, np.ndarray] = {}
         self._seen: dict[ClientId, _Seen] = {}
+        self._recalls = Recalls(num_classes)
+        self._belied: dict[ClientId, RecallSuspicion] | None = None  # by recalls, as long as nothing changes
 
     def report(self, client: ClientId, counts: Any) -> None:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
@@ -111,12 +115,16 @@ class Audit:
                 f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
             )
         self._reports[client] = row
+        self._belied = None
 
     def forget(self, clients: Iterable[ClientId]) -> None:
         """Forget clients that have left."""
+        clients = list(clients)
         for client in clients:
             self._reports.pop(client, None)
             self._seen.pop(client, None)
+        self._recalls.forget(clients)
+        self._belied = None
 
     def observe(self, changes: Mapping[ClientId, Change], *, untrained: bool = False) -> None:
         """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
@@ -139,6 +147,11 @@ class Audit:
             known.level += fresh * estimate.level
             known.samples, known.times = float(change.samples), known.times + 1
 
+    def observe_recalls(self, recalls: Mapping[ClientId, Recall]) -> None:
+        """Learn from how well the models of clients that trained in one round know the server's images."""
+        self._recalls.observe(recalls)
+        self._belied = None
+
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed."""
         return self._seen[client].times if client in self._seen else 0
@@ -151,11 +164,22 @@ class Audit:
         return LabelEstimate(known.shares / known.weight, known.spread / known.weight, known.level / known.weight)
 
     def suspicions(self) -> dict[ClientId, float]:
-        """Suspicion of every client that reported and has been observed."""
-        return {client: entry.score for client, entry in self._entries().items()}
+        """Suspicion of every client that reported and has been observed: the higher one, where recalls tell too."""
+        found = {client: entry.score for client, entry in self._entries().items()}
+        for client, entry in self._recalls.judge(self._reports, self.epsilon).items():
+            found[client] = max(found.get(client, entry.score), entry.score)
+        return found
 
-    def suspects(self) -> dict[ClientId, Suspicion]:
+    def suspects(self) -> dict[ClientId, Suspicion | RecallSuspicion]:
         """The clients suspected at present, and why."""
+        return {**self._belied_by_recalls(), **self._belied_by_heads()}
+
+    def _belied_by_recalls(self) -> dict[ClientId, RecallSuspicion]:
+        if self._belied is None:
+            self._belied = self._recalls.suspects(self._reports, self.epsilon)
+        return self._belied
+
+    def _belied_by_heads(self) -> dict[ClientId, Suspicion]:
         entries = self._entries()
         if len(entries) < FEWEST:
             return {}
@@ -174,7 +198,10 @@ class Audit:
         limit = self._limit()
         known = self._seen.get(client)
         if self.policy == "replace" and known is not None:
-            return np.asarray(known.shares / known.weight * min(known.samples, limit))
+            # Recalls that belie a report belie the last layer that came with it: what they say themselves is believed.
+            seen_by_recall = self._recalls.shares(client) if client in self._belied_by_recalls() else None
+            shares = known.shares / known.weight if seen_by_recall is None else seen_by_recall
+            return np.asarray(shares * min(known.samples, limit))
         total = report.sum()
         return np.asarray(report * (limit / total) if total > limit else report)
 
@@ -206,17 +233,19 @@ class Audit:
 
     def state_dict(self) -> dict[str, Any]:
         """What was observed, JSON-serialisable; reports are the caller's to keep."""
-        return {
+        state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
                 [client, known.weight, known.shares.tolist(), known.spread, known.level, known.samples, known.times]
                 for client, known in self._seen.items()
             ],
         }
+        return state | ({"recalls": self._recalls.state()} if len(self._recalls) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the audit that made `state` stood."""
-        if not isinstance(state, Mapping) or set(state) != {"policy", "seen"} or state["policy"] != self.policy:
+        known = isinstance(state, Mapping) and set(state) - {"recalls"} == {"policy", "seen"}
+        if not known or state["policy"] != self.policy:
             raise InputError(
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
@@ -225,4 +254,6 @@ class Audit:
             if len(shares) != self.num_classes:
                 raise InputError(f"state: {len(shares)} classes; accepted: {self.num_classes}")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
+        self._recalls.load(state.get("recalls", ()))
+        self._belied = None
         self._seen = seen

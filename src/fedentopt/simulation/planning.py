@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedentopt.audit import Audit, area_under_curve
+from fedentopt.audit import Audit, Recall, area_under_curve
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
@@ -24,6 +24,7 @@ from fedentopt.selection.heads import change_of
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
+from fedentopt.simulation.server_images import take_server_images
 from fedentopt.simulation.validation import HeldOut, hold_out
 
 SAMPLES_A_SECOND = 1000.0  # of a client of ordinary speed, in simulated time
@@ -118,6 +119,9 @@ class RunPlanner:
         self.held_out: HeldOut | None = None
         if config.validation:
             self.parts, self.held_out = hold_out(self.parts, labels, config.validation, config.seed)
+        self.server_images: np.ndarray | None = None
+        if config.server_images:
+            self.parts, self.server_images = take_server_images(self.parts, labels, config.server_images, config.seed)
         self.counts = self.parts.counts
         self.liars = draw_liars(config.number_of_liars, config.clients, config.seed)
         self.forgers = frozenset(self.liars if config.lie == FORGE else ())
@@ -252,10 +256,13 @@ class RunPlanner:
         z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
         return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
 
-    def observe(self, observations: Mapping[int, Observation]) -> None:
-        """Tell the selector what it needs to know of the clients that trained, and the audit their last layers."""
+    def observe(self, observations: Mapping[int, Observation], recalls: Mapping[int, Recall] | None = None) -> None:
+        """Tell the selector what it needs to know of the clients that trained, and the audit their last layers and,
+        where the server has images, their recalls."""
         if not observations:
             return
+        if self.audit is not None and recalls:
+            self.audit.observe_recalls(cast("Mapping[ClientId, Recall]", recalls))
         if self.audit is not None and "head" in self.needs:
             self._observe_heads(self.audit, observations)
         if self._told - {"candidate_loss"}:
@@ -270,7 +277,10 @@ class RunPlanner:
         changes: dict[ClientId, Any] = {client: change_of(seen) for client, seen in observations.items()}
         audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
         if audit.policy == "replace":
-            self._believe(audit, list(changes))
+            believed: list[ClientId] = list(changes)
+            if self.server_images is not None:  # whose recalls belie a report depends on everybody's
+                believed = [k for k in range(self.config.clients) if audit.times_seen(k)]
+            self._believe(audit, believed)
 
     def _believe(self, audit: Audit, clients: list[ClientId]) -> None:
         """Let the selector choose by what the audit believes of these clients."""

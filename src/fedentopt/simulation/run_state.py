@@ -285,7 +285,7 @@ class RunState:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
         if self.feedback is not None:
             feedback, self.feedback = self.feedback, None
-            self.planner.observe(feedback.read())
+            self.planner.observe(feedback.read(), feedback.recalls())
 
     def traffic(self, plan: RoundPlan) -> tuple[int, int]:
         """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that
