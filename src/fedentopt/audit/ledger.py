@@ -149,7 +149,7 @@ class Audit:
 
     def observe_recalls(self, recalls: Mapping[ClientId, Recall]) -> None:
         """Learn from how well the models of clients that trained in one round know the server's images."""
-        self._recalls.observe(recalls)
+        self._recalls.observe(recalls, self._reports)
         self._belied = None
 
     def times_seen(self, client: ClientId) -> int:
@@ -164,10 +164,10 @@ class Audit:
         return LabelEstimate(known.shares / known.weight, known.spread / known.weight, known.level / known.weight)
 
     def suspicions(self) -> dict[ClientId, float]:
-        """Suspicion of every client that reported and has been observed: the higher one, where recalls tell too."""
+        """Suspicion of every client that reported and has been observed; what recalls say is added."""
         found = {client: entry.score for client, entry in self._entries().items()}
         for client, entry in self._recalls.judge(self._reports, self.epsilon).items():
-            found[client] = max(found.get(client, entry.score), entry.score)
+            found[client] = found.get(client, 0.0) + entry.score
         return found
 
     def suspects(self) -> dict[ClientId, Suspicion | RecallSuspicion]:

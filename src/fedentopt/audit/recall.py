@@ -17,7 +17,8 @@ round, and p_c the shares it claims:
 Honest clients with few classes have F near 0; balanced ones have F > 0 beside those who know one class only, but then
 also G > 0; and where all are balanced and nobody gains any more, F is the same for all. Only who claims what it lacks
 falls short of the others *and* gains nothing. A client is suspected when F lies above the median of all, by more than
-most lie below it, and F - G is high.
+most lie below it, and F - G is high, on average and, if less so, in its best round too: training that fails now and
+then is no lie.
 
 Rounds are averaged with the skill of their start model, 2 mean(b) - 1, for weight. Those that start almost without
 skill are left out: a balanced client then gains as little as a liar.
@@ -42,12 +43,14 @@ LEAST_SKILL = 0.15
 """Skill of a start model below which a round is left out."""
 BEST = 2
 """How many clients of a round say what can be made of a class."""
-LEAST_SHORTFALL = 0.1
+LEAST_SHORTFALL = 0.11
 """How far a shortfall must lie above the median."""
-LEAST_BALANCE = 0.14
-"""What shortfall less gain must exceed."""
-FIRST_DOUBT = 0.5
-"""After a single observation both must be half as large again."""
+LEAST_BALANCE = 0.15
+"""What shortfall less gain must exceed on average."""
+LEAST_EVER = 0.05
+"""What it must exceed in every round."""
+LEAST_TIMES = 3
+"""Observations before which a client is not suspected: local training that fails looks like a lie, once or twice."""
 LEAST_DEVIATION = 0.02
 FEWEST = 5
 """Observed clients below which nobody is suspected: there is no median to speak of."""
@@ -71,6 +74,7 @@ class RecallSuspicion:
     shortfall: float
     usual: float
     gain: float
+    least: float
     worst: int
     claimed: float
 
@@ -84,11 +88,13 @@ class RecallSuspicion:
 
 @dataclass
 class _Seen:
-    """Sums over the observations of a client, weighted by the skill of the model it started from."""
+    """Sums over the observations of a client, weighted by the skill of the model it started from, and `best`, shortfall
+    less gain of the round that spoke best for its report."""
 
     weight: float
     short: np.ndarray
     gain: np.ndarray
+    best: np.ndarray
     times: int
 
 
@@ -102,7 +108,7 @@ class Recalls:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def observe(self, recalls: Mapping[ClientId, Recall]) -> None:
+    def observe(self, recalls: Mapping[ClientId, Recall], reports: Mapping[ClientId, np.ndarray]) -> None:
         """Learn from clients that trained in one round; those whose recalls are not finite are left out."""
         for client, recall in recalls.items():
             for name, values in (("before", recall.before), ("after", recall.after)):
@@ -115,18 +121,24 @@ class Recalls:
         if not known:
             return
         after = np.stack([np.asarray(recall.after, dtype=np.float64) for recall in known.values()])
-        best = np.sort(after, axis=0)[-BEST:].mean(axis=0)
+        peak = np.sort(after, axis=0)[-BEST:].mean(axis=0)
         for (client, recall), own in zip(known.items(), after, strict=True):
             before = np.asarray(recall.before, dtype=np.float64)
             skill = 2.0 * float(before.mean()) - 1.0
             if skill < LEAST_SKILL:
                 continue
+            short, gain = peak - own, own - before
+            balance = short - gain
             seen = self._seen.get(client)
             if seen is None:
-                seen = self._seen[client] = _Seen(0.0, np.zeros(self.num_classes), np.zeros(self.num_classes), 0)
+                zero = np.zeros(self.num_classes)
+                seen = self._seen[client] = _Seen(0.0, zero, zero, balance, 0)
+            claim = claimed_shares(reports.get(client, np.ones(self.num_classes))[None], None)[0][0]
+            if float(claim @ balance) < float(claim @ seen.best):
+                seen.best = balance
             seen.weight += skill
-            seen.short = seen.short + skill * (best - own)
-            seen.gain = seen.gain + skill * (own - before)
+            seen.short = seen.short + skill * short
+            seen.gain = seen.gain + skill * gain
             seen.times += 1
 
     def forget(self, clients: Iterable[ClientId]) -> None:
@@ -160,10 +172,18 @@ class Recalls:
         balance = shortfall - gain
         middle = float(np.median(balance))
         scores = (balance - middle) / _deviation(balance, middle)
+        bests = np.stack([self._seen[client].best for client in clients])
+        least = (claims * bests).sum(axis=1) - noise * np.ptp(bests, axis=1)
         worst = (claims * short).argmax(axis=1)
         return {
             client: RecallSuspicion(
-                float(scores[i]), float(shortfall[i]), usual, float(gain[i]), int(worst[i]), float(claims[i, worst[i]])
+                float(scores[i]),
+                float(shortfall[i]),
+                usual,
+                float(gain[i]),
+                float(least[i]),
+                int(worst[i]),
+                float(claims[i, worst[i]]),
             )
             for i, client in enumerate(clients)
         }
@@ -179,26 +199,26 @@ class Recalls:
         deviation = _deviation(np.array([entry.shortfall for entry in judged.values()]), usual)
         found = {}
         for client, entry in judged.items():
-            doubt = 1.0 + FIRST_DOUBT / self._seen[client].times
-            above = entry.shortfall - usual
-            if above > max(LEAST_SHORTFALL * doubt, deviation) and entry.shortfall - entry.gain > LEAST_BALANCE * doubt:
+            often = self._seen[client].times >= LEAST_TIMES
+            short = entry.shortfall - usual > max(LEAST_SHORTFALL, deviation)
+            if often and short and entry.shortfall - entry.gain > LEAST_BALANCE and entry.least > LEAST_EVER:
                 found[client] = entry
         return found
 
     def state(self) -> list[Any]:
         """What was observed, JSON-serialisable."""
         return [
-            [client, seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.times]
+            [client, seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.best.tolist(), seen.times]
             for client, seen in self._seen.items()
         ]
 
     def load(self, state: Iterable[Any]) -> None:
         """Go on where the one that gave `state` stood."""
         found = {}
-        for client, weight, short, gain, times in state:
-            if len(short) != self.num_classes or len(gain) != self.num_classes:
+        for client, weight, short, gain, best, times in state:
+            if any(len(row) != self.num_classes for row in (short, gain, best)):
                 raise InputError(f"state: recalls of {len(short)} classes; accepted: {self.num_classes}")
-            found[client] = _Seen(weight, np.array(short), np.array(gain), times)
+            found[client] = _Seen(weight, np.array(short), np.array(gain), np.array(best), times)
         self._seen = found
 
 
