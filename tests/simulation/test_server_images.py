@@ -22,8 +22,8 @@ CPU = RunOptions(device="cpu")
 DATA = toy.images(samples=240, classes=4)
 DIGITS = {
     "dataset": "digits", "partition": "classes:2", "clients": 20, "cohort": "8", "rounds": 12, "lr": 0.02,
-    "batch_size": 16, "selector": "fedentopt", "buffer": "0", "audit": "warn", "server_images": 20, "evaluate_every": 99,
-    "jitter": 0.0, "flip": 0.0, "grayscale": 0.0,
+    "batch_size": 16, "selector": "fedentopt", "buffer": "0", "audit": "warn", "server_images": 20,
+    "evaluate_every": 99, "jitter": 0.0, "flip": 0.0, "grayscale": 0.0,
 }  # fmt: skip
 TOY = {
     "clients": 12, "cohort": "6", "rounds": 8, "epochs": 3, "partition": "classes:1", "lr": 0.05,

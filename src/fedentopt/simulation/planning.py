@@ -256,13 +256,15 @@ class RunPlanner:
         z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
         return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
 
-    def observe(self, observations: Mapping[int, Observation], recalls: Mapping[int, Recall] | None = None) -> None:
-        """Tell the selector what it needs to know of the clients that trained, and the audit their last layers and,
-        where the server has images, their recalls."""
+    def observe_recalls(self, recalls: Mapping[int, Recall]) -> None:
+        """Tell the audit how well the models of a round know the server's images; `observe` comes after it."""
+        if self.audit is not None:
+            self.audit.observe_recalls(cast("Mapping[ClientId, Recall]", recalls))
+
+    def observe(self, observations: Mapping[int, Observation]) -> None:
+        """Tell the selector what it needs to know of the clients that trained, and the audit their last layers."""
         if not observations:
             return
-        if self.audit is not None and recalls:
-            self.audit.observe_recalls(cast("Mapping[ClientId, Recall]", recalls))
         if self.audit is not None and "head" in self.needs:
             self._observe_heads(self.audit, observations)
         if self._told - {"candidate_loss"}:

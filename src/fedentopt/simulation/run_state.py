@@ -285,7 +285,10 @@ class RunState:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
         if self.feedback is not None:
             feedback, self.feedback = self.feedback, None
-            self.planner.observe(feedback.read(), feedback.recalls())
+            observations = feedback.read()
+            if recalls := feedback.recalls():
+                self.planner.observe_recalls(recalls)
+            self.planner.observe(observations)
 
     def traffic(self, plan: RoundPlan) -> tuple[int, int]:
         """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that
