@@ -86,8 +86,8 @@ def test_images_are_taken_from_clients_and_nobody_is_left_empty() -> None:
 
 
 def test_images_for_nobody_are_refused() -> None:
-    with pytest.raises(InputError, match="server_images: 20 are for the audit, and that is off; accepted: 0, or audit"):
-        toy.config(server_images=20)
+    with pytest.raises(InputError, match="server_images: 6 are for the audit, and that is off; accepted: 0, or audit"):
+        toy_stack(audit="off")
     with pytest.raises(InputError, match="server_images: -1 is out of range"):
         toy.config(server_images=-1)
     with pytest.raises(InputError, match="server_images: 90 of every class, and of class"):

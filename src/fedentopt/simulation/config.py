@@ -143,11 +143,6 @@ class RunConfig:
             )
         if self.number_of_liars > self.clients:
             raise InputError(f"liars: {self.liars!r} are more than there are clients; accepted: 0 to {self.clients}")
-        if self.server_images and self.audit == "off":
-            raise InputError(
-                f"server_images: {self.server_images} are for the audit, and that is off; "
-                f"accepted: 0, or audit: {', '.join(policy for policy in POLICIES if policy != 'off')}"
-            )
         if self.selector in SELECTORS:
             SELECTORS.get(self.selector).check_run(
                 cohort_size=self.cohort_size, clients=self.clients, **self.of("selector")
