@@ -203,7 +203,7 @@ class Selector(ABC):
     @property
     def sizes(self) -> np.ndarray:
         """Number of samples (K,) by client number, as reported."""
-        return np.asarray(self._table.rows.totals())
+        return self._table.sizes.copy()
 
     def rng(self, *numbers: int) -> np.random.Generator:
         """A generator for this round: a function of seed, selector, round and `numbers`, of nothing drawn before."""
@@ -237,7 +237,7 @@ class Selector(ABC):
         """The cohort of the clients with these numbers; `more` are further fields of `Cohort`."""
         rows = self._table.rows.take(np.asarray(picked, dtype=np.int64))
         labels = np.bincount(rows.classes, weights=rows.values, minlength=self._table.num_classes or 1)
-        exact = rows.values.size and (rows.values == np.floor(rows.values)).all() and np.abs(labels).max() < 2.0**63
+        exact = rows.values.size and labels.max() < 2.0**63 and (rows.values == np.floor(rows.values)).all()
         return Cohort(
             clients=tuple(self._table.ids[number] for number in picked),
             label_counts=labels.astype(np.int64) if exact else labels,
