@@ -131,7 +131,7 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
 
     Figure 2 and the benchmark of selectors keep none: their hundreds of runs are points, not curves.
     """
-    if cell.table in ("figure2", "selectors"):
+    if cell.table in ("figure2", "selectors", "selectors-tuned"):
         return []
     curve = results.curve(config, seed)
     last = curve[-1][0] if curve else 0

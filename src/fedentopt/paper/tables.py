@@ -15,7 +15,8 @@ from fedentopt.paper import layouts
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import MISSING_DATA, NOT_RUN, Comparison
 from fedentopt.paper.formats import Table, latex, markdown
-from fedentopt.paper.selector_table import SELECTORS, selector_table
+from fedentopt.paper.selector_table import SELECTORS, TUNED, selector_table
+from fedentopt.paper.selector_tuned import tuned_table
 
 Layout = Callable[[str, Sequence[Comparison]], Table]
 LAYOUTS: dict[str, tuple[Layout, str]] = {
@@ -79,8 +80,8 @@ def _parts(name: str, entries: Sequence[Comparison]) -> list[Table]:
     parts = []
     for kind, own in kinds.items():
         layout, title = LAYOUTS[kind] if kind in LAYOUTS else (_accuracy_layout(own), "test accuracy")
-        if name == SELECTORS and kind == "accuracy":
-            layout = selector_table
+        if name in (SELECTORS, TUNED) and kind == "accuracy":
+            layout = selector_table if name == SELECTORS else tuned_table
         table = layout(name, own)
         if len(kinds) > 1:
             table = dataclasses.replace(table, title=f"{table.title}, {title}", part=kind)
