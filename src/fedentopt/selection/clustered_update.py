@@ -33,6 +33,7 @@ class ClusteredUpdateSelector(TreeSelector):
     needs: ClassVar[frozenset[str]] = frozenset({"update"})
     sizes_only = True
     largest = LARGEST
+    all_pairs = True
 
     def __init__(self, cohort_size: int, seed: int = 0) -> None:
         super().__init__(cohort_size, seed)

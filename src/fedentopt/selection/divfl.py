@@ -37,6 +37,7 @@ class DivFLSelector(EverybodyOnce):
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     reads_label_counts = False
     largest = LARGEST
+    all_pairs = True
     greedy: str = setting(
         "stochastic",
         help="clients looked at in each step: stochastic (some, drawn anew) or full (all)",

@@ -44,6 +44,7 @@ class HiCSFLSelector(EverybodyOnce):
     sizes_only = True
     own_weights = True
     largest = LARGEST
+    all_pairs = True
     scale: float = setting(0.1, help="temperature as a share of the largest change of a bias", above=0)
     temperature: float | None = setting(None, help="temperature itself; none: by scale", above=0)
     lam: float = setting(10.0, help="weight of the difference of entropies in the distance", low=0)

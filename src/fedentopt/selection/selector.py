@@ -128,6 +128,8 @@ class Selector(ABC):
     """Whether a cohort may be smaller than asked for though more clients are available: nothing to warn of then."""
     largest: ClassVar[int | None] = None
     """The most clients it can serve, where its definition takes more than a pass over them. More are refused."""
+    all_pairs: ClassVar[bool] = False
+    """Whether its definition takes all distances between two clients, K x K numbers."""
     run_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of a run that `for_run` turns into others (a per cent of the clients into a number)."""
     stream: ClassVar[int | None] = None
@@ -177,7 +179,8 @@ class Selector(ABC):
     @classmethod
     def _check_number(cls, clients: int) -> None:
         if cls.largest is not None and clients > cls.largest:
-            raise InputError(f"clients: {clients} are too many for {cls.name}; accepted: at most {cls.largest}")
+            why = ", which works with all distances between two clients" if cls.all_pairs else ""
+            raise InputError(f"clients: {clients} are too many for {cls.name}{why}; accepted: at most {cls.largest}")
 
     # --- what authors read
     @property
