@@ -33,6 +33,12 @@ def draw_one(rng: np.random.Generator, log_weights: np.ndarray) -> int:
     return draw_place(rng, np.exp(log_weights - top).cumsum())
 
 
+def weight_sums(log_weights: np.ndarray) -> np.ndarray:
+    """Running sums for `draw_place`, with which a place is drawn as `draw_one` does."""
+    top = float(log_weights.max())
+    return np.asarray((np.exp(log_weights - top) if math.isfinite(top) else np.ones(log_weights.size)).cumsum())
+
+
 def draw_place(rng: np.random.Generator, sums: np.ndarray) -> int:
     """A place by weights whose running sums these are; one of weight 0 is never drawn, the last sum must be above 0."""
     whole = float(sums[-1])

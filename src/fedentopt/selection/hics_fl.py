@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId, Cohort
-from fedentopt.selection.draws import draw_one
+from fedentopt.selection.draws import draw_place, weight_sums
 from fedentopt.selection.everybody_once import EverybodyOnce
 from fedentopt.selection.per_client import angles
 from fedentopt.selection.selector import Head, Observation, selector
@@ -73,20 +73,24 @@ class HiCSFLSelector(EverybodyOnce):
         groups = cut_into(ward_tree(distances, self.name), self.groups or self.cohort_size)
         past = 0.0 if self.horizon is None else min(self.round / self.horizon, 1.0)
         pull = self.gamma * (1 - past) * np.array([entropies[group].sum() / group.size for group in groups])
-        with np.errstate(divide="ignore"):
-            log_sizes = np.log(self.sizes[known])
+        sizes = self.sizes[known]
         rng = self.rng(1)
+        sums = weight_sums(pull)
         picked: list[int] = []
-        while len(picked) < seats and groups:
-            drawn = draw_one(rng, pull)
+        while len(picked) < seats:
+            drawn = draw_place(rng, sums)
             group = groups[drawn]
-            place = draw_one(rng, log_sizes[group])
+            masses = sizes[group].cumsum()
+            place = draw_place(rng, masses) if masses[-1] > 0 else int(rng.integers(group.size))
             picked.append(int(known[group[place]]))
             if group.size > 1:
                 groups[drawn] = np.concatenate((group[:place], group[place + 1 :]))
-            else:
+            elif len(groups) > 1:
                 del groups[drawn]
                 pull = np.delete(pull, drawn)
+                sums = weight_sums(pull)
+            else:
+                break
         return picked
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
