@@ -23,6 +23,7 @@ def test_a_round_of_every_selector_is_measured(name: str) -> None:
     assert speed.times == pytest.approx(speed.next_ms / speed.fedentopt_ms)
     assert speed.largest == SELECTORS.get(name).largest
     assert speed.needs == sorted(SELECTORS.get(name).needs)
+    assert speed.all_pairs == (name in ("hics-fl", "clustered-update", "clustered-label", "divfl"))
 
 
 def test_no_more_clients_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +49,7 @@ def test_what_clients_told_is_known_of_everybody_first(name: str, monkeypatch: p
 
 
 def made_up(name: str) -> benchmark.SelectorSpeed:
-    speed = (999_000.0, 0.5, 20.0, 0.025, 5000 if name == "divfl" else None, [], 1234.0)
+    speed = (999_000.0, 0.5, 20.0, 0.025, 5000 if name == "divfl" else None, [], 1234.0, name == "divfl")
     return benchmark.SelectorSpeed(name, 1_000_000, 10, 100, *speed)
 
 
@@ -67,7 +68,7 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     selection(case=None, selector=None, json=False)
     shown = capsys.readouterr().out
     assert "…" not in shown
-    assert "divfl            1,000,000 999.0 s 0.50 ms 0.03 x 5,000 1,234 MB" in shown
+    assert "divfl            1,000,000 999.0 s 0.50 ms 0.03 x 5,000* 1,234 MB" in shown
     assert len([line for line in shown.splitlines() if "1,000,000" in line]) == len(SELECTORS.names)
 
 

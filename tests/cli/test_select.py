@@ -407,6 +407,12 @@ def test_bad_files_are_refused_by_cell(fedentopt: Command, tmp_path: Path, kind:
         (("--epsilon", "nan"), "epsilon: nan is out of range"),
         (("--epsilon", 1, "--noisy"), "--epsilon: adds noise to true counts, but --noisy"),
         (("--selector", "best"), "--selector: 'best' is unknown; accepted: fedentopt, random, kl"),
+        (
+            ("--selector", "pow-d"),
+            "only training tells (the loss of the global model before training, from those asked)",
+        ),
+        (("--selector", "oort"), "works in the simulator (`fedentopt run --selector oort`) and in Flower's strategy"),
+        (("--selector", "hics-fl"), "(its change of the last layer), and here are label counts alone"),
         (("--set", "lam"), "--set: 'lam' cannot be read; accepted: NAME=VALUE"),
         (("--set", "lam=1"), "--set: 'lam' is no setting of fedentopt; accepted: release"),
         (("--drop", "horse"), "has no column 'horse'; accepted: plane, car, bird, cat"),

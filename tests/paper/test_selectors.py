@@ -25,6 +25,7 @@ from fedentopt.paper.reproduction import plan_cells
 from fedentopt.paper.selector_figure import _ceiling as ceiling
 from fedentopt.paper.selector_page import selector_page
 from fedentopt.paper.selector_table import ask, bench_settings
+from fedentopt.paper.selector_tuned import with_tuned
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import holm, paired_p_value
 from fedentopt.selection import SELECTORS
@@ -212,6 +213,8 @@ def test_what_each_asks_comes_from_its_declarations() -> None:
     burdens = [ask(name).burden for name in ("random", "clustered-size", "fed-cbs", "rpow-d", "pow-d", "hics-fl")]
     assert burdens == [0, 1, 2, 3, 4, 5]
     assert "how long it trained" in ask("oort").words
+    assert ask("inferred").size == "in its model; 4 C and a model, once", "the census travels too"
+    assert not any("census" in ask(name).words for name in SELECTORS.names if name != "inferred")
 
 
 def page(entries: list[Comparison]) -> str:
@@ -222,7 +225,7 @@ def test_the_page_says_first_where_we_are_not_best() -> None:
     text = page(compared(SOME))
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings[0] == "Where FedEntOpt is not best"
-    assert "highest mean accuracy in 0 of 1 settings. Of 3 comparisons" in text
+    assert "Another selector has the highest mean accuracy in 1 of 1 settings, FedEntOpt in 0. Of 3 comp" in text
     assert "the other is better in 1, FedEntOpt in 2; the rest may be luck" in text
     assert "- Fed-CBS: LeNet-5, CIFAR-10, Dir(0.1), 10 % per round" in text
     assert re.search(r"\| Fed-CBS \| 55\.12 ± 0\.68 \| 54\.08 ± 0\.75 \| \*\*\+1\.04 ", text)
@@ -232,7 +235,7 @@ def test_the_page_says_first_where_we_are_not_best() -> None:
 
 def test_the_page_says_so_where_we_are_best() -> None:
     text = page(compared(SOME | {"fed-cbs": [value - 3 for value in CBS]}))
-    assert "highest mean accuracy in 1 of 1 settings" in text
+    assert "highest mean accuracy in 0 of 1 settings, FedEntOpt in 1." in text
     assert "In no setting has another selector the higher mean." in text
 
 
@@ -254,6 +257,80 @@ def test_algorithms_are_compared_with_the_same_selection() -> None:
     text = page(compare(own, Results(None, dict(found)), lambda name: True))
     assert "| FedAvg | 50.03 ± 0.25 | – | 55.03 ± 0.25 | – |" in text
     assert "| FedDisco | 52.03 ± 0.25 | **+2.00 [+2.00, +2.00]** | 55.53 ± 0.25 | **+0.50 [+0.50, +0.50]** |" in text
+
+
+# --- tuned on held-out data
+GRID = [cell for cell in CELLS if cell.table == "selectors-tuning"]
+
+
+def grid_results(accuracies: dict[str, list[float]], partition: str = "dir:0.1") -> Results:
+    """The grid on one partition: each method's values in the order of its cells, a little apart in every seed."""
+    found = []
+    for method, values in accuracies.items():
+        own = [cell for cell in GRID if cell.method == method and cell.partition == partition]
+        for cell, value in zip(own, values, strict=True):
+            for i, seed in enumerate(cell.seeds):
+                found.append(measured(cell, seed, 99.0, validation_accuracy=value + i / 10))
+    return Results(None, dict(found))
+
+
+def tuned(accuracies: dict[str, list[float]], **more: Any) -> dict[str, Cell]:
+    plan = with_tuned(CELLS, grid_results(accuracies, **more), "all")
+    assert plan[: len(CELLS)] == CELLS
+    return {cell.method or "": cell for cell in plan[len(CELLS) :]}
+
+
+def test_the_grid_chooses_by_held_out_data_and_ties_go_to_the_default() -> None:
+    found = tuned({"fed-cbs": [50, 49, 51], "pow-d": [50, 50, 40], "fedentopt": [52, 52, 50], "flips": [1, 2, 3]})
+    default = {cell.method: cell for cell in HERE if cell.participation == 10}
+    assert all(cell.table == "selectors-tuned" and cell.extra for cell in found.values())
+    assert all(cell.seeds == (0, 1, 2, 3, 4) for cell in found.values())
+    fed_cbs = found["fed-cbs"].config
+    assert fed_cbs is not None
+    assert fed_cbs.validation == 0
+    assert fed_cbs == dataclasses.replace(default["fed-cbs"].config, settings=fed_cbs.settings)  # type: ignore[type-var]
+    assert (fed_cbs.of("selector")["beta"], found["fed-cbs"].swept) == (2.0, (("beta", 2.0),))
+    assert found["pow-d"].config == default["pow-d"].config, "d = 20 is 2 M: the default, and its runs"
+    assert (found["fedentopt"].buffer, default["fedentopt"].buffer) == (50, 50)
+    assert found["flips"].config.of("selector")["clusters"] == 20  # type: ignore[union-attr]
+    nothing_to_choose = {"random", "kl", "cycle", "clustered-size", "clustered-update", "clustered-label"}
+    assert set(found) == {"fed-cbs", "pow-d", "fedentopt", "flips"} | nothing_to_choose
+    assert all(found[method].config == default[method].config for method in nothing_to_choose)
+    (seven,) = [
+        c for c in tuned({"fedentopt": [52, 51, 50]}, partition="classes:2").values() if c.method == "fedentopt"
+    ]
+    assert (seven.partition, seven.buffer) == ("classes:2", 30)
+
+
+def test_a_grid_that_is_not_finished_chooses_nothing() -> None:
+    half = grid_results({"fed-cbs": [50, 49, 51]})
+    missing = next(key for key in half._exported)
+    del half._exported[missing]
+    assert with_tuned(CELLS, half, "all") == CELLS
+    with pytest.raises(InputError, match=r"selectors-tuned: no selector has a finished grid .*at most 110 runs"):
+        with_tuned(CELLS, half, "selectors-tuned")
+    assert with_tuned(HERE, half, "selectors-tuned") == HERE  # without a grid there is nothing to say
+
+
+def test_the_page_shows_tuned_beside_default() -> None:
+    grid = grid_results({"fed-cbs": [50, 49, 51], "fedentopt": [50, 52, 50]})
+    plan = with_tuned([*HERE, *GRID], grid, "all")
+    better = [value + 2 for value in CBS]
+    own = [cell for cell in plan if cell.table == "selectors-tuned" and cell.method == "fed-cbs"]
+    known = results(SOME)
+    for cell in own:
+        known._exported |= dict(measured(cell, seed, value) for seed, value in enumerate(better))
+    text = page(compare(plan, known, lambda name: True))
+    assert (
+        "With every selector tuned on held-out data, FedEntOpt has the highest mean in 0 of 1 settings; higher" in text
+    )
+    section = text.split("## Every selector tuned on held-out data")[1].split("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+    assert [row[0] for row in rows] == ["| Fed-CBS", "| FedEntOpt", "| Random", "| KL"]
+    assert rows[0][1:4] == ["beta 2", "55.12 ± 0.68", "57.12 ± 0.68"]
+    assert rows[0][4].startswith("+2.00 [")
+    assert rows[0][5].startswith("**+3.04 [")
+    assert rows[1][1:] == ["default", "54.08 ± 0.75", "54.08 ± 0.75", "–", "– |"]
 
 
 def test_the_figure_is_drawn_with_every_name_and_the_same_twice(tmp_path: Path) -> None:

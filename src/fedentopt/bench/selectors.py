@@ -30,7 +30,8 @@ REPEATS = 3
 @dataclass(frozen=True)
 class SelectorSpeed:
     """What a selector took: `first_ms` for the first round with all preparation, `next_ms` for one afterwards, `times`
-    as long as FedEntOpt's on the same counts. `largest` is the most clients it serves, None: no limit."""
+    as long as FedEntOpt's on the same counts. `largest` is the most clients it serves, None: no limit; `all_pairs` says
+    that it works with all distances between two of them."""
 
     selector: str
     clients: int
@@ -43,6 +44,7 @@ class SelectorSpeed:
     largest: int | None
     needs: list[str]
     peak_mb: float | None
+    all_pairs: bool = False
 
 
 def run_selector(name: str) -> SelectorSpeed:
@@ -82,6 +84,7 @@ def measure(name: str, clients: int = CLIENTS, cohort: int = COHORT) -> Selector
         largest=kind.largest,
         needs=sorted(kind.needs),
         peak_mb=peak,
+        all_pairs=kind.all_pairs,
     )
 
 

@@ -138,12 +138,12 @@ def _print_rounds(speeds: list[Any]) -> None:
             _time(speed.first_ms),
             _time(speed.next_ms),
             f"{speed.times:.2f} x" if speed.times < 10 else f"{speed.times:,.0f} x",
-            "" if speed.largest is None else f"{speed.largest:,}",
+            "" if speed.largest is None else f"{speed.largest:,}{'*' if speed.all_pairs else ''}",
             "" if speed.peak_mb is None else f"{speed.peak_mb:,.0f} MB",
         )
     out().print(table)
     out().print("\nfirst: with all preparation; next: best of several; ratio: over FedEntOpt's on the same counts;")
-    out().print("limit: the most clients it serves")
+    out().print("limit: the most clients it serves; * since it works with all distances between two of them")
 
 
 def _stack(device: str, repeats: int, json: bool, model: list[str] | None) -> None:

@@ -76,7 +76,8 @@ def reproduce(
 
     TABLE is table1 to table6, figure1, figure2, or all of them (all, the default); or an extra: grid-mu,
     grid-weight-decay, grid-buffer, single-class; or the benchmark of selectors (selectors), a part of it
-    (selectors-algorithms), the grid behind it (selectors-tuning); or lying clients and the audit (liars), selection
+    (selectors-algorithms), the grid behind it (selectors-tuning) and what it chose on the test split
+    (selectors-tuned); or lying clients and the audit (liars), selection
     without label reports (inferred); or, with --cells, a table named in that file.
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
@@ -91,6 +92,7 @@ def reproduce(
         plan_cells,
     )
     from fedentopt.paper.selector_table import SELECTOR_TABLES
+    from fedentopt.paper.selector_tuned import with_tuned
     from fedentopt.simulation.methods import parse_seeds
     from fedentopt.simulation.options import RunOptions
 
@@ -102,6 +104,11 @@ def reproduce(
         raise InputError("export: runs cut short with --rounds are no results; leave one of the two out")
     family = next((name for name, own in FAMILIES.items() if cells is None and target in own), "paper")
     (plan, inner), wanted = plan_cells(cells, target), None if seeds is None else parse_seeds(seeds)
+    if list_cells and results is None and known is None and out_dir is None and cells is None:
+        results = _committed(family)
+    folder = (out_dir or OUT / family).expanduser()
+    found = find_results(results, known, folder)
+    plan = with_tuned(plan, found, target)
     chosen = select(
         plan,
         inner,
@@ -114,12 +121,7 @@ def reproduce(
         participation=_numbers("participation", participation),
     )
     chosen = ask_for(chosen, wanted, rounds)
-    if list_cells and results is None and known is None and out_dir is None and cells is None:
-        results = _committed(family)
-    folder = (out_dir or OUT / family).expanduser()
-    request = Reproduction(
-        plan, chosen, find_results(results, known, folder), None if data_dir is None else data_dir.expanduser()
-    )
+    request = Reproduction(plan, chosen, found, None if data_dir is None else data_dir.expanduser())
     if list_cells:
         _list(request, as_json)
         return

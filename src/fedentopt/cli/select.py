@@ -25,8 +25,9 @@ from fedentopt.cli.select_state import (
 from fedentopt.errors import InputError
 from fedentopt.files import locked_state
 from fedentopt.privacy import check_epsilon, laplace_noise
-from fedentopt.selection import EntropySelector, RandomSelector, Selector
+from fedentopt.selection import SELECTORS, EntropySelector, RandomSelector, Selector
 from fedentopt.selection.noise import keyed_laplace
+from fedentopt.selection.selector import LEAVES
 from fedentopt.selection.trial import (
     SweepRow,
     Trial,
@@ -193,9 +194,18 @@ def selector_settings(cls: type[Selector], words: Sequence[str]) -> dict[str, An
 
 def _selector_class(name: str) -> type[Selector]:
     known = {cls.name: cls for cls in counts_only()}
-    if name not in known:
-        raise InputError(f"--selector: {name!r} is unknown; accepted: {', '.join(known)}")
-    return known[name]
+    if name in known:
+        return known[name]
+    accepted = ", ".join(known)
+    if name in SELECTORS:
+        needs = SELECTORS.get(name).needs
+        told = "; ".join(words for need, words in LEAVES.items() if need in needs and words)
+        raise InputError(
+            f"--selector: {name} has to know of a client what only training tells ({told}), and here are label counts "
+            f"alone; it works in the simulator (`fedentopt run --selector {name}`) and in Flower's strategy; accepted "
+            f"here: {accepted}"
+        )
+    raise InputError(f"--selector: {name!r} is unknown; accepted: {accepted}")
 
 
 def _check_options(

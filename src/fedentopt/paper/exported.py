@@ -131,7 +131,7 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
 
     Figure 2, the benchmark of selectors and the liars keep none: their hundreds of runs are points, not curves.
     """
-    if cell.table in ("figure2", "selectors", "liars"):
+    if cell.table in ("figure2", "selectors", "selectors-tuned", "liars"):
         return []
     curve = results.curve(config, seed)
     last = curve[-1][0] if curve else 0

@@ -34,6 +34,7 @@ TABLES = {
     "selectors": "Every selector",
     "selectors-algorithms": "FedEntOpt with algorithms that re-weight or correct",
     "selectors-tuning": "Grid: one setting of every selector",
+    "selectors-tuned": "Every selector, tuned on held-out data",
 }
 
 

@@ -21,12 +21,14 @@ from fedentopt.paper.selector_table import (
     RANDOM,
     SELECTORS,
     SURE,
+    TUNED,
     Against,
     BenchSetting,
     ask,
     bench_settings,
     gains,
 )
+from fedentopt.paper.selector_tuned import beside_defaults, not_best_when_tuned
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import holm, mean, paired_interval, paired_p_value
 
@@ -49,6 +51,7 @@ The cells are written down in `src/fedentopt/paper/selectors.toml`. To run them 
 ```console
 fedentopt reproduce selectors --device cuda --known results/selectors --export results/selectors
 fedentopt reproduce selectors-tuning --device cuda --known results/selectors --export results/selectors
+fedentopt reproduce selectors-tuned --device cuda --known results/selectors --export results/selectors
 ```
 """
 NOTHING_YET = """## Results
@@ -79,11 +82,14 @@ def selector_page(
     if not known:
         return "\n".join([*parts, NOTHING_YET, _asks(entries), what_was_run(entries)])
     if settings:
-        parts.append(_not_best(settings))
+        parts.append(_not_best(settings, not_best_when_tuned(known)))
     if SELECTORS in figures:
         parts.append(f"![Accuracy against what a selector asks of a client]({figures[SELECTORS]})\n")
     if settings:
         parts.append(_over_all(settings))
+    tuned = beside_defaults(known)
+    if tuned is not None:
+        parts.append(markdown(tuned, level=2))
     parts.append(_asks(known))
     if remarks.strip():
         parts.append(remarks.strip() + "\n")
@@ -91,7 +97,7 @@ def selector_page(
     return "\n".join([part for part in parts if part] + [commands_behind(commands)])
 
 
-def _not_best(settings: Sequence[BenchSetting]) -> str:
+def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
     """First of all: the settings in which another selector has the higher mean."""
     judged = [setting for setting in settings if OURS in setting.by_method and len(setting.by_method) > 2]
     lines = ["## Where FedEntOpt is not best", ""]
@@ -109,9 +115,10 @@ def _not_best(settings: Sequence[BenchSetting]) -> str:
     worse = [(s, m) for s in judged for m, found in s.against_ours.items() if found.clear and not _above(found)]
     pairs = sum(len(setting.against_ours) for setting in judged)
     lines += [
-        f"FedEntOpt has the highest mean accuracy in {len(judged) - len(rows)} of {len(judged)} settings. Of {pairs} "
-        f"comparisons with another selector, after Holm's correction over those of a setting (p < {SURE:g}), the other "
-        f"is better in {len(better)}, FedEntOpt in {len(worse)}; the rest may be luck.",
+        f"Another selector has the highest mean accuracy in {len(rows)} of {len(judged)} settings, FedEntOpt in "
+        f"{len(judged) - len(rows)}. Of {pairs} comparisons with another selector, after Holm's correction over those "
+        f"of a setting (p < {SURE:g}), the other is better in {len(better)}, FedEntOpt in {len(worse)}; the rest may "
+        f"be luck.{when_tuned and ' '}{when_tuned}",
         "",
     ]
     if better:
@@ -225,8 +232,8 @@ def _compared(pairs: Sequence[tuple[Comparison, Comparison | None]]) -> list[Aga
 
 
 def _shown(table: Table) -> str:
-    """A table of the cells; that of the algorithms has been shown in other words."""
-    if table.name == "selectors-algorithms":
+    """A table of the cells; those of the algorithms and of tuned selectors have been shown in other words."""
+    if table.name in ("selectors-algorithms", TUNED):
         return ""
     sections = tuple(section for section in table.sections if section.rows)
     return markdown(dataclasses.replace(table, sections=sections), level=2)

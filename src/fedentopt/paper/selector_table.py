@@ -19,7 +19,8 @@ from fedentopt.results.statistics import Interval, holm, mean, paired_interval, 
 from fedentopt.selection import SELECTORS as REGISTRY
 
 SELECTORS = "selectors"
-SELECTOR_TABLES = (SELECTORS, "selectors-algorithms", "selectors-tuning")
+GRID, TUNED = "selectors-tuning", "selectors-tuned"
+SELECTOR_TABLES = (SELECTORS, "selectors-algorithms", GRID, TUNED)
 RANDOM, OURS = "random", "fedentopt"
 EVERYBODY = 100.0
 SURE = 0.05
@@ -220,6 +221,8 @@ def ask(method: str) -> Ask:
         if need in cls.needs:
             burden = max(burden, level)
             told.append((words, size))
+    if cls(1).census() is not None:
+        told.append(("the change of its last bias in a census, once, before round 1", "4 C and a model, once"))
     if "seconds" in cls.needs:
         told.append(("how long it trained", "seen by the server"))
     words = "; ".join(text for text, _ in told) or "nothing"

@@ -16,7 +16,8 @@ from fedentopt.paper.audit_table import INFERRED, LIARS, inferred_table, liars_t
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import MISSING_DATA, NOT_RUN, Comparison
 from fedentopt.paper.formats import Table, latex, markdown
-from fedentopt.paper.selector_table import SELECTORS, selector_table
+from fedentopt.paper.selector_table import SELECTORS, TUNED, selector_table
+from fedentopt.paper.selector_tuned import tuned_table
 
 Layout = Callable[[str, Sequence[Comparison]], Table]
 LAYOUTS: dict[str, tuple[Layout, str]] = {
@@ -28,7 +29,12 @@ LAYOUTS: dict[str, tuple[Layout, str]] = {
 }
 """By metric: the layout that shows it, and what a title calls it where a table has several."""
 
-BY_NAME: dict[str, Layout] = {SELECTORS: selector_table, LIARS: liars_table, INFERRED: inferred_table}
+BY_NAME: dict[str, Layout] = {
+    SELECTORS: selector_table,
+    TUNED: tuned_table,
+    LIARS: liars_table,
+    INFERRED: inferred_table,
+}
 """Tables whose accuracies have a layout of their own."""
 
 

@@ -78,25 +78,26 @@ def bins_by_group(sizes: np.ndarray, groups: Sequence[np.ndarray], count: int, r
     """
     total = int(sizes.sum())
     alone, rest = full_and_rest(sizes, count)
-    pieces = [(np.flatnonzero(alone), alone[alone > 0] * total)]
+    clients: list[int] = np.flatnonzero(alone).tolist()
+    masses: list[int] = (alone[clients] * total).tolist()
     open_bins = count - int(alone.sum())
-    by_mass = sorted(groups, key=lambda group: int(rest[group].sum()))  # stable: lowest client first among equals
-    kept, others = by_mass[len(by_mass) - open_bins :], by_mass[: len(by_mass) - open_bins]
-    spilling = np.concatenate([rng.permutation(group) for group in others] or [np.zeros(0, dtype=np.int64)])
-    left, place = rest[spilling].tolist(), 0
-    for group in kept:
-        room = total - int(rest[group].sum())
-        filling: list[tuple[int, int]] = []
+    weighed = [(int(rest[group].sum()), group) for group in groups]
+    weighed.sort(key=lambda pair: pair[0])  # stable: lowest client first among equals
+    others, kept = weighed[: len(weighed) - open_bins], weighed[len(weighed) - open_bins :]
+    spilling = [client for _, group in others for client in rng.permutation(group).tolist()]
+    left, place = rest[spilling].tolist() if spilling else [], 0
+    for mass, group in kept:
+        clients += group.tolist()
+        masses += rest[group].tolist()
+        room = total - mass
         while room > 0:
             part = min(room, left[place])
-            filling.append((int(spilling[place]), part))
+            clients.append(spilling[place])
+            masses.append(part)
             left[place] -= part
             room -= part
             place += left[place] == 0
-        more = np.array(filling, dtype=np.int64).reshape(-1, 2)
-        pieces.append((np.concatenate([group, more[:, 0]]), np.concatenate([rest[group], more[:, 1]])))
-    clients, masses = (np.concatenate(part) for part in zip(*pieces, strict=True))
-    return Bins.pour(clients, masses, count)
+    return Bins.pour(np.array(clients), np.array(masses), count)
 
 
 def full_and_rest(sizes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ class ClusteredLabelSelector(TreeSelector):
     """One client from each of M groups with similar label counts, weights 1/M, unbiased."""
 
     largest = LARGEST
+    all_pairs = True
 
     def __init__(self, cohort_size: int, seed: int = 0) -> None:
         super().__init__(cohort_size, seed)

@@ -33,24 +33,27 @@ class ClusteredUpdateSelector(TreeSelector):
     needs: ClassVar[frozenset[str]] = frozenset({"update"})
     sizes_only = True
     largest = LARGEST
+    all_pairs = True
 
     def __init__(self, cohort_size: int, seed: int = 0) -> None:
         super().__init__(cohort_size, seed)
-        self._updates = ClientVectors(angles)
+        self._updates = ClientVectors(angles, units=True)
 
     def tree(self, available: np.ndarray) -> np.ndarray:
-        places = self._updates.places([self._table.ids[number] for number in available])
+        places = self._updates.by_number(self._table)[available]
         known = np.flatnonzero(places >= 0)
+        if known.size == available.size:
+            return ward_tree(self._updates.between(places, places), self.name)
         distances = np.zeros((available.size, available.size))
-        distances[np.ix_(known, known)] = self._updates.between(places[known], places[known])
+        distances[known[:, None], known] = self._updates.between(places[known], places[known])
         return ward_tree(distances, self.name)
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep the direction of every update; its length does not matter."""
         told = {client: seen.update for client, seen in observations.items() if client in self._table}
-        finite = {c: update for c, update in told.items() if update is not None and np.isfinite(update).all()}
-        units = {client: unit(update) for client, update in finite.items()}
-        self._updates.put(units, len(self._table))
+        units = {client: unit(update) for client, update in told.items() if update is not None}
+        finite = {client: direction for client, direction in units.items() if direction is not None}
+        self._updates.put(finite, len(self._table))
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)

@@ -37,6 +37,7 @@ class DivFLSelector(EverybodyOnce):
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     reads_label_counts = False
     largest = LARGEST
+    all_pairs = True
     greedy: str = setting(
         "stochastic",
         help="clients looked at in each step: stochastic (some, drawn anew) or full (all)",
@@ -48,8 +49,8 @@ class DivFLSelector(EverybodyOnce):
         return ClientVectors(euclidean)
 
     def pick_known(self, known: np.ndarray, seats: int) -> list[int]:
-        places = self._vectors.places([self._table.ids[number] for number in known])
-        customers = np.arange(len(self._vectors.ids))
+        places = self.rows_of(known)
+        customers = np.arange(len(self._vectors.rows))
         distances = self._vectors.between(customers, places)  # (customers, facilities)
         rng = self.rng(1)
         looked_at = max(self.cohort_size, int(self.share * known.size)) if self.greedy == "stochastic" else known.size
@@ -57,7 +58,7 @@ class DivFLSelector(EverybodyOnce):
         nearest = np.full(customers.size, np.inf)
         picked: list[int] = []
         while len(picked) < min(seats, known.size):
-            some = np.sort(rng.choice(left, looked_at, replace=False)) if looked_at < left.size else left
+            some = left[np.sort(rng.choice(left.size, looked_at, replace=False))] if looked_at < left.size else left
             totals = np.minimum(nearest[:, None], distances[:, some]).sum(axis=0)
             best = int(some[np.argmin(totals)])
             nearest = np.minimum(nearest, distances[:, best])

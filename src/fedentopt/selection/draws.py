@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -25,13 +27,20 @@ def draw_by_weight(rng: np.random.Generator, weights: np.ndarray, size: int) -> 
 
 def draw_one(rng: np.random.Generator, log_weights: np.ndarray) -> int:
     """A place, with probability proportional to exp(log weight); -inf is never drawn unless all are."""
-    top = log_weights.max()
-    if not np.isfinite(top):
+    top = float(log_weights.max())
+    if not math.isfinite(top):
         return int(rng.integers(log_weights.size))
-    return draw_place(rng, np.cumsum(np.exp(log_weights - top)))
+    return draw_place(rng, np.exp(log_weights - top).cumsum())
+
+
+def weight_sums(log_weights: np.ndarray) -> np.ndarray:
+    """Running sums for `draw_place`, with which a place is drawn as `draw_one` does."""
+    top = float(log_weights.max())
+    return np.asarray((np.exp(log_weights - top) if math.isfinite(top) else np.ones(log_weights.size)).cumsum())
 
 
 def draw_place(rng: np.random.Generator, sums: np.ndarray) -> int:
     """A place by weights whose running sums these are; one of weight 0 is never drawn, the last sum must be above 0."""
-    mark = min(rng.random() * sums[-1], np.nextafter(sums[-1], 0.0))  # which rounding might make the whole sum
-    return int(np.searchsorted(sums, mark, side="right"))
+    whole = float(sums[-1])
+    mark = min(rng.random() * whole, math.nextafter(whole, 0.0))  # which rounding might make the whole sum
+    return int(sums.searchsorted(mark, side="right"))

@@ -41,8 +41,9 @@ class EverybodyOnce(Selector):
         return self.cohort(picked)
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
-        ids = [self._table.ids[number] for number in available]
-        is_known = self._vectors.places(ids) >= 0
+        is_known = self.rows_of(available) >= 0
+        if is_known.all():
+            return self.finish(self.pick_known(available, self.cohort_size))
         unknown = available[~is_known]
         tries = np.array([self._tries.get(self._table.ids[number], 0) for number in unknown], dtype=np.int64)
         order = np.lexsort((self.rng(0).random(unknown.size), tries))
@@ -59,6 +60,10 @@ class EverybodyOnce(Selector):
             if client not in self._vectors:
                 self._tries[client] = self._tries.get(client, 0) + 1
         return cohort
+
+    def rows_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Rows of the vectors of the clients with these numbers; -1 for those without one."""
+        return np.asarray(self._vectors.by_number(self._table)[numbers])
 
     def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
         """Keep what registered clients told; what is not finite counts as not told."""

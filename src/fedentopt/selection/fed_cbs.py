@@ -34,7 +34,7 @@ import numpy as np
 
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_one, draw_place
-from fedentopt.selection.per_client import as_pairs, read_pairs
+from fedentopt.selection.per_client import ClientFigures, as_pairs, read_pairs
 from fedentopt.selection.rows import Rows
 from fedentopt.selection.scorer import FEW_CELLS
 from fedentopt.selection.screen import Screen
@@ -56,7 +56,7 @@ class FedCBSSelector(Selector):
 
     def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         super().__init__(cohort_size, seed, **settings)
-        self._times: dict[ClientId, int] = {}
+        self._times = ClientFigures(0.0)
         self._kept: tuple[int, Imbalance] | None = None
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
@@ -77,9 +77,7 @@ class FedCBSSelector(Selector):
             gathered[classes] += values
             open_rows[number] = False
             picked.append(number)
-        for number in picked:
-            client = self._table.ids[number]
-            self._times[client] = self._times.get(client, 0) + 1
+        self._times.add([self._table.ids[number] for number in picked], 1)
         return picked
 
     def _first(self, imbalance: Imbalance, available: np.ndarray) -> np.ndarray:
@@ -87,18 +85,18 @@ class FedCBSSelector(Selector):
         alone = -self.beta * imbalance.log_single[available]
         if not self.lam or not self.round:  # ln 1 = 0
             return np.asarray(alone)
-        explore = self.lam * np.sqrt(1.5 * math.log(self.round + 1) / (1 + self.by_number(self._times)[available]))
+        times = 1 + self._times.by_number(self._table)[available]
+        explore = self.lam * np.sqrt(1.5 * math.log(self.round + 1) / times)
         return np.asarray(np.logaddexp(alone, np.log(explore)))
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
-        for client in gone:
-            self._times.pop(client, None)
+        self._times.forget(gone)
 
     def memory(self) -> dict[str, Any]:
         return {"times": as_pairs(self._times)}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        self._times = read_pairs("times", memory["times"], low=1, whole=True)
+        self._times = ClientFigures(0.0, read_pairs("times", memory["times"], low=1, whole=True))
 
 
 class Imbalance:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_place
-from fedentopt.selection.per_client import as_pairs, read_pairs
+from fedentopt.selection.per_client import ClientFigures, as_pairs, read_pairs
 from fedentopt.selection.selector import Selector, selector
 from fedentopt.selection.ward import scipy_part
 from fedentopt.settings import setting
@@ -40,11 +40,11 @@ class FLIPSSelector(Selector):
     def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         super().__init__(cohort_size, seed, **settings)
         scipy_part("cluster.vq", self.name)
-        self._times: dict[ClientId, int] = {}
+        self._times = ClientFigures(0.0)
         self._kept: tuple[int, int, np.ndarray] | None = None
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
-        times = self.by_number(self._times).astype(np.int64)
+        times = self._times.by_number(self._table).astype(np.int64)
         clusters = self.labels()
         used = np.bincount(clusters, weights=times).astype(np.int64)
         rng = self.rng()
@@ -60,9 +60,7 @@ class FLIPSSelector(Selector):
             picked.append(number)
             used[cluster] += 1
             members[cluster] = members[cluster][members[cluster] != number]
-        for number in picked:
-            client = self._table.ids[number]
-            self._times[client] = self._times.get(client, 0) + 1
+        self._times.add([self._table.ids[number] for number in picked], 1)
         return picked
 
     def labels(self) -> np.ndarray:
@@ -97,14 +95,13 @@ class FLIPSSelector(Selector):
         return found
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
-        for client in gone:
-            self._times.pop(client, None)
+        self._times.forget(gone)
 
     def memory(self) -> dict[str, Any]:
         return {"times": as_pairs(self._times)}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        self._times = read_pairs("times", memory["times"], low=1, whole=True)
+        self._times = ClientFigures(0.0, read_pairs("times", memory["times"], low=1, whole=True))
 
 
 def _least(rng: np.random.Generator, among: np.ndarray, times: np.ndarray) -> int:

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId, Cohort
-from fedentopt.selection.draws import draw_one
+from fedentopt.selection.draws import draw_place, weight_sums
 from fedentopt.selection.everybody_once import EverybodyOnce
 from fedentopt.selection.per_client import angles
 from fedentopt.selection.selector import Head, Observation, selector
@@ -44,6 +44,7 @@ class HiCSFLSelector(EverybodyOnce):
     sizes_only = True
     own_weights = True
     largest = LARGEST
+    all_pairs = True
     scale: float = setting(0.1, help="temperature as a share of the largest change of a bias", above=0)
     temperature: float | None = setting(None, help="temperature itself; none: by scale", above=0)
     lam: float = setting(10.0, help="weight of the difference of entropies in the distance", low=0)
@@ -66,25 +67,30 @@ class HiCSFLSelector(EverybodyOnce):
         return cls(cohort_size, seed=seed, **settings)
 
     def pick_known(self, known: np.ndarray, seats: int) -> list[int]:
-        rows = self._vectors.rows[self._vectors.places([self._table.ids[number] for number in known])]
+        rows = self._vectors.rows[self.rows_of(known)]
         entropies = self.entropies(rows)
         distances = bias_distances(rows, entropies, self.lam)
         groups = cut_into(ward_tree(distances, self.name), self.groups or self.cohort_size)
         past = 0.0 if self.horizon is None else min(self.round / self.horizon, 1.0)
-        pull = self.gamma * (1 - past) * np.array([entropies[group].mean() for group in groups])
-        with np.errstate(divide="ignore"):
-            log_sizes = np.log(self.sizes[known])
+        pull = self.gamma * (1 - past) * np.array([entropies[group].sum() / group.size for group in groups])
+        sizes = self.sizes[known]
         rng = self.rng(1)
+        sums = weight_sums(pull)
         picked: list[int] = []
-        while len(picked) < seats and groups:
-            drawn = draw_one(rng, pull)
+        while len(picked) < seats:
+            drawn = draw_place(rng, sums)
             group = groups[drawn]
-            place = draw_one(rng, log_sizes[group])
+            masses = sizes[group].cumsum()
+            place = draw_place(rng, masses) if masses[-1] > 0 else int(rng.integers(group.size))
             picked.append(int(known[group[place]]))
-            groups[drawn] = np.delete(group, place)
-            if not groups[drawn].size:
+            if group.size > 1:
+                groups[drawn] = np.concatenate((group[:place], group[place + 1 :]))
+            elif len(groups) > 1:
                 del groups[drawn]
                 pull = np.delete(pull, drawn)
+                sums = weight_sums(pull)
+            else:
+                break
         return picked
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
@@ -109,8 +115,9 @@ def bias_change(head: Head) -> np.ndarray:
 def softmax_entropies(logits: np.ndarray) -> np.ndarray:
     """Entropy in nats of the softmax of every row."""
     shifted = logits - logits.max(axis=1, keepdims=True)
-    total = np.exp(shifted).sum(axis=1, keepdims=True)
-    p = np.exp(shifted) / total
+    raised = np.exp(shifted)
+    total = raised.sum(axis=1, keepdims=True)
+    p = raised / total
     return np.asarray((p * (np.log(total) - shifted)).sum(axis=1))
 
 
@@ -119,6 +126,9 @@ def bias_distances(rows: np.ndarray, entropies: np.ndarray, lam: float) -> np.nd
     wide = rows.astype(np.float64)
     squares = (wide**2).sum(axis=1)
     directions = wide / np.sqrt(np.where(squares > 0, squares, 1.0))[:, None]
-    apart = angles(directions, directions, squares, squares) + lam * np.abs(entropies[:, None] - entropies[None, :])
+    apart = entropies[:, None] - entropies[None, :]
+    np.abs(apart, out=apart)
+    apart *= lam
+    apart += angles(directions, directions, squares, squares)
     np.fill_diagonal(apart, 0.0)
     return np.asarray((apart + apart.T) / 2)

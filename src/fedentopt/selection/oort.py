@@ -34,7 +34,7 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_by_weight
-from fedentopt.selection.per_client import as_pairs, read_ids, read_pairs
+from fedentopt.selection.per_client import ClientFigures, as_pairs, read_ids, read_pairs
 from fedentopt.selection.selector import Observation, Selector, selector
 from fedentopt.settings import setting
 
@@ -60,9 +60,9 @@ class OortSelector(Selector):
 
     def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         super().__init__(cohort_size, seed, **settings)
-        self._utility: dict[ClientId, float] = {}
-        self._last_round: dict[ClientId, int] = {}
-        self._seconds: dict[ClientId, float] = {}
+        self._utility = ClientFigures(np.nan)
+        self._last_round = ClientFigures(1.0)
+        self._seconds = ClientFigures(np.nan)
         self._preferred = float(self.threshold)  # the threshold, as the pacer has moved it
         self._history: list[float] = []  # exploited utility of the last 2 `pace` rounds
         self._exploited: list[ClientId] = []  # in the last round
@@ -72,21 +72,22 @@ class OortSelector(Selector):
         now = self.round + 1
         history, preferred = self._paced(now)
         penalties = self._penalties(preferred)[available]
-        utility = self.by_number(self._utility, np.nan)[available]
+        utility = self._utility.by_number(self._table)[available]
         tried = np.flatnonzero(~np.isnan(utility))
         fresh = np.flatnonzero(np.isnan(utility))
         seats = min(self.cohort_size, available.size)
         eps = max(self.explore * self.decay**now, self.explore_least) if fresh.size else 0.0
         exploit = min(math.floor(seats * (1 - eps) + 1e-9), tried.size)
         rng = self.rng()
-        last = self.by_number({client: float(r) for client, r in self._last_round.items()}, 1.0)[available]
+        last = self._last_round.by_number(self._table)[available]
         scores = self._scores(utility[tried], last[tried], now) * penalties[tried]
         exploited = tried[self._exploit(rng, scores, exploit)]
         explore = min(fresh.size, seats - exploited.size)
-        sizes = self.sizes[available][fresh]
-        nearest = _largest(sizes, max(explore, math.floor(self.window * explore)))
-        explored = fresh[nearest[draw_by_weight(rng, sizes[nearest], explore)]]
-        places = [*exploited.tolist(), *explored.tolist()]
+        places: list[int] = exploited.tolist()
+        if explore:
+            sizes = self.sizes[available[fresh]]
+            nearest = _largest(sizes, max(explore, math.floor(self.window * explore)))
+            places += fresh[nearest[draw_by_weight(rng, sizes[nearest], explore)]].tolist()
         if len(places) < seats:
             others = np.setdiff1d(np.arange(available.size), places)
             places += rng.permutation(others)[: seats - len(places)].tolist()
@@ -113,7 +114,7 @@ class OortSelector(Selector):
 
     def _penalties(self, preferred: float) -> np.ndarray:
         """A factor on the score of every client, by number; 1 for those whose seconds are not known."""
-        seconds = self.by_number(self._seconds, np.nan)
+        seconds = self._seconds.by_number(self._table)
         known = np.sort(seconds[~np.isnan(seconds)])
         if preferred >= 100 or not known.size:
             return np.ones(seconds.size)
@@ -148,8 +149,7 @@ class OortSelector(Selector):
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         for figures in (self._utility, self._last_round, self._seconds):
-            for client in gone:
-                figures.pop(client, None)
+            figures.forget(gone)
         self._exploited = [client for client in self._exploited if client not in gone]
         self._heard = {client: None for client in self._heard if client not in gone}
 
@@ -172,7 +172,8 @@ class OortSelector(Selector):
         history = memory["history"]
         if not isinstance(history, list) or not all(_is_number(value) for value in [*history, memory["preferred"]]):
             raise InputError("state: history and preferred; accepted: a list of numbers, and a number")
-        self._utility, self._last_round, self._seconds = utility, last_round, seconds
+        self._utility, self._seconds = ClientFigures(np.nan, utility), ClientFigures(np.nan, seconds)
+        self._last_round = ClientFigures(1.0, last_round)
         self._exploited, self._heard = exploited, dict.fromkeys(heard)
         self._history, self._preferred = [float(value) for value in history], float(memory["preferred"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, ItemsView, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.reports import client_ids
+from fedentopt.selection.table import CountTable
 
 Distance = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def as_pairs(figures: Mapping[ClientId, float]) -> list[list[Any]]:
+def as_pairs(figures: Mapping[ClientId, float] | ClientFigures) -> list[list[Any]]:
     """Figures by client as JSON keeps them: ids may be numbers, which keys of JSON may not."""
     return [[client, value] for client, value in figures.items()]
 
@@ -52,16 +53,67 @@ def read_ids(name: str, ids: Any) -> list[ClientId]:
     return listed
 
 
+class ClientFigures:
+    """A number per client, and all of them as an array by client number, which is brought up to date for the clients
+    whose numbers changed; made anew only when clients come or leave."""
+
+    def __init__(self, default: float, figures: Mapping[ClientId, float] | None = None) -> None:
+        """`default` stands in the array for clients without a number."""
+        self._default = default
+        self._figures: dict[ClientId, float] = dict(figures or {})
+        self._kept: tuple[CountTable, int, np.ndarray] | None = None
+        self._changed: set[ClientId] = set()
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._figures
+
+    def __getitem__(self, client: ClientId) -> float:
+        return self._figures[client]
+
+    def __setitem__(self, client: ClientId, figure: float) -> None:
+        self._figures[client] = figure
+        self._changed.add(client)
+
+    def items(self) -> ItemsView[ClientId, float]:
+        """Clients and their numbers, in the order of their first one."""
+        return self._figures.items()
+
+    def add(self, clients: Iterable[ClientId], more: float) -> None:
+        """Raise the numbers of these clients; one without any has had 0."""
+        for client in clients:
+            self[client] = self._figures.get(client, 0) + more
+
+    def forget(self, gone: Collection[ClientId]) -> None:
+        """Drop the numbers of these clients."""
+        for client in gone:
+            self._figures.pop(client, None)
+        self._kept = None
+
+    def by_number(self, table: CountTable) -> np.ndarray:
+        """The array (K,), not to be written to."""
+        if self._kept is None or self._kept[0] is not table or self._kept[1] != table.version:
+            array, changed = np.full(len(table), self._default), list(self._figures)
+        else:
+            array, changed = self._kept[2], [client for client in self._changed if client in self._figures]
+        numbers = table.find(changed)
+        known = numbers >= 0
+        array[numbers[known]] = np.array([self._figures[client] for client in changed], dtype=np.float64)[known]
+        self._kept, self._changed = (table, table.version, array), set()
+        return array
+
+
 class ClientVectors:
     """A float32 vector per client, and the distances between all of them where a distance is given.
 
     Distances are kept as float32 and brought up to date for the clients whose vectors change; they are part of what is
     kept, so that a selector that is continued has the same bits. `distance` takes vectors (m, P) and (n, P) and the
-    squared lengths of either, and gives (m, n).
+    squared lengths of either, and gives (m, n). Where all vectors have length 1 or 0 (`units`), so have their squares.
     """
 
-    def __init__(self, distance: Distance | None = None) -> None:
+    def __init__(self, distance: Distance | None = None, *, units: bool = False) -> None:
         self._distance = distance
+        self._squares_of = _unit_squares if units else _squares
+        self._kept: tuple[CountTable, int, np.ndarray] | None = None
         self._places: dict[ClientId, int] = {}
         self._awaited: list[ClientId] = []  # named by a state whose arrays have not come yet
         self._room = np.zeros((0, 0), np.float32)  # for the rows of those who will come
@@ -85,15 +137,21 @@ class ClientVectors:
         """Rows of these clients; -1 for those without a vector."""
         return np.fromiter((self._places.get(client, -1) for client in clients), dtype=np.int64, count=len(clients))
 
+    def by_number(self, table: CountTable) -> np.ndarray:
+        """The row of every client of the table, by number, -1 for those without a vector; not to be written to."""
+        if self._kept is None or self._kept[0] is not table or self._kept[1] != table.version:
+            self._kept = (table, table.version, self.places(table.ids))
+        return self._kept[2]
+
     def between(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Distances (m, n) between the clients with these rows."""
-        return np.asarray(self._distances[np.ix_(some, others)], dtype=np.float64)
+        return np.asarray(self._distances[some[:, None], others], dtype=np.float64)
 
     def put(self, vectors: Mapping[ClientId, np.ndarray], clients: int) -> None:
         """Take new vectors of some of so many clients; all must have the length of those that are kept."""
         if not vectors:
             return
-        given = np.stack([np.asarray(vector, dtype=np.float32).ravel() for vector in vectors.values()])
+        given = np.array([np.asarray(vector, dtype=np.float32).ravel() for vector in vectors.values()])
         if self._places and given.shape[1] != self._room.shape[1]:
             length = self._room.shape[1]
             raise InputError(f"observe: vectors of {given.shape[1]} numbers; accepted: {length}, as before")
@@ -108,11 +166,12 @@ class ClientVectors:
             if before:
                 self._room[:before] = kept
         if more:
+            self._kept = None
             self._squares = np.pad(self._squares, (0, more))
             self._distances = np.pad(self._distances, (0, more))
         changed = self.places(vectors)
         self._room[changed] = given
-        self._squares[changed] = _squares(given)
+        self._squares[changed] = self._squares_of(given)
         if self._distance is not None:
             block = self._distance(given, self.rows, self._squares[changed], self._squares).astype(np.float32)
             block[:, changed] = np.maximum(block[:, changed], block[:, changed].T)  # the same both ways, to the bit
@@ -129,11 +188,12 @@ class ClientVectors:
             self._room, self._squares = self._room[places], self._squares[places]
             self._distances = self._distances[np.ix_(places, places)]
             self._places = {client: place for place, client in enumerate(kept)}
+            self._kept = None
 
     def remember(self, ids: Any) -> None:
         """Whose vectors come with `load`; without it they have none."""
         self._awaited = read_ids("vectors", ids)
-        self._places = {}
+        self._places, self._kept = {}, None
         self._room, self._squares = np.zeros((0, 0), np.float32), np.zeros(0)
         self._distances = np.zeros((0, 0), np.float32)
 
@@ -154,8 +214,9 @@ class ClientVectors:
             shapes = {name: tuple(array.shape) for name, array in arrays.items()}
             raise InputError(f"arrays: {shapes}; accepted: those of the {n} clients that the state names")
         self._places, self._awaited = {client: place for place, client in enumerate(ids)}, []
+        self._kept = None
         self._room = np.array(rows, np.float32)
-        self._squares = _squares(self._room)
+        self._squares = self._squares_of(self._room)
         self._distances = np.zeros((n, n), np.float32) if distances is None else np.array(distances, np.float32)
 
 
@@ -164,19 +225,34 @@ def _squares(rows: np.ndarray) -> np.ndarray:
     return np.array([float(wide @ wide) for wide in (row.astype(np.float64) for row in rows)])
 
 
+def _unit_squares(rows: np.ndarray) -> np.ndarray:
+    """Squared lengths of vectors that have length 1 or are 0."""
+    return np.asarray(rows.any(axis=1), dtype=np.float64)
+
+
 def angles(some: np.ndarray, others: np.ndarray, some_squares: np.ndarray, other_squares: np.ndarray) -> np.ndarray:
     """arccos of the cosine between vectors of length 1; 0 where one of them is 0."""
-    cosines = np.clip((some @ others.T).astype(np.float64), -1.0, 1.0)
+    # Where there are fewer of one kind, as of clients that just trained, BLAS is twice as fast with them on the right.
+    products = (others @ some.T).T if len(some) < len(others) else some @ others.T
+    cosines = products.astype(np.float64)
+    np.clip(cosines, -1.0, 1.0, out=cosines)
     cosines[some_squares == 0] = 1.0
     cosines[:, other_squares == 0] = 1.0
-    return np.asarray(np.arccos(cosines))
+    return np.asarray(np.arccos(cosines, out=cosines))
 
 
-def unit(vector: np.ndarray) -> np.ndarray:
-    """The vector at length 1, in its precision; 0 stays 0."""
+def unit(vector: np.ndarray) -> np.ndarray | None:
+    """The vector at length 1, as float32; 0 stays 0. None where it is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        flat = np.asarray(vector, dtype=np.float32).ravel()
+        square = float(flat @ flat)
+    if 1e-20 < square < 1e20:  # nothing was lost to the ends of single precision, and nothing is not finite
+        return np.asarray(flat * np.float32(1 / math.sqrt(square)))
     wide = np.asarray(vector, dtype=np.float64).ravel()
     square = float(wide @ wide)
-    return np.asarray(wide / np.sqrt(square) if square > 0 else wide, dtype=np.asarray(vector).dtype)
+    if not math.isfinite(square):
+        return None
+    return np.asarray(wide / math.sqrt(square) if square > 0 else wide, dtype=np.float32)
 
 
 def euclidean(some: np.ndarray, others: np.ndarray, some_squares: np.ndarray, other_squares: np.ndarray) -> np.ndarray:

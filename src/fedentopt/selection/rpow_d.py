@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId, Cohort
-from fedentopt.selection.per_client import as_pairs, read_pairs
+from fedentopt.selection.per_client import ClientFigures, as_pairs, read_pairs
 from fedentopt.selection.power_of_choice import PowerOfChoice
 from fedentopt.selection.selector import Observation, selector
 
@@ -27,11 +27,11 @@ class RPowDSelector(PowerOfChoice):
 
     def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
         super().__init__(cohort_size, seed, **settings)
-        self._losses_told: dict[ClientId, float] = {}
+        self._losses_told = ClientFigures(np.nan)
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         drawn = self.drawn(available)
-        told = self.by_number(self._losses_told, np.nan)[drawn]
+        told = self._losses_told.by_number(self._table)[drawn]
         untried, tried = drawn[np.isnan(told)][: self.cohort_size], drawn[~np.isnan(told)]
         best = tried[np.lexsort((tried, -told[~np.isnan(told)]))]
         picked = [*untried.tolist(), *best.tolist()][: self.cohort_size]
@@ -44,11 +44,10 @@ class RPowDSelector(PowerOfChoice):
                 self._losses_told[client] = float(seen.loss)
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
-        for client in gone:
-            self._losses_told.pop(client, None)
+        self._losses_told.forget(gone)
 
     def memory(self) -> dict[str, Any]:
         return {"losses": as_pairs(self._losses_told)}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        self._losses_told = read_pairs("losses", memory["losses"])
+        self._losses_told = ClientFigures(np.nan, read_pairs("losses", memory["losses"]))

@@ -128,6 +128,8 @@ class Selector(ABC):
     """Whether a cohort may be smaller than asked for though more clients are available: nothing to warn of then."""
     largest: ClassVar[int | None] = None
     """The most clients it can serve, where its definition takes more than a pass over them. More are refused."""
+    all_pairs: ClassVar[bool] = False
+    """Whether its definition takes all distances between two clients, K x K numbers."""
     run_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of a run that `for_run` turns into others (a per cent of the clients into a number)."""
     stream: ClassVar[int | None] = None
@@ -177,7 +179,8 @@ class Selector(ABC):
     @classmethod
     def _check_number(cls, clients: int) -> None:
         if cls.largest is not None and clients > cls.largest:
-            raise InputError(f"clients: {clients} are too many for {cls.name}; accepted: at most {cls.largest}")
+            why = ", which works with all distances between two clients" if cls.all_pairs else ""
+            raise InputError(f"clients: {clients} are too many for {cls.name}{why}; accepted: at most {cls.largest}")
 
     # --- what authors read
     @property
@@ -203,7 +206,7 @@ class Selector(ABC):
     @property
     def sizes(self) -> np.ndarray:
         """Number of samples (K,) by client number, as reported."""
-        return np.asarray(self._table.rows.totals())
+        return self._table.sizes.copy()
 
     def rng(self, *numbers: int) -> np.random.Generator:
         """A generator for this round: a function of seed, selector, round and `numbers`, of nothing drawn before."""
@@ -237,7 +240,7 @@ class Selector(ABC):
         """The cohort of the clients with these numbers; `more` are further fields of `Cohort`."""
         rows = self._table.rows.take(np.asarray(picked, dtype=np.int64))
         labels = np.bincount(rows.classes, weights=rows.values, minlength=self._table.num_classes or 1)
-        exact = rows.values.size and (rows.values == np.floor(rows.values)).all() and np.abs(labels).max() < 2.0**63
+        exact = rows.values.size and labels.max() < 2.0**63 and (rows.values == np.floor(rows.values)).all()
         return Cohort(
             clients=tuple(self._table.ids[number] for number in picked),
             label_counts=labels.astype(np.int64) if exact else labels,

@@ -27,6 +27,7 @@ class CountTable:
         self._numbers: dict[ClientId, int] = {}
         self._blocks: list[Rows] = []
         self._changes: list[tuple[np.ndarray, Rows]] = []  # numbers of clients and their new counts
+        self._sizes: tuple[int, np.ndarray] | None = None  # version, and what was added up then
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -96,6 +97,13 @@ class CountTable:
     def find(self, clients: Iterable[ClientId]) -> np.ndarray:
         """Numbers of these clients, -1 for an unknown one."""
         return np.fromiter((self._numbers.get(client, -1) for client in clients), dtype=np.int64)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Sum of every client's counts, by number; not to be written to."""
+        if self._sizes is None or self._sizes[0] != self.version:
+            self._sizes = (self.version, self.rows.totals())
+        return self._sizes[1]
 
     @property
     def rows(self) -> Rows:

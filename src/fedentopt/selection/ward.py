@@ -42,11 +42,8 @@ def ward_tree(distances: np.ndarray, selector: str) -> np.ndarray:
 
 def cut_into(tree: np.ndarray, groups: int) -> list[np.ndarray]:
     """That many groups (fewer where there are fewer clients), each ascending, the one with the lowest client first."""
-    n = len(tree) + 1
-    members: dict[int, list[int]] = {client: [client] for client in range(n)}
-    for i, (a, b) in enumerate(tree[: max(0, n - groups)].tolist()):
-        members[n + i] = members.pop(a) + members.pop(b)
-    return sorted((np.sort(group) for group in members.values()), key=lambda group: int(group[0]))
+    merges = tree.tolist()
+    return _groups(merges, [True] * max(0, len(merges) + 1 - groups))
 
 
 def cut_by_mass(tree: np.ndarray, masses: np.ndarray, most: int) -> list[np.ndarray]:
@@ -54,14 +51,25 @@ def cut_by_mass(tree: np.ndarray, masses: np.ndarray, most: int) -> list[np.ndar
 
     A client alone is a group whatever its mass.
     """
-    n = len(tree) + 1
-    members: dict[int, list[int]] = {client: [client] for client in range(n)}
-    mass: list[int | None] = [int(one) for one in masses]
-    for i, (a, b) in enumerate(tree.tolist()):
-        together = None if mass[a] is None or mass[b] is None else mass[a] + mass[b]
-        if together is not None and together <= most:
-            members[n + i] = members.pop(a) + members.pop(b)
-            mass.append(together)
-        else:
-            mass.append(None)
-    return sorted((np.sort(group) for group in members.values()), key=lambda group: int(group[0]))
+    merges = tree.tolist()
+    mass: list[int] = masses.tolist()
+    together = []
+    for a, b in merges:
+        # A node that was not merged has more than the most, and so has whatever it is a part of.
+        mass.append(mass[a] + mass[b])
+        together.append(mass[-1] <= most)
+    return _groups(merges, together)
+
+
+def _groups(merges: list[list[int]], together: list[bool]) -> list[np.ndarray]:
+    """Clients by the highest node they are together in, where `together` says which of the first merges hold."""
+    n = len(merges) + 1
+    root = list(range(2 * n - 1))
+    for i in range(len(together) - 1, -1, -1):  # from the top of the tree down
+        if together[i]:
+            a, b = merges[i]
+            root[a] = root[b] = root[n + i]
+    found: dict[int, list[int]] = {}
+    for client in range(n):
+        found.setdefault(root[client], []).append(client)
+    return [np.array(group) for group in found.values()]
