@@ -152,11 +152,11 @@ class Audit:
 
     def suspicions(self) -> dict[ClientId, float]:
         """Suspicion of every client that reported and has been observed."""
-        return {client: entry.score for client, entry in self._entries().items()}
+        return {client: entry.score for client, entry in self.entries().items()}
 
     def suspects(self) -> dict[ClientId, Suspicion]:
         """The clients suspected at present, and why."""
-        entries = self._entries()
+        entries = self.entries()
         if len(entries) < FEWEST:
             return {}
         return {
@@ -183,7 +183,8 @@ class Audit:
             return np.inf
         return self.size_cap * float(np.median([max(row.clip(min=0).sum(), 1.0) for row in self._reports.values()]))
 
-    def _entries(self) -> dict[ClientId, Suspicion]:
+    def entries(self) -> dict[ClientId, Suspicion]:
+        """How the report of every client that reported and has been observed fits, suspected or not."""
         found: dict[ClientId, tuple[float, np.ndarray, np.ndarray]] = {}
         for client, known in self._seen.items():
             if client not in self._reports:
