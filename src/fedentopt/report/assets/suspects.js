@@ -66,13 +66,14 @@ const drawSuspects = () => {
 // Clients that were chosen equally often would cover each other: each is moved sideways by an amount of its own.
 const beside = (times, client) => times + (((client + 1) * 0.6180339887) % 1 - 0.5) * 0.5;
 
+const often = (times) => (times === 1 ? "once" : `${times ?? "–"} times`);
 const aboutClient = (clients, i) => {
-  const size = clients.reported_size[i] === null ? `${clients.true_size[i] ?? "–"} samples` : `${clients.reported_size[i]} samples reported, ${clients.true_size[i] ?? "–"} true`;
   return [
     `client ${plain(clipped(view.group.clients[clients.number[i]], 30)).replace(/%\{/g, "% {")}: ${kindOf(clients.liar[i]).name}${clients.suspected[i] ? ", suspected" : ""}`,
     `distance ${counted(clients.distance[i], 3)}, suspicion ${counted(clients.suspicion[i], 1)}`,
-    `chosen ${clients.chosen[i]} times, seen ${clients.observed[i] ?? "–"} times`,
-    `estimate off by ${counted(clients.estimate_error[i], 3)}`, size,
+    `chosen ${often(clients.chosen[i])}, trained and seen ${often(clients.observed[i])}`,
+    `estimate off by ${counted(clients.estimate_error[i], 3)}`,
+    `${clients.reported_size[i] ?? "–"} samples reported, ${clients.true_size[i] ?? "–"} true`,
   ].join("<br>");
 };
 
