@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     [
         ([HEADER.replace(",distance", ""), "0,,0,,,,,,"], "column 'distance' is missing; expected client,liar"),
         ([HEADER, "0,,0"], "line 2 has 3 cells, the header has 10"),
-        ([HEADER, "0,maybe,0,,,,,,,"], "client '0', column liar: 'maybe' cannot be used; accepted: yes, no, or nothing"),
+        ([HEADER, "0,maybe,0,,,,,,,"], "client '0', column liar: 'maybe' cannot be used; accepted: yes, no, or"),
         ([HEADER, "0,,-1,,,,,,,"], "column chosen: '-1' cannot be used; accepted: a whole number from 0 on"),
         ([HEADER, "0,,,,,,,,,"], "column chosen: '' cannot be used"),
         ([HEADER, "0,,0,1.5,,,,,,"], "column observed: '1.5' cannot be used; accepted: a whole number from 0 on, or"),
@@ -183,7 +183,8 @@ def test_a_comparison_says_whom_the_audit_suspects(capsys: pytest.CaptureFixture
     caught = sum(bool(c.suspected) for run in runs[:2] for c in run.clients if c.liar)
     accused = sum(bool(c.suspected) for run in runs[:2] for c in run.clients if not c.liar)
     [line] = [line for line in text.splitlines() if "suspected" in line]
-    assert line.split("  ")[-1] == f"{caught} of {2 * LIARS} liars suspected, {accused} of {2 * (CLIENTS - LIARS)} honest"
+    honest = 2 * (CLIENTS - LIARS)
+    assert line.split("  ")[-1] == f"{caught} of {2 * LIARS} liars suspected, {accused} of {honest} honest"
     assert line.startswith("fedentopt (audit=quarantine)")
     assert "audit at the end, 2 seeds together" in text
     audited, plain = as_json(runs, methods, [])["methods"]

@@ -31,7 +31,9 @@ from fedentopt.report.tables import belief_table, overview_table, settings_table
 from fedentopt.results.reading import RunResult, read_folder
 
 LARGEST_PAGE = 6_000_000  # bytes
-_SCRIPTS = ("unpack.js", "look.js", "tables.js", "curves.js", "cohorts.js", "classes.js", "belief.js", "suspects.js", "page.js")
+_SCRIPTS = (
+    "unpack.js", "look.js", "tables.js", "curves.js", "cohorts.js", "classes.js", "belief.js", "suspects.js", "page.js"
+)  # fmt: skip
 _BELIEF_LINKS = '<a href="#belief">Beliefs</a> <a href="#suspects">Suspects</a>'
 
 

@@ -62,7 +62,7 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
 
 
 def belief_table(rows: Sequence[tuple[Method, Belief]], number: int) -> str:
-    """One row per method whose server doubted reports: whom it suspected, how often liars were chosen, what it believed."""
+    """One row per method whose server doubted reports: beliefs, liars chosen, suspects."""
     with_liars = any(values.liars.count for _, values in rows)
     heads = [("Method", "text"), ("Cohort entropy (bits)", "number"), ("Believed (bits)", "number")]
     if with_liars:

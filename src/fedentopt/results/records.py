@@ -60,7 +60,7 @@ class RoundRecord:
 class ClientRecord:
     """What a run's server knows of one client, beside what is true; None for what nobody knows.
 
-    `liar` says whether its report is made up, `chosen` how often it was selected and `observed` how often its last layer
+    `liar` says whether its report is made up, `chosen` how often it was selected, `observed` how often its last layer
     was looked at. `distance` is the total variation between its report and the estimate of its labels, less what noise
     explains, `suspicion` how far that lies above the others', and `suspected` what the audit makes of it.
     `estimate_error` is the total variation between the estimate and its true labels."""

@@ -44,13 +44,17 @@ const drawBelief = () => {
   const methods = believing();
   drawBelieved(methods);
   const auc = fillAuc();
-  const shares = [...new Set(methods.map((method) => method.belief.liarsAmongAll).filter((share) => share !== null))];
+  const shares = [...new Set(methods.map((method) => method.belief.liarsAmongAll).filter((share) => share !== null))].sort((a, b) => a - b);
+  const lying = (share) => methods.filter((method) => method.belief.liarsAmongAll === share);
   drawOverRounds("liars-chart", "Liars among the chosen", "Share of all picks so far (%)", (method) => method.belief.liars, " %", 1, {
     yaxis: { rangemode: "tozero" },
-    marks: shares, meaning: `their share of all clients, ${shares.join(" and ")} %`,
+    // Where methods have liars in different numbers, a line of its own colour belongs to one of them.
+    marks: shares.map((share) => [share, shares.length > 1 && lying(share).length === 1 ? colourOf(lying(share)[0]) : cssColour("--soft")]),
+    meaning: `their share of all clients, ${shares.join(", ").replace(/, (?=[^,]*$)/, " and ")} %`,
   });
+  const lows = methods.flatMap((method) => (method.belief.figures[auc]?.mean ?? []).map((value) => value - 0.05));
   drawOverRounds("auc-chart", "Liars told from others", "AUC of the suspicion", (method) => method.belief.figures[auc], "", 3, {
-    yaxis: { range: [0.4, 1.03] }, marks: [0.5], meaning: "guessing",
+    yaxis: { range: [Math.min(0.4, ...lows), 1.03] }, marks: [[0.5, cssColour("--soft")]], meaning: "guessing",
   });
   drawOverRounds("error-chart", "Error of the estimates", "Total variation", (method) => method.belief.figures.estimate_error, "", 3, { yaxis: { rangemode: "tozero" } });
 };
@@ -92,7 +96,7 @@ const drawOverRounds = (id, title, unitTitle, curveOf, unit, digits, { yaxis = {
     title: { text: title + (marks.length ? `<br><span style="font-size:12px;color:${cssColour("--soft")}">dashed: ${meaning}</span>` : ""), font: { size: 15 }, x: 0.02, xanchor: "left" },
     hovermode: "x unified", margin: { l: 54, r: 12, t: 54, b: 46 },
     xaxis: wholeAxis("Round", last), yaxis: axis(unitTitle, yaxis),
-    shapes: marks.map((at) => ({ x0: 0, x1: 1, xref: "paper", y0: at, y1: at, line: { color: cssColour("--soft"), width: 1.3, dash: "dash" } })),
+    shapes: marks.map(([at, color]) => ({ x0: 0, x1: 1, xref: "paper", y0: at, y1: at, line: { color, width: 1.3, dash: "dash" } })),
   }));
 };
 
