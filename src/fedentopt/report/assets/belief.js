@@ -3,14 +3,14 @@ const believing = () => shownMethods().filter((method) => method.belief);
 const hasBeliefs = () => view.group.methods.some((method) => method.belief);
 
 // Panels of one chart, one per method, on the same scales: axes, and titles above the panels, by method.
-const PANEL = { title: 24, below: 30, gap: 34 };
+const PANEL = { least: 300, title: 24, below: 30, gap: 34 };
 const panels = (id, methods, { height, notes = () => [], foot = 0, x, y }) => {
   const place = document.getElementById(id);
   const room = place.clientWidth;
-  const columns = isNarrow() ? 1 : methods.length === 4 ? 2 : Math.min(3, methods.length);
-  const rows = Math.ceil(methods.length / columns);
   const margin = { l: 58, r: 12, t: 6, b: 46 + foot };
   const wide = Math.max(120, room - margin.l - margin.r);
+  const columns = Math.max(1, Math.min(methods.length === 4 ? 2 : 3, methods.length, Math.floor(wide / PANEL.least)));
+  const rows = Math.ceil(methods.length / columns);
   const width = (wide - (columns - 1) * PANEL.gap) / columns;
   // Notes stand in one line where they fit.
   const below = methods.map(notes).map((parts) => (parts.join(" · ").length * 6.2 < width ? [parts.join(" · ")] : parts));
