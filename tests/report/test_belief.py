@@ -192,7 +192,7 @@ def test_whoever_the_audit_suspects_stands_above_the_line() -> None:
 
 
 def record(client: int, suspicion: float | None, distance: float | None, suspected: bool = False) -> ClientRecord:
-    return ClientRecord(client, False, 1, 1, suspicion, suspected, distance, 0.1, 5.0, 5.0)
+    return ClientRecord(client, False, 1, 1, suspicion, suspected, distance, 0.5, 0.1, 5.0, 5.0)
 
 
 def test_of_many_clients_some_are_drawn_and_all_counted(folder: Path) -> None:

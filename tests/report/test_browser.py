@@ -555,17 +555,18 @@ def rounds_of_setting(folder: Path, partition: str) -> list[dict[str, str]]:
 
 
 # --- what servers believed; one page with four settings serves all of these tests
-LIED_TO, HONEST, OLDER, TRUSTING = "classes:1", "dir:0.5", "dir:0.3", "dir:0.9"
+LIED_TO, HONEST, OLDER, TRUSTING = 8, 7, 6, 5  # their rounds
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Liars beside audits and inference; an audit of honest clients; one of a version without clients.csv; none."""
     directory = write_watched(tmp_path_factory.mktemp("watched"), *METHODS)
-    others = ({"audit": "warn", "partition": HONEST}, {"audit": "warn", "partition": OLDER}, {"partition": TRUSTING})
+    others = ({"audit": "warn", "rounds": HONEST}, {"audit": "warn", "rounds": OLDER}, {"rounds": TRUSTING})
     write_watched(directory, *others, seeds=1)
-    (file,) = directory.glob("*_dir0.3_*/clients.csv")
-    file.unlink()
+    (older,) = [run for run in find_runs(directory) if run.config["rounds"] == OLDER]
+    assert older.path is not None
+    (older.path / "clients.csv").unlink()
     write_report(directory)
     return directory
 
@@ -577,12 +578,11 @@ def watching(browser: Browser, watched: Path) -> Iterator[Opened]:
     page.context.close()
 
 
-def show(opened: Opened, partition: str) -> None:
+def show(opened: Opened, rounds: int) -> None:
     chooser = opened.page.locator("#group")
-    chooser.select_option(label=chooser.locator("option", has_text=partition).inner_text())
-    opened.page.wait_for_function(
-        "text => document.getElementById('setting').textContent.includes(text)", arg=partition
-    )
+    name = chooser.locator("option", has_text=f"{rounds} rounds").inner_text()
+    chooser.select_option(label=name)
+    opened.page.wait_for_function("text => document.getElementById('setting').textContent === text", arg=name)
 
 
 def boxes_of(opened: Opened, selector: str) -> list[tuple[float, float, float, float]]:
@@ -627,7 +627,7 @@ def test_suspects_are_marked_by_seed_and_listed(watching: Opened, watched: Path)
     for seed in (1, 0):
         page.locator("#suspects-seed").select_option(str(seed))
         assert page.locator("#seed").input_value() == str(seed)
-        runs = [run for run in find_runs(watched) if run.seed == seed and run.config["partition"] == LIED_TO]
+        runs = [run for run in find_runs(watched) if run.seed == seed and run.config["rounds"] == LIED_TO]
         by_audit = {run.config.get("audit"): run for run in runs}
         drawn = [trace for trace in watching.drawn("suspects-chart") if trace["x"] != [None]]
         for panel, audit in (("x", "quarantine"), ("x2", "replace")):
@@ -650,24 +650,20 @@ def test_suspects_are_marked_by_seed_and_listed(watching: Opened, watched: Path)
     assert rows.count() == 3 * CLIENTS
     assert len(boxes_of(watching, "#belief-chart .nsewdrag")) == 3
     box.check()
-    # Where runs keep several kinds of AUC, one is chosen.
-    assert page.evaluate("[...document.getElementById('auc-of').options].map((option) => option.value)")
-    page.evaluate(
-        "for (const m of view.group.methods) if (m.belief.figures.suspicion_auc)"
-        " m.belief.figures.auc_first = { x: [3], mean: [0.75], std: [0] }; drawBelief()"
-    )
-    page.locator("#auc-of").select_option("auc_first")
-    assert [trace["y"] for trace in watching.drawn("auc-chart")] == [[0.75]] * 2
+    page.locator("#auc-of").select_option("first_auc")
+    first = [run.rounds.first_auc[-1] for run in find_runs(watched) if run.config.get("audit") == "replace"]
+    (trace,) = [trace for trace in watching.drawn("auc-chart") if trace.get("meta", "").endswith("(audit=replace)")]
+    assert trace["y"][-1] == pytest.approx(statistics.mean(first), abs=6e-5)
     assert watching.complaints == []
 
 
 def test_each_setting_shows_what_it_has(watching: Opened, opened: Opened) -> None:
     page = watching.page
-    for partition, parts in ((TRUSTING, ()), (OLDER, ("belief",)), (HONEST, ("belief", "suspects"))):
-        show(watching, partition)
+    for setting, parts in ((TRUSTING, ()), (OLDER, ("belief",)), (HONEST, ("belief", "suspects"))):
+        show(watching, setting)
         for part in ("belief", "suspects"):
-            assert page.locator(f"#{part}").is_visible() == (part in parts), partition
-            assert page.locator(f"nav a[href='#{part}']").is_visible() == (part in parts), partition
+            assert page.locator(f"#{part}").is_visible() == (part in parts), setting
+            assert page.locator(f"nav a[href='#{part}']").is_visible() == (part in parts), setting
     # Nobody lies, nobody is accused.
     assert [trace["name"] for trace in watching.drawn("suspects-chart") if trace["x"] != [None]] == ["honest"]
     assert f"0 of {CLIENTS} honest suspected" in str(page.locator("#suspects-chart").get_attribute("aria-label"))

@@ -23,16 +23,16 @@ from fedentopt.simulation.result import Result
 from watched_runs import CLIENTS, COHORT, DATA, LIARS, LYING, ROUNDS, config, in_memory
 from watched_runs import METHODS as WATCHED
 
-HEADER = "client,liar,chosen,observed,suspicion,suspected,distance,estimate_error,reported_size,true_size"
-KNOWN = ClientRecord(0, True, 3, 2, 1 / 3, False, 0.1, 0.25, 30.0, 10.0)
-UNKNOWN = ClientRecord(1, None, 0, None, None, None, None, None, None, None)
+HEADER = "client,liar,chosen,observed,suspicion,suspected,distance,agreement,estimate_error,reported_size,true_size"
+KNOWN = ClientRecord(0, True, 3, 2, 1 / 3, False, 0.1, -0.5, 0.25, 30.0, 10.0)
+UNKNOWN = ClientRecord(1, None, 0, None, None, None, None, None, None, None, None)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "clients.csv"
     file.write_text(clients_csv([KNOWN, UNKNOWN]))
     assert file.read_text().splitlines() == [
-        HEADER, f"0,yes,3,2,{1 / 3!r},no,0.1,0.25,30.0,10.0", "1,,0,,,,,,,",
+        HEADER, f"0,yes,3,2,{1 / 3!r},no,0.1,-0.5,0.25,30.0,10.0", "1,,0,,,,,,,,",
     ]  # fmt: skip
     assert read_clients(file, ["0", "1"]) == (KNOWN, UNKNOWN)
     # By name, in the order of the label table whatever that of the lines.
@@ -43,17 +43,17 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([HEADER.replace(",distance", ""), "0,,0,,,,,,"], "column 'distance' is missing; expected client,liar"),
-        ([HEADER, "0,,0"], "line 2 has 3 cells, the header has 10"),
-        ([HEADER, "0,maybe,0,,,,,,,"], "client '0', column liar: 'maybe' cannot be used; accepted: yes, no, or"),
-        ([HEADER, "0,,-1,,,,,,,"], "column chosen: '-1' cannot be used; accepted: a whole number from 0 on"),
-        ([HEADER, "0,,,,,,,,,"], "column chosen: '' cannot be used"),
-        ([HEADER, "0,,0,1.5,,,,,,"], "column observed: '1.5' cannot be used; accepted: a whole number from 0 on, or"),
-        ([HEADER, "0,,0,,nan,,,,,"], "column suspicion: 'nan' cannot be used; accepted: a number, or nothing"),
-        ([HEADER, "0,,0,,,,far,,,"], "column distance: 'far' cannot be used"),
-        ([HEADER, "0,,0,,,,,,,", "7,,0,,,,,,,"], "client '7' has no row in label_counts.csv"),
-        ([HEADER, "0,,0,,,,,,,", "0,,0,,,,,,,"], "client '0' is listed twice; accepted: one line per client"),
-        ([HEADER, "0,,0,,,,,,,"], "client '1' has no line; accepted: one line per client"),
+        ([HEADER.replace(",distance", ""), "0,,0,,,,,,,"], "column 'distance' is missing; expected client,liar"),
+        ([HEADER, "0,,0"], "line 2 has 3 cells, the header has 11"),
+        ([HEADER, "0,maybe,0,,,,,,,,"], "client '0', column liar: 'maybe' cannot be used; accepted: yes, no, or"),
+        ([HEADER, "0,,-1,,,,,,,,"], "column chosen: '-1' cannot be used; accepted: a whole number from 0 on"),
+        ([HEADER, "0,,,,,,,,,,"], "column chosen: '' cannot be used"),
+        ([HEADER, "0,,0,1.5,,,,,,,"], "column observed: '1.5' cannot be used; accepted: a whole number from 0 on, or"),
+        ([HEADER, "0,,0,,nan,,,,,,"], "column suspicion: 'nan' cannot be used; accepted: a number, or nothing"),
+        ([HEADER, "0,,0,,,,far,,,,"], "column distance: 'far' cannot be used"),
+        ([HEADER, "0,,0,,,,,,,,", "7,,0,,,,,,,,"], "client '7' has no row in label_counts.csv"),
+        ([HEADER, "0,,0,,,,,,,,", "0,,0,,,,,,,,"], "client '0' is listed twice; accepted: one line per client"),
+        ([HEADER, "0,,0,,,,,,,,"], "client '1' has no line; accepted: one line per client"),
         ([], "column 'client' is missing"),
     ],
 )

@@ -161,7 +161,7 @@ def _clients(run: RunResult, detail: Detail) -> dict[str, Any] | None:
     found = verdicts(run.clients)
     kept = drawn(run.clients, detail.clients)
     line = threshold(run.clients)
-    columns = {"suspicion": 2, "distance": 4, "estimate_error": 4, "reported_size": 1, "true_size": 1}
+    columns = {"suspicion": 2, "distance": 4, "agreement": 3, "estimate_error": 4, "reported_size": 1, "true_size": 1}
     return {
         "verdicts": None if found is None else str(found),
         "unseen": sum(client.observed == 0 for client in run.clients),

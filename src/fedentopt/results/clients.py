@@ -21,7 +21,7 @@ from fedentopt.results.records import ClientRecord
 CLIENTS = "clients.csv"
 COLUMNS = tuple(field.name for field in dataclasses.fields(ClientRecord))
 TRUTHS = ("liar", "suspected")
-NUMBERS = ("suspicion", "distance", "estimate_error", "reported_size", "true_size")
+NUMBERS = ("suspicion", "distance", "agreement", "estimate_error", "reported_size", "true_size")
 WORDS = {True: "yes", False: "no", None: ""}
 
 

@@ -66,7 +66,8 @@ class ClientRecord:
 
     `liar` says whether its report is made up, `chosen` how often it was selected, `observed` how often its last layer
     was looked at. `distance` is the total variation between its report and the estimate of its labels, less what noise
-    explains, `suspicion` how far that lies above the others', and `suspected` what the audit makes of it.
+    explains, `agreement` the cosine between the two, `suspicion` how far the distance lies above the others', and
+    `suspected` what the audit makes of it.
     `estimate_error` is the total variation between the estimate and its true labels."""
 
     client: int
@@ -76,6 +77,7 @@ class ClientRecord:
     suspicion: float | None
     suspected: bool | None
     distance: float | None
+    agreement: float | None
     estimate_error: float | None
     reported_size: float | None
     true_size: float | None

@@ -49,6 +49,7 @@ def client_records(planner: RunPlanner, records: Sequence[RoundRecord]) -> tuple
                 suspicion=None if entry is None else entry.score,
                 suspected=None if audit is None else client in suspects,
                 distance=None if entry is None else entry.distance,
+                agreement=None if entry is None else entry.agreement,
                 estimate_error=error,
                 # Where labels are inferred nobody reports.
                 reported_size=None if infers else float(sizes[client]),

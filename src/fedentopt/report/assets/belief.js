@@ -101,7 +101,7 @@ const drawOverRounds = (id, title, unitTitle, curveOf, unit, digits, { yaxis = {
 };
 
 // Which AUC is drawn, where runs keep several.
-const AUCS = { suspicion_auc: "of all observations so far", auc_first: "after one observation per client", auc_third: "after three observations per client" };
+const AUCS = { suspicion_auc: "of all observations so far", first_auc: "after one observation per client", third_auc: "after three observations per client" };
 const fillAuc = () => {
   const names = Object.keys(AUCS).filter((name) => view.group.methods.some((method) => method.belief?.figures[name]));
   const select = byId("auc-of");

@@ -70,7 +70,7 @@ const often = (times) => (times === 1 ? "once" : `${times ?? "–"} times`);
 const aboutClient = (clients, i) => {
   return [
     `client ${plain(clipped(view.group.clients[clients.number[i]], 30)).replace(/%\{/g, "% {")}: ${kindOf(clients.liar[i]).name}${clients.suspected[i] ? ", suspected" : ""}`,
-    `distance ${counted(clients.distance[i], 3)}, suspicion ${counted(clients.suspicion[i], 1)}`,
+    `distance ${counted(clients.distance[i], 3)}, suspicion ${counted(clients.suspicion[i], 1)}, agreement ${counted(clients.agreement[i], 2)}`,
     `chosen ${often(clients.chosen[i])}, trained and seen ${often(clients.observed[i])}`,
     `estimate off by ${counted(clients.estimate_error[i], 3)}`,
     `${clients.reported_size[i] ?? "–"} samples reported, ${clients.true_size[i] ?? "–"} true`,
@@ -78,7 +78,7 @@ const aboutClient = (clients, i) => {
 };
 
 // The same as a table, made when it is opened: there may be thousands.
-const LISTED = [["Method", "text"], ["Client", "text"], ["Who", "text"], ["Suspected", "text"], ["Distance", "number"], ["Suspicion", "number"], ["Chosen", "number"], ["Seen", "number"], ["Error of estimate", "number"], ["Reported size", "number"], ["True size", "number"]];
+const LISTED = [["Method", "text"], ["Client", "text"], ["Who", "text"], ["Suspected", "text"], ["Distance", "number"], ["Suspicion", "number"], ["Agreement", "number"], ["Chosen", "number"], ["Seen", "number"], ["Error of estimate", "number"], ["Reported size", "number"], ["True size", "number"]];
 const listClients = () => {
   const place = document.getElementById("suspects-table");
   if (!document.getElementById("suspects-list").open) return place.replaceChildren();
@@ -104,7 +104,7 @@ const listClients = () => {
       const suspected = clients.suspected[i];
       body.insertRow().append(
         cell("th", method.label, method.label), word(view.group.clients[client]), word(kindOf(clients.liar[i]).name), word(suspected === null ? "–" : suspected ? "yes" : "no"),
-        number(clients.distance[i], 3), number(clients.suspicion[i], 1), number(clients.chosen[i]), number(clients.observed[i]), number(clients.estimate_error[i], 3),
+        number(clients.distance[i], 3), number(clients.suspicion[i], 1), number(clients.agreement[i], 2), number(clients.chosen[i]), number(clients.observed[i]), number(clients.estimate_error[i], 3),
         number(clients.reported_size[i]), number(clients.true_size[i]),
       );
     });
