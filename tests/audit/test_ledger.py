@@ -203,3 +203,14 @@ def test_balanced_clients_are_never_unrelated() -> None:
     for _ in range(5):
         audit.observe({k: shown(np.full(CLASSES, 0.2) + rng.normal(0, 0.01, CLASSES)) for k in range(20)})
     assert audit.suspects() == {}
+
+
+def test_balanced_clients_whose_estimates_are_all_poor_are_not_unrelated() -> None:
+    """An even report agrees with nothing; where everybody's estimate is off alike, nobody stands out."""
+    audit = Audit(CLASSES)
+    for k in range(12):
+        audit.report(k, np.full(CLASSES, 20))
+    for _ in range(4):
+        audit.observe({k: shown(0.7 * one_class(k) + 0.06 + 0.002 * k) for k in range(12)}, untrained=True)
+    assert min(audit.distances().values()) > 0.3
+    assert audit.suspects() == {}

@@ -7,10 +7,12 @@ report, both less the even distribution; 0 for a report that is even. Estimates 
 than which classes there are. A client is suspected
 
 - when its suspicion is high, the distance beyond what its own estimate may be off by, and the agreement not high, or
-- when it was observed at least twice, its distance is considerable and there is hardly any agreement.
+- when it was observed at least twice, its distance is considerable and above the median, and there is hardly any
+  agreement.
 
 Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who
-claims the classes it has in other amounts, sends a last layer made to fit its claim, or trains on made-up data, passes.
+claims the classes it has in other amounts passes, and so does who trains on made-up data. A last layer made to fit its
+claim passes, unless the server has images of its own to look at clients' models with (`recall`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedentopt.audit.estimate import LabelEstimate, label_estimates
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
 from fedentopt.errors import InputError
 
 ClientId: TypeAlias = str | int
@@ -32,7 +35,7 @@ estimate takes the place of its report. quarantine: suspects are not chosen."""
 SUSPICIOUS = 2.5
 AGREES = 0.7
 UNRELATED = 0.3
-CONSIDERABLE = 0.2
+CONSIDERABLE, LEAST_GAP_UNRELATED = 0.2, 0.1
 LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
@@ -122,6 +125,8 @@ class Audit:
         self._distances: dict[ClientId, float] = {}  # of those that reported and were seen
         self._agreements: dict[ClientId, float] = {}
         self._largest: float | None = None  # the size that a report counts for at most, None until asked for
+        self._recalls = Recalls(num_classes)
+        self._belied: dict[ClientId, RecallSuspicion] | None = None  # by recalls, as long as nothing changes
 
     def report(self, client: ClientId, counts: Any) -> None:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
@@ -133,13 +138,16 @@ class Audit:
         self._reports[client] = row
         self._largest = None
         self._measure(client)
+        self._belied = None
 
     def forget(self, clients: Iterable[ClientId]) -> None:
         """Forget clients that have left."""
+        clients = list(clients)
         for client in clients:
             for kept in (self._reports, self._seen, self._distances, self._agreements):
                 kept.pop(client, None)
-        self._largest = None
+        self._recalls.forget(clients)
+        self._largest = self._belied = None
 
     def observe(self, changes: Mapping[ClientId, Change], *, untrained: bool = False) -> None:
         """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
@@ -163,6 +171,11 @@ class Audit:
             known.samples, known.times = float(change.samples), known.times + 1
             self._measure(client)
 
+    def observe_recalls(self, recalls: Mapping[ClientId, Recall]) -> None:
+        """Learn from how well the models of clients that trained in one round know the server's images."""
+        self._recalls.observe(recalls, self._reports)
+        self._belied = None
+
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed."""
         return self._seen[client].times if client in self._seen else 0
@@ -183,12 +196,28 @@ class Audit:
         return dict(self._distances)
 
     def suspicions(self) -> dict[ClientId, float]:
-        """Suspicion of every client that reported and has been observed."""
+        """Suspicion of every client that reported and has been observed; what recalls say is added."""
         usual, deviation = self._usual()
-        return {client: (distance - usual) / deviation for client, distance in self._distances.items()}
+        found = {client: (distance - usual) / deviation for client, distance in self._distances.items()}
+        for client, score in self.recall_scores().items():
+            found[client] = found.get(client, 0.0) + score
+        return found
 
-    def suspects(self) -> dict[ClientId, Suspicion]:
+    def recall_scores(self) -> dict[ClientId, float]:
+        """What recalls alone say, of clients that reported and whose models the server has tried."""
+        return {client: entry.score for client, entry in self._recalls.judge(self._reports, self.epsilon).items()}
+
+    def suspects(self) -> dict[ClientId, Suspicion | RecallSuspicion]:
         """The clients suspected at present, and why."""
+        return {**self.belied_by_recalls(), **self._belied_by_heads()}
+
+    def belied_by_recalls(self) -> dict[ClientId, RecallSuspicion]:
+        """Those of the suspects whose models do not know what they claim to have."""
+        if self._belied is None:
+            self._belied = self._recalls.suspects(self._reports, self.epsilon)
+        return self._belied
+
+    def _belied_by_heads(self) -> dict[ClientId, Suspicion]:
         if len(self._distances) < FEWEST:
             return {}
         usual, deviation = self._usual()
@@ -197,7 +226,7 @@ class Audit:
             client: self._suspicion(client, usual, deviation)
             for client, distance in self._distances.items()
             if (distance - usual > gap and distance > self._doubt(client) and self._agreements[client] < AGREES)
-            or (distance > max(usual, CONSIDERABLE) and self._unrelated(client))
+            or (distance > max(usual + LEAST_GAP_UNRELATED, CONSIDERABLE) and self._unrelated(client))
         }
 
     def entries(self) -> dict[ClientId, Suspicion]:
@@ -211,7 +240,10 @@ class Audit:
         limit = self._limit()
         known = self._seen.get(client)
         if self.policy == "replace" and known is not None:
-            return np.asarray(known.shares / known.weight * min(known.samples, limit))
+            # Recalls that belie a report belie the last layer that came with it: what they say themselves is believed.
+            seen_by_recall = self._recalls.shares(client) if client in self.belied_by_recalls() else None
+            shares = known.shares / known.weight if seen_by_recall is None else seen_by_recall
+            return np.asarray(shares * min(known.samples, limit))
         total = report.sum()
         return np.asarray(report * (limit / total) if total > limit else report)
 
@@ -272,17 +304,19 @@ class Audit:
 
     def state_dict(self) -> dict[str, Any]:
         """What was observed, JSON-serialisable; reports are the caller's to keep."""
-        return {
+        state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
                 [client, known.weight, known.shares.tolist(), known.spread, known.level, known.samples, known.times]
                 for client, known in self._seen.items()
             ],
         }
+        return state | ({"recalls": self._recalls.state()} if len(self._recalls) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the audit that made `state` stood."""
-        if not isinstance(state, Mapping) or set(state) != {"policy", "seen"} or state["policy"] != self.policy:
+        known = isinstance(state, Mapping) and set(state) - {"recalls"} == {"policy", "seen"}
+        if not known or state["policy"] != self.policy:
             raise InputError(
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
@@ -294,3 +328,5 @@ class Audit:
         self._seen, self._distances, self._agreements = seen, {}, {}
         for client in seen:
             self._measure(client)
+        self._recalls.load(state.get("recalls", ()))
+        self._belied = None

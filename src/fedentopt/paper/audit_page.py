@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.files import make_folder, write_text
 from fedentopt.paper import names, provenance
-from fedentopt.paper.audit_table import INFERRED, LIARS, RANDOM, TRUE_COUNTS, difference, find
+from fedentopt.paper.audit_table import INFERRED, LIARS, RANDOM, TRUE_COUNTS, difference, find, named_lie
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Table, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
@@ -92,7 +92,7 @@ def _with_liars(entries: Sequence[Comparison]) -> str:
             other = find(plain, method, entry.cell.participation)
             gaps.append(difference(None if other is None else paired_interval(entry.values, other.values)))
         rows.append(
-            f"| {names.heading(entry.cell)} | {config.number_of_liars} {config.lie} | {config.audit} | "
+            f"| {names.heading(entry.cell)} | {config.number_of_liars} {named_lie(config)} | {config.audit} | "
             f"{names.ours(entry)} | {gaps[0]} | {gaps[1]} |"
         )
     if not rows:

@@ -10,6 +10,7 @@ from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Measured
 from fedentopt.results.statistics import Interval, mean, paired_interval
+from fedentopt.simulation.config import RunConfig
 
 LIARS, INFERRED = "liars", "inferred"
 AUDIT_TABLES = (LIARS, INFERRED)
@@ -53,14 +54,14 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
     sections = []
     for heading, group in _grouped(entries, names.heading).items():
         rows = []
-        for lie, own in _grouped(group, _lie).items():
+        for own in _grouped(group, _kind).values():
             by_policy = {entry.cell.config.audit: entry for entry in own if entry.cell.config is not None}
             some = [by_policy.get(policy) for policy in POLICIES]
             off, watched = by_policy.get("off"), by_policy.get("quarantine") or by_policy.get("replace")
             config = own[0].cell.config
             assert config is not None
             rows.append((
-                lie.split(" ")[0], str(config.number_of_liars), *(names.ours(e) if e else names.NOTHING for e in some),
+                named_lie(config), str(config.number_of_liars), *(names.ours(e) if e else names.NOTHING for e in some),
                 *(over_selection(e) if e else names.NOTHING for e in some),
                 f"{figure(off, 'mean_entropy', 2)} ({figure(off, 'believed_entropy', 2)})",
                 f"{figure(watched, 'first_auc', 2)}, {figure(watched, 'third_auc', 2)}",
@@ -127,9 +128,14 @@ def _who(cell: Cell) -> str:
     return names.method(cell.method or "") + noise
 
 
-def _lie(cell: Cell) -> str:
-    config = cell.config
-    return "" if config is None else f"{config.lie if config.number_of_liars else 'none'} {config.liars}"
+def named_lie(config: RunConfig) -> str:
+    """What liars claim, and what the server has to see through it."""
+    lie = config.lie if config.number_of_liars else "none"
+    return f"{lie}, {config.server_images} server images per class" if config.server_images else lie
+
+
+def _kind(cell: Cell) -> str:
+    return "" if cell.config is None else f"{cell.config.liars} {named_lie(cell.config)}"
 
 
 def _grouped(entries: Sequence[Comparison], by: Callable[[Cell], str]) -> dict[str, list[Comparison]]:

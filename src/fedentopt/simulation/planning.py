@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedentopt.audit import Audit
+from fedentopt.audit import Audit, Recall
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
@@ -23,6 +23,7 @@ from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observa
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
+from fedentopt.simulation.server_images import take_server_images
 from fedentopt.simulation.validation import HeldOut, hold_out
 from fedentopt.simulation.watch import Watch
 
@@ -118,6 +119,9 @@ class RunPlanner:
         self.held_out: HeldOut | None = None
         if config.validation:
             self.parts, self.held_out = hold_out(self.parts, labels, config.validation, config.seed)
+        self.server_images: np.ndarray | None = None
+        if config.server_images:
+            self.parts, self.server_images = take_server_images(self.parts, labels, config.server_images, config.seed)
         self.counts = self.parts.counts
         self.liars = draw_liars(config.number_of_liars, config.clients, config.seed)
         self.forgers = frozenset(self.liars if config.lie == FORGE else ())
@@ -224,6 +228,11 @@ class RunPlanner:
         spread = self.config.speed_spread
         z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
         return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
+
+    def observe_recalls(self, recalls: Mapping[int, Recall]) -> None:
+        """Tell the audit how well the models of a round know the server's images; `observe` comes after it."""
+        if self.audit is not None:
+            self.audit.observe_recalls(cast("Mapping[ClientId, Recall]", recalls))
 
     def observe(self, observations: Mapping[int, Observation]) -> None:
         """Tell the selector what it needs to know of the clients that trained, and the audit their last layers."""

@@ -72,7 +72,10 @@ class Watch:
             marked = self._marked.get(self.audit.times_seen(client))
             if marked is not None:
                 marked[client] = self.audit.distance(client)
-        return list(observations) if self.audit.policy == "replace" else []
+        if self.audit.policy != "replace":
+            return []
+        # Whose recalls on the server's images belie a report depends on everybody's.
+        return self._seen() if self._config.server_images else list(observations)
 
     def learnt(self, clients: Iterable[int]) -> None:
         """Renew the errors of these clients' estimates, after the selector too has been told."""
@@ -99,7 +102,7 @@ class Watch:
             known["suspects"] = float(len(suspects))
             if self._liars:
                 known["honest_suspects"] = float(len(suspects.keys() - self._liars))
-                known["suspicion_auc"] = self._auc(self.audit.distances())
+                known["suspicion_auc"] = self._auc(self.audit.suspicions())
                 known |= {MARKS[number]: self._auc(marked) for number, marked in self._marked.items()}
         return known
 
@@ -128,6 +131,7 @@ class Watch:
         for number, kept in self._marked.items():
             kept.clear()
             kept.update(state.get("marked", {}).get(str(number), ()))
-        if self.audit.policy != "replace":
-            return []
-        return [client for client in range(self._config.clients) if self.audit.times_seen(client)]
+        return self._seen() if self.audit.policy == "replace" else []
+
+    def _seen(self) -> list[int]:
+        return [k for k in range(self._config.clients) if self.audit is not None and self.audit.times_seen(k)]
