@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedentopt.audit.ledger import CONSIDERABLE, FEWEST, LEAST_GAP, SUSPICIOUS
+from fedentopt.audit.ledger import CONSIDERABLE, FEWEST, LEAST_GAP, LEAST_GAP_UNRELATED, SUSPICIOUS
 from fedentopt.report.figures import thin
 from fedentopt.report.grouping import Method
 from fedentopt.results.clients import Verdicts, verdicts
@@ -78,7 +78,7 @@ def liars_among_all(run: RunResult) -> float:
 
 
 def threshold(clients: Sequence[ClientRecord]) -> float | None:
-    """The distance below which nobody is suspected; None where nobody can be at all.
+    """The distance below which nobody is suspected for it; None where nobody can be at all.
 
     Suspicion is the distance less the usual one, in units of its spread: two clients tell both.
     """
@@ -88,7 +88,7 @@ def threshold(clients: Sequence[ClientRecord]) -> float | None:
     (low, near), (high, far) = points[0], points[-1]
     unit = (far - near) / (high - low)
     usual = near - unit * low
-    return min(usual + max(SUSPICIOUS * unit, LEAST_GAP), max(usual, CONSIDERABLE))
+    return min(usual + max(SUSPICIOUS * unit, LEAST_GAP), max(usual + LEAST_GAP_UNRELATED, CONSIDERABLE))
 
 
 def drawn(clients: Sequence[ClientRecord], most: int) -> list[ClientRecord]:
