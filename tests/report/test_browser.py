@@ -641,6 +641,7 @@ def test_suspects_are_marked_by_seed_and_listed(watching: Opened, watched: Path)
     assert "liars suspected" in str(page.locator("#suspects-chart").get_attribute("aria-label"))
     page.locator("#suspects-list summary").click()
     rows = page.locator("#suspects-table tbody tr")
+    rows.first.wait_for()  # a browser tells of the opening a moment later
     assert rows.count() == 4 * CLIENTS
     for _ in range(2):  # no verdict, no, yes; and the other way round
         page.locator("#suspects-table button", has_text="Suspected").click()
