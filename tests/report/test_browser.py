@@ -16,7 +16,9 @@ import pytest
 
 from configs import run_config
 from fedentopt.report import write_report
+from fedentopt.results.reading import find_runs
 from result_folders import write_comparison, write_run
+from watched_runs import CLIENTS, METHODS, write_watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -438,7 +440,6 @@ def test_a_picture_has_a_legend_a_title_and_the_marks_of_accuracy_png(browser: B
     from fedentopt.report.curve_plot import accuracy_figure
     from fedentopt.report.styles import MATPLOTLIB_MARKS
     from fedentopt.results.aggregate import by_method
-    from fedentopt.results.reading import find_runs
 
     lines = accuracy_figure(by_method(find_runs(tmp_path)), "all").axes[0].lines
     beside = {line.get_label(): (to_hex(line.get_color()).upper(), line.get_marker()) for line in lines}
@@ -551,3 +552,129 @@ def rounds_of_setting(folder: Path, partition: str) -> list[dict[str, str]]:
     (file,) = folder.glob(f"*_{partition.replace(':', '')}_*/rounds.csv")
     with file.open(newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+# --- what servers believed; one page with four settings serves all of these tests
+LIED_TO, HONEST, OLDER, TRUSTING = 8, 7, 6, 5  # their rounds
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Liars beside audits and inference; an audit of honest clients; one of a version without clients.csv; none."""
+    directory = write_watched(tmp_path_factory.mktemp("watched"), *METHODS)
+    others = ({"audit": "warn", "rounds": HONEST}, {"audit": "warn", "rounds": OLDER}, {"rounds": TRUSTING})
+    write_watched(directory, *others, seeds=1)
+    (older,) = [run for run in find_runs(directory) if run.config["rounds"] == OLDER]
+    assert older.path is not None
+    (older.path / "clients.csv").unlink()
+    write_report(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def watching(browser: Browser, watched: Path) -> Iterator[Opened]:
+    page = Opened(browser, watched / "report.html", color_scheme="dark")
+    yield page
+    page.context.close()
+
+
+def show(opened: Opened, rounds: int) -> None:
+    chooser = opened.page.locator("#group")
+    name = chooser.locator("option", has_text=f"{rounds} rounds").inner_text()
+    chooser.select_option(label=name)
+    opened.page.wait_for_function("text => document.getElementById('setting').textContent === text", arg=name)
+
+
+def boxes_of(opened: Opened, selector: str) -> list[tuple[float, float, float, float]]:
+    """Left, top, right and bottom of what is shown there."""
+    found = [place.bounding_box() for place in opened.page.locator(selector).all()]
+    return [(box["x"], box["y"], box["x"] + box["width"], box["y"] + box["height"]) for box in found if box is not None]
+
+
+def overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] - 2 and other[0] < one[2] - 2 and one[1] < other[3] - 2 and other[1] < one[3] - 2
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_panels_and_their_texts_stand_apart(watching: Opened, viewport: Any) -> None:
+    show(watching, LIED_TO)
+    watching.page.set_viewport_size(viewport)
+    watching.page.locator("#theme").click()  # draws everything anew, and tells dark from light
+    for chart in ("belief-chart", "liars-chart", "auc-chart", "error-chart", "suspects-chart"):
+        assert watching.page.locator(f"#{chart} .main-svg").first.is_visible(), chart
+    assert watching.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    for chart, number in (("belief-chart", 4), ("suspects-chart", 2)):
+        panels = boxes_of(watching, f"#{chart} .nsewdrag")
+        texts = boxes_of(watching, f"#{chart} .annotation-text") + boxes_of(watching, f"#{chart} .legend .bg")
+        marks = boxes_of(watching, f"#{chart} [class*=tick] text") + boxes_of(watching, f"#{chart} [class*=xtitle]")
+        assert len(panels) == number
+        assert len(texts) == number + 1
+        assert len(marks) > 4 * number
+        pairs = [*itertools.combinations(panels + texts, 2), *itertools.product(texts, marks)]
+        assert [pair for pair in pairs if overlap(*pair)] == [], chart
+        assert max(box[2] for box in panels + texts) <= viewport["width"]
+    assert watching.complaints == []
+
+
+def test_suspects_are_marked_by_seed_and_listed(watching: Opened, watched: Path) -> None:
+    page = watching.page
+    show(watching, LIED_TO)
+    kinds = {
+        "honest": lambda client: not client.liar,
+        "liar": lambda client: client.liar,
+        "suspected": lambda client: client.suspected,
+    }
+    for seed in (1, 0):
+        page.locator("#suspects-seed").select_option(str(seed))
+        assert page.locator("#seed").input_value() == str(seed)
+        runs = [run for run in find_runs(watched) if run.seed == seed and run.config["rounds"] == LIED_TO]
+        by_audit = {run.config.get("audit"): run for run in runs}
+        drawn = [trace for trace in watching.drawn("suspects-chart") if trace["x"] != [None]]
+        for panel, audit in (("x", "quarantine"), ("x2", "replace")):
+            for name, wanted in kinds.items():
+                seen = [client for client in by_audit[audit].clients or () if client.observed and wanted(client)]
+                (trace,) = [trace for trace in drawn if trace["name"] == name and trace["xaxis"] == panel]
+                assert [round(x) for x in trace["x"]] == [client.chosen for client in seen]
+                assert trace["y"] == pytest.approx([client.distance for client in seen], abs=6e-5)
+        symbols = {trace["name"]: trace["marker"]["symbol"] for trace in drawn if trace["xaxis"] == "x"}
+        assert symbols == {"honest": "circle", "liar": "diamond", "suspected": "square-open"}  # in quarantine
+    assert "liars suspected" in str(page.locator("#suspects-chart").get_attribute("aria-label"))
+    page.locator("#suspects-list summary").click()
+    rows = page.locator("#suspects-table tbody tr")
+    rows.first.wait_for()  # a browser tells of the opening a moment later
+    assert rows.count() == 4 * CLIENTS
+    for _ in range(2):  # no verdict, no, yes; and the other way round
+        page.locator("#suspects-table button", has_text="Suspected").click()
+    assert rows.first.locator("td").all_inner_texts()[1:3] == ["liar", "yes"]
+    box = page.get_by_role("checkbox", name="audit=replace")
+    box.uncheck()
+    assert rows.count() == 3 * CLIENTS
+    assert len(boxes_of(watching, "#belief-chart .nsewdrag")) == 3
+    box.check()
+    page.locator("#auc-of").select_option("first_auc")
+    first = [run.rounds.first_auc[-1] for run in find_runs(watched) if run.config.get("audit") == "replace"]
+    (trace,) = [trace for trace in watching.drawn("auc-chart") if trace.get("meta", "").endswith("(audit=replace)")]
+    assert trace["y"][-1] == pytest.approx(statistics.mean(first), abs=6e-5)
+    assert watching.complaints == []
+
+
+def test_each_setting_shows_what_it_has(watching: Opened, opened: Opened) -> None:
+    page = watching.page
+    for setting, parts in ((TRUSTING, ()), (OLDER, ("belief",)), (HONEST, ("belief", "suspects"))):
+        show(watching, setting)
+        for part in ("belief", "suspects"):
+            assert page.locator(f"#{part}").is_visible() == (part in parts), setting
+            assert page.locator(f"nav a[href='#{part}']").is_visible() == (part in parts), setting
+    # Nobody lies, nobody is accused.
+    assert [trace["name"] for trace in watching.drawn("suspects-chart") if trace["x"] != [None]] == ["honest"]
+    assert f"0 of {CLIENTS} honest suspected" in str(page.locator("#suspects-chart").get_attribute("aria-label"))
+    for part, shown in (("liars-chart", False), ("auc-chart", False), ("liars-note", False), ("error-chart", True)):
+        assert page.locator(f"#{part}").is_visible() == shown, part
+    show(watching, LIED_TO)
+    page.locator("#no-methods").click()
+    for chart in ("belief-chart", "suspects-chart"):
+        assert "No method that is switched on" in page.locator(f"#{chart}").inner_text()
+    page.locator("#all-methods").click()
+    assert watching.complaints == []
+    # A page without any of this has no such parts at all.
+    assert opened.page.locator("#belief, #suspects, nav a[href='#belief']").count() == 0

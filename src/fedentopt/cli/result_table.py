@@ -57,6 +57,7 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
     console.print(_legend(methods, targets), style="dim")
     if len(methods) > 1:
         _print_differences(methods)
+    _print_suspects(methods)
     for method in methods:
         for seed, number in method.diverged.items():
             chance = method.runs[0].summary["chance"]
@@ -92,6 +93,19 @@ def _print_differences(methods: Sequence[MethodResult]) -> None:
     console.print(table, soft_wrap=True)
     if any(one.low is not None for _, one in found):
         console.print("mean of the differences seed by seed, and its 95 % interval (Student)", style="dim")
+
+
+def _print_suspects(methods: Sequence[MethodResult]) -> None:
+    """Whom the audits suspect at the end, a line per method that has one."""
+    found = [(method, suspected) for method in methods if (suspected := method.verdicts) is not None]
+    if not found:
+        return
+    seeds = max(len(method.runs) for method, _ in found)
+    console = out()
+    console.print(f"\naudit at the end{f', {seeds} seeds together' if seeds > 1 else ''}", style="bold")
+    widest = max(len(method.label) for method, _ in found)
+    for method, suspected in found:
+        console.print(f"{method.label:<{widest}}  {suspected}", soft_wrap=True, markup=False)
 
 
 def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:

@@ -21,16 +21,20 @@ from typing import Any
 from fedentopt import __version__
 from fedentopt.errors import InputError
 from fedentopt.files import aside
+from fedentopt.report.belief import belief
 from fedentopt.report.figures import figures
 from fedentopt.report.findings import findings
 from fedentopt.report.grouping import Group, group_runs
 from fedentopt.report.paper import PaperFigures
 from fedentopt.report.payload import LEVELS, Detail, group_payload
-from fedentopt.report.tables import overview_table, settings_tables, summary_table
+from fedentopt.report.tables import belief_table, overview_table, settings_tables, summary_table
 from fedentopt.results.reading import RunResult, read_folder
 
 LARGEST_PAGE = 6_000_000  # bytes
-_SCRIPTS = ("unpack.js", "look.js", "tables.js", "curves.js", "cohorts.js", "classes.js", "page.js")
+_SCRIPTS = (
+    "unpack.js", "look.js", "tables.js", "curves.js", "cohorts.js", "classes.js", "belief.js", "suspects.js", "page.js"
+)  # fmt: skip
+_BELIEF_LINKS = '<a href="#belief">Beliefs</a> <a href="#suspects">Suspects</a>'
 
 
 def write_report(directory: Path, *, out: Path | None = None) -> Path:
@@ -81,8 +85,10 @@ def render_runs(
                     number, f'<ul class="findings">{found}</ul>{summary_table(group_rows, paper, number)}'
                 ),
                 "settings": _part(number, settings_tables(group)),
+                "belief": _belief(number, group),
             }
         )
+    beliefs = "".join(section["belief"] for section in sections)
     several = len(groups) > 1
     values = {
         "title": escape(title),
@@ -94,6 +100,8 @@ def render_runs(
         "overview": f"<section><h2>All settings</h2>{overview_table(groups, rows)}</section>" if several else "",
         "summaries": "".join(section["summary"] for section in sections),
         "settings": "".join(section["settings"] for section in sections),
+        "belief_links": _BELIEF_LINKS if beliefs else "",
+        "belief": Template(_asset("belief.html")).substitute(tables=beliefs) if beliefs else "",
         "plotly": _plotly(),
         "scripts": "\n".join(_asset(name) for name in _SCRIPTS),
     }
@@ -129,6 +137,12 @@ def _data(groups: tuple[Group, ...], detail: Detail, room: int | None) -> str | 
         if room is not None and used >= room:
             return None
     return "".join(elements)
+
+
+def _belief(number: int, group: Group) -> str:
+    """The table of what servers believed in one setting; nothing where no method has such figures."""
+    rows = [(method, values) for method in group.methods if (values := belief(method)) is not None]
+    return _part(number, belief_table(rows, number)) if rows else ""
 
 
 def _part(number: int, content: str) -> str:

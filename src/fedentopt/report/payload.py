@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fedentopt.report.belief import drawn, has_beliefs, liars_among_all, liars_among_chosen, threshold
 from fedentopt.report.figures import costs, curve, figures, thin
 from fedentopt.report.grouping import Group, Method
 from fedentopt.report.styles import styles
+from fedentopt.results.clients import verdicts
 from fedentopt.results.reading import RunResult
+from fedentopt.results.rounds import FIGURES, Floats
+from fedentopt.results.statistics import Spread
 
 
 @dataclass(frozen=True)
 class Detail:
     """How much is kept; `all_seeds` is about the picks, curves always use every seed.
 
-    A label table with more than `label_cells` numbers is left out.
+    A label table with more than `label_cells` numbers is left out; `clients` are drawn one by one.
     """
 
     curve_points: int
@@ -33,15 +37,16 @@ class Detail:
     class_rounds: int
     all_seeds: bool
     label_cells: int
+    clients: int
 
 
 LEVELS = (
-    Detail(curve_points=500, pick_rounds=2000, class_rounds=250, all_seeds=True, label_cells=4_000_000),
-    Detail(curve_points=250, pick_rounds=500, class_rounds=125, all_seeds=False, label_cells=200_000),
-    Detail(curve_points=120, pick_rounds=150, class_rounds=60, all_seeds=False, label_cells=50_000),
-    Detail(curve_points=60, pick_rounds=50, class_rounds=30, all_seeds=False, label_cells=20_000),
-    Detail(curve_points=30, pick_rounds=15, class_rounds=15, all_seeds=False, label_cells=5_000),
-    Detail(curve_points=20, pick_rounds=0, class_rounds=0, all_seeds=False, label_cells=0),
+    Detail(curve_points=500, pick_rounds=2000, class_rounds=250, all_seeds=True, label_cells=4_000_000, clients=5_000),
+    Detail(curve_points=250, pick_rounds=500, class_rounds=125, all_seeds=False, label_cells=200_000, clients=2_000),
+    Detail(curve_points=120, pick_rounds=150, class_rounds=60, all_seeds=False, label_cells=50_000, clients=1_000),
+    Detail(curve_points=60, pick_rounds=50, class_rounds=30, all_seeds=False, label_cells=20_000, clients=500),
+    Detail(curve_points=30, pick_rounds=15, class_rounds=15, all_seeds=False, label_cells=5_000, clients=200),
+    Detail(curve_points=20, pick_rounds=0, class_rounds=0, all_seeds=False, label_cells=0, clients=100),
 )
 
 
@@ -69,8 +74,9 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
             {
                 "label": method.label,
                 "style": style.to_dict(),
-                "accuracy": _curve(method, "accuracy", 2, detail),
-                "entropy": _curve(method, "entropy", 4, detail),
+                "accuracy": _column(method, "accuracy", 2, detail),
+                "entropy": _column(method, "entropy", 4, detail),
+                "belief": _belief(method, detail),
                 "classAccuracy": _list(values.class_accuracy.tolist(), 2),
                 "hNorm": _short(values.h_norm.mean, 4),
                 "costs": [
@@ -126,11 +132,58 @@ def _run(run: RunResult, table: int | None, detail: Detail) -> dict[str, Any]:
         "classRounds": [int(rounds.number[i]) for i in by_class],
         "classAccuracy": [_list(rounds.class_accuracy[i].tolist(), 1) for i in by_class],
         "times": run.times_selected.tolist(),
+        "clients": _clients(run, detail),
     }
 
 
-def _curve(method: Method, field: str, digits: int, detail: Detail) -> dict[str, Any]:
-    line = curve(method.runs, lambda run: getattr(run.rounds, field), detail.curve_points)
+def _belief(method: Method, detail: Detail) -> dict[str, Any] | None:
+    """What the server believed by round: a curve for each figure that there is."""
+    if not has_beliefs(method.runs):
+        return None
+    figures = {
+        name: _column(method, name, 4, detail)
+        for name in FIGURES
+        if not name.startswith("validation_")
+        and any(np.isfinite(getattr(run.rounds, name)).any() for run in method.runs)
+    }
+    return {
+        "policy": str(method.config.get("audit", "off")),
+        "figures": figures,
+        "liars": _curve(method, liars_among_chosen, 2, detail),
+        "liarsAmongAll": _short(Spread.of(map(liars_among_all, method.runs)).mean, 2),
+    }
+
+
+def _clients(run: RunResult, detail: Detail) -> dict[str, Any] | None:
+    """The clients of a run as its server sees them, as columns; None where it does not say."""
+    if run.clients is None:
+        return None
+    found = verdicts(run.clients)
+    kept = drawn(run.clients, detail.clients)
+    line = threshold(run.clients)
+    columns = {"suspicion": 2, "distance": 4, "agreement": 3, "estimate_error": 4, "reported_size": 1, "true_size": 1}
+    return {
+        "verdicts": None if found is None else str(found),
+        "unseen": sum(client.observed == 0 for client in run.clients),
+        "threshold": None if line is None else _short(line, 4),
+        "number": [client.client for client in kept],
+        "liar": [client.liar for client in kept],
+        "suspected": [client.suspected for client in kept],
+        "chosen": [client.chosen for client in kept],
+        "observed": [client.observed for client in kept],
+        **{
+            name: _list((math.nan if (value := getattr(c, name)) is None else value for c in kept), digits)
+            for name, digits in columns.items()
+        },
+    }
+
+
+def _column(method: Method, name: str, digits: int, detail: Detail) -> dict[str, Any]:
+    return _curve(method, lambda run: getattr(run.rounds, name), digits, detail)
+
+
+def _curve(method: Method, values: Callable[[RunResult], Floats], digits: int, detail: Detail) -> dict[str, Any]:
+    line = curve(method.runs, values, detail.curve_points)
     return {"x": line.rounds, "mean": _list(line.mean, digits), "std": _list(line.std, digits)}
 
 
@@ -162,6 +215,8 @@ def _thinned(group: Group, detail: Detail) -> list[str]:
         )
     if any(run.labels.counts is not None and run.labels.counts.size > detail.label_cells for run in runs):
         notes.append("label counts are left out")
+    if any(len(run.clients or ()) > detail.clients for run in runs):
+        notes.append(f"of the clients that were watched, {detail.clients} and the suspects are drawn")
     if longest > detail.curve_points:
         notes.append(f"curves show {detail.curve_points} of {longest} rounds")
     return notes

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from fedentopt.report.belief import Belief
 from fedentopt.report.figures import Figures, best_of
 from fedentopt.report.findings import paired_gains, plus_minus
 from fedentopt.report.grouping import BALANCED, PLAIN, SETTING, Group, Method
@@ -58,6 +59,34 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         cells += [_number_cell(values.finished + values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     return _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+
+
+def belief_table(rows: Sequence[tuple[Method, Belief]], number: int) -> str:
+    """One row per method whose server doubted reports: beliefs, liars chosen, suspects."""
+    with_liars = any(values.liars.count for _, values in rows)
+    heads = [("Method", "text"), ("Cohort entropy (bits)", "number"), ("Believed (bits)", "number")]
+    if with_liars:
+        heads += [("Liars among clients %", "number"), ("Liars among the chosen %", "number")]
+    heads += [("Error of estimates", "number")]
+    if with_liars:
+        heads += [("AUC of suspicion", "number"), ("Liars suspected", "number")]
+    heads += [("Others suspected" if with_liars else "Suspected", "number")]
+    lines = []
+    for method, values in rows:
+        found = values.verdicts
+        others = None if found is None else (found.honest[0] + found.unknown[0], found.honest[1] + found.unknown[1])
+        cells = [
+            f'<th scope="row" data-value="{escape(method.label)}">{escape(method.label).replace("+", "+<wbr>")}</th>',
+            _spread_cell(values.entropy, False, 3),
+            _spread_cell(values.believed, False, 3),
+        ]
+        if with_liars:
+            cells += [_number_cell(values.liars.mean, "{:.3g}"), _spread_cell(values.liars_chosen, False, 1)]
+        cells += [_spread_cell(values.estimate_error, False, 3)]
+        if with_liars:
+            cells += [_spread_cell(values.auc, False, 3), _part_cell(None if found is None else found.liars)]
+        lines.append(f"<tr>{''.join([*cells, _part_cell(others)])}</tr>")
+    return _table(f"belief-{number}", "What the server believed, by method", heads, lines)
 
 
 def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
@@ -217,6 +246,13 @@ def _number_cell(value: float | None, form: str, best: bool = False) -> str:
 def _marked_cell(number: str, shown: str, best: bool) -> str:
     mark = ' <span class="best" title="best">★<span class="unseen"> best</span></span>' if best else ""
     return f'<td class="number{" is-best" if best else ""}" data-value="{number}">{shown}{mark}</td>'
+
+
+def _part_cell(part: tuple[int, int] | None) -> str:
+    """`3 of 30`, sorted by its share."""
+    if part is None or not part[1]:
+        return _number_cell(None, "")
+    return _marked_cell(f"{part[0] / part[1]:.6g}", f"{part[0]} of {part[1]}", False)
 
 
 def _text(value: Any) -> str:

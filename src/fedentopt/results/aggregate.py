@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedentopt.results.clients import Verdicts, verdicts
 from fedentopt.results.reading import RunResult
 from fedentopt.results.statistics import Spread, finite, mean_interval, paired_differences
 from fedentopt.results.summary import rounds_to
@@ -51,11 +52,16 @@ class MethodResult:
         """Whether clients differ in speed, so that simulated time says something of its own."""
         return any(run.config.get("speed_spread") for run in self.runs)
 
+    @property
+    def verdicts(self) -> Verdicts | None:
+        """Who was suspected at the end of its runs, all seeds together; None where no audit ran."""
+        return verdicts(client for run in self.runs for client in run.clients or ())
+
     def to_dict(self, targets: Iterable[float] = ()) -> dict[str, Any]:
         """JSON form. Rounds to a target have a mean only where every seed reached it."""
         figures = ("accuracy", "final_accuracy", "best_accuracy", "worst_class_accuracy", "h_norm", "mean_entropy")
         spreads = {name: self.spread(name) for name in figures}
-        held_out = self.spread("validation_accuracy")
+        held_out, suspected = self.spread("validation_accuracy"), self.verdicts
         return {
             "method": self.label,
             "seeds": [run.seed for run in self.runs],
@@ -67,6 +73,7 @@ class MethodResult:
             "simulated_seconds": self.simulated_seconds,
             "diverged": {str(seed): number for seed, number in self.diverged.items()},
             "chance": self.runs[0].summary["chance"],
+            **({} if suspected is None else {"suspected": suspected.to_dict()}),
         }
 
     def _rounds_to(self, target: float) -> dict[str, Any]:

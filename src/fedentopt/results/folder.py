@@ -7,6 +7,7 @@
                    checkpoint.safetensors  while the run is unfinished: model, state and all rounds so far
                    model.safetensors     the final model
                    client_accuracy.csv   its accuracy per client, where asked for
+                   clients.csv           what the server knows of each client, where it doubts reports
                    summary.json          written last: its presence says that the run is finished
 
 Every file is written aside and renamed. Numbers read back equal, so a run that was stopped and continued leaves
@@ -27,6 +28,7 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.files import locked_folder, make_folder, read_json, write_json, write_text
 from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from fedentopt.results.clients import CLIENTS, clients_csv
 from fedentopt.results.environment import environment
 from fedentopt.results.label_counts import CLIENT_ACCURACY, COUNTS, REPORTED, client_accuracy_csv, counts_csv
 from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY
@@ -173,6 +175,8 @@ class RunFolder:
         save_checkpoint(self.path / CHECKPOINT, self.config, checkpoint, self._records)
         # Not waited for: the checkpoint holds the same rounds, so a power cut loses nothing.
         write_text(self.path / ROUNDS, rounds_csv(self._records, self._client_names), durable=False)
+        if checkpoint.clients is not None:
+            write_text(self.path / CLIENTS, clients_csv(checkpoint.clients, self._client_names), durable=False)
 
     def finish(self, outcome: Outcome) -> None:
         """Write the results; `summary.json` comes last and makes the run a finished one."""
@@ -182,6 +186,8 @@ class RunFolder:
         write_text(self.path / ROUNDS, rounds_csv(outcome.records, self._client_names))
         if outcome.client_accuracy is not None:
             write_text(self.path / CLIENT_ACCURACY, client_accuracy_csv(outcome.client_accuracy, self._client_names))
+        if outcome.client_records is not None:
+            write_text(self.path / CLIENTS, clients_csv(outcome.client_records, self._client_names))
         write_json(self.path / SUMMARY, summarise_outcome(outcome, self._targets))
         (self.path / CHECKPOINT).unlink(missing_ok=True)
 
@@ -191,7 +197,7 @@ class RunFolder:
         if start is None:
             return
         # A checkpoint that is not continued goes too: beside the new notes it would pass for one of the new data.
-        for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED, CLIENT_ACCURACY):
+        for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED, CLIENT_ACCURACY, CLIENTS):
             (self.path / name).unlink(missing_ok=True)
         write_json(self.path / RUN, about_run(self.config, start, self._command))
         write_text(self.path / COUNTS, self._counts(start, start.label_counts))

@@ -54,6 +54,7 @@ class MemoryRecorder:
             _as_read_back(summary),
             labels=LabelTable.of(start.label_counts, start.class_names, start.client_names),
             rounds=RoundTable.of(self._records, len(start.class_names)),
+            clients=None if outcome is None else outcome.client_records,
             model=None if outcome is None else outcome.model,
         )
 

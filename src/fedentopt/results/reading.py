@@ -15,8 +15,9 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.files import read_json
+from fedentopt.results.clients import CLIENTS, read_clients
 from fedentopt.results.label_counts import LabelTable, read_labels
-from fedentopt.results.records import RoundRecord
+from fedentopt.results.records import ClientRecord, RoundRecord
 from fedentopt.results.rounds import Integers, RoundTable, read_rounds
 from fedentopt.results.summary import with_chance
 
@@ -40,6 +41,7 @@ class RunResult:
         path: Path | None = None,
         labels: LabelTable | None = None,
         rounds: RoundTable | None = None,
+        clients: tuple[ClientRecord, ...] | None = None,
         model: dict[str, torch.Tensor] | None = None,
     ) -> None:
         self.about, self.summary, self.path = about, summary, path
@@ -49,6 +51,8 @@ class RunResult:
             self.labels = labels
         if rounds is not None:
             self.rounds = rounds
+        if clients is not None or path is None:
+            self.clients = clients
 
     def __repr__(self) -> str:
         state = f"{self.summary.get('accuracy')} %" if self.finished else "unfinished"
@@ -102,6 +106,13 @@ class RunResult:
     def records(self) -> list[RoundRecord]:
         """Its rounds one by one."""
         return self.rounds.records()
+
+    @cached_property
+    def clients(self) -> tuple[ClientRecord, ...] | None:
+        """What its server knows of each client, in the order of `labels`; None where it has no reason to doubt reports,
+        and for runs of versions that did not keep it."""
+        file = self._folder / CLIENTS
+        return read_clients(file, self.labels.clients) if file.is_file() else None
 
     @cached_property
     def curve(self) -> dict[int, float]:

@@ -61,6 +61,29 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class ClientRecord:
+    """What a run's server knows of one client, beside what is true; None for what nobody knows.
+
+    `liar` says whether its report is made up, `chosen` how often it was selected, `observed` how often its last layer
+    was looked at. `distance` is the total variation between its report and the estimate of its labels, less what noise
+    explains, `agreement` the cosine between the two, `suspicion` how far the distance lies above the others', and
+    `suspected` what the audit makes of it.
+    `estimate_error` is the total variation between the estimate and its true labels."""
+
+    client: int
+    liar: bool | None
+    chosen: int
+    observed: int | None
+    suspicion: float | None
+    suspected: bool | None
+    distance: float | None
+    agreement: float | None
+    estimate_error: float | None
+    reported_size: float | None
+    true_size: float | None
+
+
+@dataclass(frozen=True)
 class RunStart:
     """What is fixed before round 1."""
 
@@ -78,11 +101,15 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to continue after `round`, bit for bit: tensors, and JSON for the rest."""
+    """Everything a run needs to continue after `round`, bit for bit: tensors, and JSON for the rest.
+
+    `clients` follows from these and is there to be looked at, for runs whose server doubts reports.
+    """
 
     round: int
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
+    clients: tuple[ClientRecord, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +130,8 @@ class Outcome:
     """Of the final model per client, where asked for; NaN where it cannot be told."""
     client_accuracy_of: str = ""
     """What it was measured on: "validation" or "test"."""
+    client_records: tuple[ClientRecord, ...] | None = None
+    """Of every client, for runs whose server doubts reports."""
 
 
 class RunIdentity(Protocol):

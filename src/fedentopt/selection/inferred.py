@@ -101,6 +101,10 @@ class InferredSelector(EntropySelector):
         found = None if self._audit is None else self._audit.estimate(client)
         return None if found is None else found.shares
 
+    def times_seen(self, client: ClientId) -> int:
+        """How often a client has been observed, the census included."""
+        return 0 if self._audit is None else self._audit.times_seen(client)
+
     def memory(self) -> dict[str, Any]:
         return super().memory() | {"audit": None if self._audit is None else self._audit.state_dict()}
 
@@ -113,7 +117,7 @@ class InferredSelector(EntropySelector):
             self._believe(client for client in self.clients if self._is_known(client))
 
     def _is_known(self, client: ClientId) -> bool:
-        return self._audit is not None and self._audit.times_seen(client) > 0
+        return self.times_seen(client) > 0
 
     def _forget_reports(self, clients: Sequence[ClientId]) -> None:
         if clients:

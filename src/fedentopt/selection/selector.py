@@ -266,6 +266,10 @@ class Selector(ABC):
         """The label distribution (C,) it has inferred for a client; None where it infers none."""
         return None
 
+    def times_seen(self, client: ClientId) -> int:
+        """How many observations of a client that rests on."""
+        return 0
+
     def candidates(self, available: Iterable[ClientId] | None = None) -> Candidates | None:
         """Whom to ask for their loss before this round's `select`; None: nobody."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
 from fedentopt.results.aggregate import MethodResult, difference
+from fedentopt.results.clients import COLUMNS, NUMBERS, TRUTHS
 from fedentopt.results.reading import RunResult
 from fedentopt.results.rounds import columns_of
 from fedentopt.results.statistics import Spread
@@ -71,6 +73,23 @@ class Result:
         frame = pd.DataFrame(rows, columns=["method", "seed", *columns])
         numbers = [name for name in frame if name.endswith(("accuracy", "loss")) and name != "class_accuracy"]
         return frame.astype(dict.fromkeys(numbers, float))
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per run and client: `method`, `seed` and the columns of `clients.csv`, of the runs that have it.
+
+        Clients are numbers, as in `rounds`. What nobody knows is missing.
+        """
+        import pandas as pd
+
+        rows = [
+            {"method": label, "seed": run.seed, **dataclasses.asdict(client)}
+            for run, label in zip(self.runs, self._labels, strict=True)
+            for client in run.clients or ()
+        ]
+        frame = pd.DataFrame(rows, columns=["method", "seed", *COLUMNS])
+        kinds = dict.fromkeys(TRUTHS, "boolean") | dict.fromkeys(NUMBERS, float) | {"observed": "Int64"}
+        return frame.astype(kinds)
 
     @property
     def summary(self) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from fedentopt.errors import InputError
 from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Selector
+from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.feedback import Feedback, StepSizes
@@ -342,7 +343,7 @@ class RunState:
         meta["has_trained"] = self.has_trained
         if self.client_models is not None:
             meta["seen"] = sorted(self.seen)
-        return Checkpoint(self.round, tensors, meta)
+        return Checkpoint(self.round, tensors, meta, client_records(self.planner, self.records))
 
     def restore(self, checkpoint: Checkpoint, records: list[RoundRecord]) -> None:
         """Continue from a checkpoint of this run."""
@@ -380,10 +381,12 @@ class RunState:
             model = {f"encoder.{i}.{k}": v for i, m in enumerate(models) for k, v in self.layout.unpack(m).items()}
         else:
             model = self.layout.unpack(models[0])
+        if doubts_reports(self.planner):
+            self.tell_selector()  # what is known of clients at the end includes the last round
         per_client, of = self._client_accuracies() if self.config.client_accuracy else (None, "")
         return Outcome(
             tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds,
-            per_client, of,
+            per_client, of, client_records(self.planner, self.records),
         )  # fmt: skip
 
     def _client_accuracies(self) -> tuple[tuple[float, ...], str]:

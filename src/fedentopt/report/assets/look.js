@@ -53,6 +53,7 @@ const growTo = (id, rows, least) => {
 const wholeAxis = (title, most, more = {}) => axis(title, { tickformat: "d", ...(most <= 10 ? { dtick: 1 } : {}), ...more });
 
 const layout = (more = {}) => ({
+  autosize: true, // also when a chart that is drawn again has become higher or lower
   paper_bgcolor: "rgba(0,0,0,0)",
   plot_bgcolor: "rgba(0,0,0,0)",
   font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: cssColour("--text") },

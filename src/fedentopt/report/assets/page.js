@@ -21,6 +21,8 @@ const drawShown = () => {
   drawClasses();
   drawParticipation();
   drawBytes();
+  drawBelief();
+  drawSuspects();
 };
 const drawAll = () => {
   if (!view.group) return;
@@ -30,6 +32,9 @@ const drawAll = () => {
   drawSides();
 };
 
+// One seed for everything that shows single clients, chosen above the cohorts or above the suspects.
+const seedSelects = () => [byId("seed"), byId("suspects-seed")].filter(Boolean);
+
 // Rounds and seeds to step through depend on the two methods that are compared.
 const useSides = () => {
   const round = view.rounds.length ? currentRound() : undefined;
@@ -38,6 +43,16 @@ const useSides = () => {
   slider.max = Math.max(0, view.rounds.length - 1);
   slider.disabled = view.rounds.length < 2;
   slider.value = Math.max(0, view.rounds.indexOf(round));
+};
+
+// Parts that are there for some settings of the page only.
+const showBeliefs = () => {
+  for (const [id, wanted] of [["belief", hasBeliefs()], ["suspects", hasSuspects()]]) {
+    // A link to a part that is not shown would lead nowhere.
+    document.querySelectorAll(`#${id}, nav a[href="#${id}"]`).forEach((part) => { part.hidden = !wanted; });
+  }
+  const liars = byId("liars-note");
+  if (liars) liars.hidden = !view.group.methods.some((method) => method.belief?.liarsAmongAll);
 };
 
 const fillSelect = (select, options, chosen) => {
@@ -118,8 +133,11 @@ const showGroup = async (number) => {
   const seeds = [...new Set(group.methods.flatMap((method) => method.runs.map((run) => run.seed)))].sort((a, b) => a - b);
   // Side by side means the same partition, so the first look is at a seed that both have.
   view.seed = seeds.find((seed) => SIDES.every((side) => methodOn(side).runs.some((run) => run.seed === seed))) ?? seeds[0];
-  fillSelect(byId("seed"), seeds.map((seed) => [String(seed), String(seed)]), String(view.seed));
-  byId("seed").disabled = seeds.length < 2;
+  for (const select of seedSelects()) {
+    fillSelect(select, seeds.map((seed) => [String(seed), String(seed)]), String(view.seed));
+    select.disabled = seeds.length < 2;
+  }
+  showBeliefs();
   const target = byId("target");
   target.min = group.targets[0] ?? 0;
   target.max = group.targets.at(-1) ?? 0;
@@ -185,7 +203,17 @@ const wire = () => {
     new ResizeObserver(() => document.documentElement.style.setProperty(name, `${bar.offsetHeight}px`)).observe(bar);
   }
   for (const side of SIDES) byId(side).addEventListener("change", (event) => { view[side] = Number(event.target.value); useSides(); drawRound(); drawSides(); });
-  byId("seed").addEventListener("change", (event) => { view.seed = Number(event.target.value); useSides(); drawRound(); drawSides(); drawParticipation(); });
+  for (const select of seedSelects()) {
+    select.addEventListener("change", () => {
+      view.seed = Number(select.value);
+      seedSelects().forEach((other) => { other.value = select.value; });
+      useSides();
+      drawRound();
+      drawSides();
+      drawParticipation();
+      drawSuspects();
+    });
+  }
   byId("round").addEventListener("input", () => step(0));
   byId("same-scale").addEventListener("change", drawRound);
   byId("previous").addEventListener("click", () => step(-1));
@@ -211,6 +239,8 @@ const wire = () => {
   byId("play").addEventListener("click", play);
   byId("target").addEventListener("input", drawBytes);
   byId("participation-order").addEventListener("change", drawParticipation);
+  byId("auc-of")?.addEventListener("change", drawBelief);
+  byId("suspects-list")?.addEventListener("toggle", listClients);
   byId("theme").addEventListener("click", () => { setTheme(!isDark()); drawAll(); });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => { setTheme(event.matches); drawAll(); });
   byId("group")?.addEventListener("change", (event) => showGroup(Number(event.target.value)));
