@@ -155,20 +155,27 @@ STOPPING = """
 import os, signal, sys
 from fedentopt.cli import main
 from fedentopt.results.folder import RunFolder
-save = RunFolder.save
+from fedentopt.results.vector_files import VectorFiles
+number, in_the_middle = int(os.environ["STOP_WITH"]), os.environ["STOP_AT"] == "middle"
+save, append = RunFolder.save, VectorFiles._append
 def save_and_stop(self, checkpoint):
     save(self, checkpoint)
     if checkpoint.round == 3:
-        os.kill(os.getpid(), int(os.environ["STOP_WITH"]))
-RunFolder.save = save_and_stop
+        os.kill(os.getpid(), number)
+def append_and_stop(stream, file, *row):
+    append(stream, file, *row)
+    if in_the_middle and file.name == "vectors-000003.f32":
+        stream.flush()
+        os.kill(os.getpid(), number)
+RunFolder.save, VectorFiles._append = save_and_stop, staticmethod(append_and_stop)
 main()
 """
 
 
-def stopped(out: Path, signal_number: int) -> tuple[int, str]:
-    """Run as a process of its own, to which the signal comes when it has saved round 3."""
+def stopped(out: Path, signal_number: int, at: str) -> tuple[int, str]:
+    """Run as a process of its own, to which the signal comes when it has saved round 3, or is about to."""
     words = [sys.executable, "-c", STOPPING, "run", *LONG, "--out", str(out)]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "STOP_WITH": str(int(signal_number))}
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "STOP_WITH": str(int(signal_number)), "STOP_AT": at}
     done = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
@@ -179,13 +186,17 @@ def straight_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("straight") / "out"
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("signal_number", "at", "next_round"),
+    [(signal.SIGKILL, "end", 4), (signal.SIGKILL, "middle", 3), (signal.SIGINT, "end", 5)],
+)
 def test_stopped_in_the_middle_and_continued_is_the_straight_run(
-    command: Callable[..., Said], tmp_path: Path, straight_out: Path, signal_number: int
+    command: Callable[..., Said], tmp_path: Path, straight_out: Path, signal_number: int, at: str, next_round: int
 ) -> None:
-    code, err = stopped(tmp_path / "stopped", signal_number)
+    code, err = stopped(tmp_path / "stopped", signal_number, at)
     (folder,) = (tmp_path / "stopped").iterdir()
     assert (folder / "checkpoint.safetensors").exists()
+    assert (folder / "vectors-000003.f32.part").exists() == (at == "middle")
     assert not (folder / "summary.json").exists()
     if signal_number == signal.SIGINT:
         assert code == 130
@@ -195,8 +206,8 @@ def test_stopped_in_the_middle_and_continued_is_the_straight_run(
         assert code == -signal.SIGKILL
     assert command("run", *LONG, "--out", tmp_path / "stopped").code == 0
     (resumed,) = json.loads((folder / "run.json").read_text())["resumed"]
-    # Ctrl-C lets the round in work come to its end.
-    assert resumed["round"] == (4 if signal_number == signal.SIGKILL else 5)
+    assert resumed["round"] == next_round  # Ctrl-C lets the round in work come to its end
+    assert not list(folder.glob("vectors-*"))
     if not straight_out.exists():
         assert command("run", *LONG, "--out", straight_out, "--no-page").code == 0
     (straight,) = straight_out.iterdir()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
 
 from fedentopt.datasets import Dataset
-from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
+from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunStart
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
@@ -81,19 +83,24 @@ class Memory:
         self.records: list[RoundRecord] = []
         self.saved: tuple[Checkpoint, list[RoundRecord]] | None = None
         self.saves: list[tuple[Checkpoint, list[RoundRecord]]] = []
+        self.rows: dict[tuple[str, int], ClientRow] = {}
         self.outcome: Outcome | None = None
 
     def start(self, start: RunStart) -> None:
         self.begun = start
 
     def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
+        if self.saved is not None:
+            self.rows = {(row.vector, row.client): row for row in self.saved[0].rows}
         return self.saved
 
     def record(self, record: RoundRecord) -> None:
         self.records.append(record)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        self.saves.append((checkpoint, list(self.records)))
+        self.rows |= {(r.vector, r.client): r._replace(values=r.values.clone()) for r in checkpoint.rows}
+        whole = replace(checkpoint, rows=list(self.rows.values()))
+        self.saves.append((whole, [record for record in list(self.records) if record.round <= checkpoint.round]))
 
     def finish(self, outcome: Outcome) -> None:
         self.outcome = outcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder, RunStart
+from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder, RunStart
 from fedentopt.simulation.config import RunConfig
 
 CLASSES = ("cat", "dog, wet", "fish")
@@ -40,23 +40,34 @@ def drive(
     state = recorder.resume()
     value = torch.tensor([0.1 + config.seed, 1 / 3], dtype=torch.float64)
     records: list[RoundRecord] = []
+    memory = torch.zeros(config.clients, 2)  # what is remembered of every client
+    changed: set[int] = set()
     if state is not None:
         checkpoint, records = state
         value = checkpoint.tensors["value"]
         assert checkpoint.meta == {"draws": checkpoint.round}
+        for row in checkpoint.rows:
+            assert row.vector == "memory"
+            memory[row.client] = row.values
     recorder.start(start_of(config))
     for number in range(len(records) + 1, config.rounds + 1):
         value = (value * 1.7 + 0.1).fmod(1.0)
         record = _record(config, number, value)
         records = [*records, record]
         recorder.record(record)
+        changed.update(record.clients)
+        memory[list(record.clients)] += value.float() * number
         if stop_after == number:
             return None
         if number % every == 0:
             # A view into a larger tensor and the same tensor twice: the engine's states are such.
             both = torch.stack([value, value])
-            recorder.save(Checkpoint(number, {"value": both[0], "again": both, "twin": both}, {"draws": number}))
-    outcome = Outcome(tuple(records), {"layer.weight": value}, None, len(CLASSES), config.clients, config.rounds)
+            tensors = {"value": both[0], "again": both, "twin": both}
+            rows = [ClientRow("memory", client, memory[client]) for client in sorted(changed)]
+            recorder.save(Checkpoint(number, tensors, {"draws": number}, rows=rows))
+            changed = set()
+    model = {"layer.weight": torch.cat([value, memory.flatten()])}
+    outcome = Outcome(tuple(records), model, None, len(CLASSES), config.clients, config.rounds)
     recorder.finish(outcome)
     return outcome
 

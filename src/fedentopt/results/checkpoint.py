@@ -1,5 +1,7 @@
 """A checkpoint as one file, so that one rename is the moment from which a run continues there.
 
+What a method remembers of single clients lies in files beside it, which it names (`vector_files`).
+
 Tensors lie in it as safetensors; the rest (settings of the run, the rounds so far, the engine's own notes) is
 JSON in the header, or beside the tensors where it is longer than headers may be. A checksum covers both, since
 safetensors alone notices a cut file but not a changed one.
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedentopt.errors import InputError
 from fedentopt.files import write_aside
 from fedentopt.results.records import Checkpoint, RoundRecord, RunIdentity
+from fedentopt.results.vector_files import VectorFiles
 
 if TYPE_CHECKING:
     import torch
@@ -26,24 +29,29 @@ LONG, MOST_IN_HEADER = "fedentopt-json", 16 << 20  # safetensors refuses headers
 REMEDY = "delete the file, or start the run again with --no-resume"
 
 
-def save_checkpoint(path: Path, config: RunIdentity, checkpoint: Checkpoint, records: Sequence[RoundRecord]) -> None:
+def save_checkpoint(
+    path: Path, config: RunIdentity, checkpoint: Checkpoint, records: Sequence[RoundRecord], files: VectorFiles
+) -> None:
     """Write the checkpoint and the records up to it, completely or not at all."""
     state = {
         "config": config.to_dict(),
         "round": checkpoint.round,
         "records": [dataclasses.asdict(record) for record in records],
         "meta": checkpoint.meta,
+        "vectors": files.write(checkpoint.rows),
     }
     save_tensors(path, checkpoint.tensors, state)
+    files.clean()
 
 
-def load_checkpoint(path: Path, config: RunIdentity) -> tuple[Checkpoint, list[RoundRecord]]:
+def load_checkpoint(path: Path, config: RunIdentity, files: VectorFiles) -> tuple[Checkpoint, list[RoundRecord]]:
     """Read a checkpoint back. One that cannot be read, or is another run's, is an `InputError`; nothing is deleted."""
     tensors, state = load_tensors(path)
     try:
         theirs = state["config"]
         records = [_record(fields) for fields in state["records"]]
-        checkpoint = Checkpoint(round=state["round"], tensors=tensors, meta=state["meta"])
+        rows = files.open(state.get("vectors", ()))  # older versions have all vectors among the tensors
+        checkpoint = Checkpoint(round=state["round"], tensors=tensors, meta=state["meta"], rows=rows)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is no checkpoint of this version of fedentopt; {REMEDY}") from error
     ours = json.loads(json.dumps(config.to_dict()))

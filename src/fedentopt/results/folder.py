@@ -5,6 +5,7 @@
                    label_counts.csv      true label counts, one row per client
                    reported_counts.csv   what the server saw instead, where noise was added
                    checkpoint.safetensors  while the run is unfinished: model, state and all rounds so far
+                   vectors-*.f32         beside it: what the method remembers of single clients
                    model.safetensors     the final model
                    client_accuracy.csv   its accuracy per client, where asked for
                    clients.csv           what the server knows of each client, where it doubts reports
@@ -35,6 +36,7 @@ from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import rounds_csv
 from fedentopt.results.summary import summarise_outcome
+from fedentopt.results.vector_files import VectorFiles
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -84,6 +86,7 @@ class RunFolder:
         self._targets = tuple(targets)
         self._command = command
         self._records: list[RoundRecord] = []
+        self._vectors = VectorFiles(self.path)
         self._resumed_round = 0
         self._start: RunStart | None = None  # known, not yet written
         self._client_names: tuple[str, ...] = ()
@@ -145,7 +148,7 @@ class RunFolder:
         """The last checkpoint and the records up to it, or None to start at round 1."""
         if not self.can_resume():
             return None
-        checkpoint, records = load_checkpoint(self.path / CHECKPOINT, self.config)
+        checkpoint, records = load_checkpoint(self.path / CHECKPOINT, self.config, self._vectors)
         self._records = list(records)
         self._resumed_round = checkpoint.round
         return checkpoint, records
@@ -172,9 +175,10 @@ class RunFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write the checkpoint, which is the moment from which the run continues, then the readable table."""
         self._write_start()
-        save_checkpoint(self.path / CHECKPOINT, self.config, checkpoint, self._records)
+        records = [record for record in list(self._records) if record.round <= checkpoint.round]
+        save_checkpoint(self.path / CHECKPOINT, self.config, checkpoint, records, self._vectors)
         # Not waited for: the checkpoint holds the same rounds, so a power cut loses nothing.
-        write_text(self.path / ROUNDS, rounds_csv(self._records, self._client_names), durable=False)
+        write_text(self.path / ROUNDS, rounds_csv(records, self._client_names), durable=False)
         if checkpoint.clients is not None:
             write_text(self.path / CLIENTS, clients_csv(checkpoint.clients, self._client_names), durable=False)
 
@@ -190,6 +194,7 @@ class RunFolder:
             write_text(self.path / CLIENTS, clients_csv(outcome.client_records, self._client_names))
         write_json(self.path / SUMMARY, summarise_outcome(outcome, self._targets))
         (self.path / CHECKPOINT).unlink(missing_ok=True)
+        self._vectors.remove()
 
     def _write_start(self) -> None:
         """Write what `start` brought, once; an older finished run stops being one before anything is replaced."""
@@ -199,6 +204,7 @@ class RunFolder:
         # A checkpoint that is not continued goes too: beside the new notes it would pass for one of the new data.
         for name in (SUMMARY, CHECKPOINT, MODEL, ROUNDS, REPORTED, CLIENT_ACCURACY, CLIENTS):
             (self.path / name).unlink(missing_ok=True)
+        self._vectors.remove()
         write_json(self.path / RUN, about_run(self.config, start, self._command))
         write_text(self.path / COUNTS, self._counts(start, start.label_counts))
         if start.reported_counts is not None:

@@ -6,8 +6,9 @@ The engine fills these; a `RunRecorder` keeps them: `folder.RunFolder` on disk, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -99,17 +100,30 @@ class RunStart:
     client_names: tuple[str, ...] = ()  # where the data names its clients; else they are numbers
 
 
+class ClientRow(NamedTuple):
+    """What a run's method remembers of one client under one name: (width,), float32, on the CPU."""
+
+    vector: str
+    client: int
+    values: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Everything a run needs to continue after `round`, bit for bit: tensors, and JSON for the rest.
 
     `clients` follows from these and is there to be looked at, for runs whose server doubts reports.
+
+    `rows` is what its method remembers of single clients, which may be most of it. A recorder is given those that
+    changed since the run's last checkpoint, or since it began, and gives back all it has been given, in any order; a
+    client without a row is as before round 1. To be gone through once, a row being valid until the next.
     """
 
     round: int
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
     clients: tuple[ClientRecord, ...] | None = None
+    rows: Iterable[ClientRow] = ()
 
 
 @dataclass(frozen=True)
@@ -154,7 +168,11 @@ class RunIdentity(Protocol):
 
 
 class RunRecorder(Protocol):
-    """Keeps one run. The engine calls start once, record in order of rounds, save now and then, finish last."""
+    """Keeps one run. The engine calls resume and start once, record in order of rounds, save now and then, finish last.
+
+    `save` runs in a thread of its own, beside `record` for rounds after that of the checkpoint; never beside another
+    `save` or `finish`.
+    """
 
     def start(self, start: RunStart) -> None: ...
 

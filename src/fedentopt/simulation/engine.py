@@ -29,6 +29,7 @@ from fedentopt.selection import Selector
 from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.census import take_censuses
+from fedentopt.simulation.checkpoints import CheckpointWriter
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator, HeldOutScores, Scores
@@ -109,6 +110,9 @@ def run_stack(
         stack = Stack(tasks, data, device, options, progress)
         try:
             return stack.run(interrupted)
+        except BaseException as error:
+            stack.checkpoints.close(at_once=isinstance(error, KeyboardInterrupt))
+            raise
         finally:
             stack.trainer.close()
 
@@ -159,6 +163,7 @@ class Stack:
         self.second = SecondStages(model, self.layout, self.data, self.transform, self.trainer)
         self.evaluator = Evaluator(self.trainer, self.second, self.data)
         self.feedback = FeedbackReader(model, self.layout)
+        self.checkpoints = CheckpointWriter(device)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         # All of them before the first is written down: a setting that is refused leaves no other run begun.
         about = data.y_train, data.num_classes
@@ -179,6 +184,8 @@ class Stack:
                 codes[task.config.own_code] = code_digest(task.config.own_code)
             code = codes[task.config.own_code] if task.code is None else task.code
             saved = task.recorder.resume()
+            if saved is not None:  # before anything is written: it may turn out to be damaged
+                run.restore(*saved)
             task.recorder.start(
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
@@ -186,8 +193,6 @@ class Stack:
                     clients.names if clients is not None and run.config.partition == NATURAL else (),
                 )
             )  # fmt: skip
-            if saved is not None:
-                run.restore(*saved)
         self.trainer.reserve(
             Room(
                 rows=sum(run.config.cohort_size for run in self.runs),
@@ -239,13 +244,18 @@ class Stack:
                 if pending is not None:
                     self._flush(pending)
                     pending = None
+                if due or ends or interrupted():
+                    self.checkpoints.wait()
                 self._close_finished(outcomes)
                 stop = interrupted()
-                for i, run in enumerate(self.runs):
-                    if i not in outcomes and (stop or run.round % self.options.checkpoint_every == 0):
-                        run.tell_selector()  # what a round taught belongs to the state after it
-                        run.recorder.save(run.checkpoint())
-                if stop and len(outcomes) < len(self.runs):
+                left = [run for i, run in enumerate(self.runs) if i not in outcomes]
+                saved = [run for run in left if stop or run.round % self.options.checkpoint_every == 0]
+                for run in saved:
+                    run.tell_selector()  # what a round taught belongs to the state after it
+                if saved:
+                    self.checkpoints.save(saved)
+                if stop and left:
+                    self.checkpoints.wait()
                     raise KeyboardInterrupt
         return [outcomes[i] for i in range(len(self.runs))]
 
@@ -282,6 +292,7 @@ class Stack:
         if self.device.type == "cuda":
             ready = torch.cuda.Event()
             ready.record()
+        self.checkpoints.proceed()
         return _Pending(runs, plans, chosen, evaluated, scores, validated, held_out, host, ready)
 
     def _plan(self, runs: list[RunState]) -> list[RoundPlan]:

@@ -142,7 +142,8 @@ class Hooks:
         value = self._call("initial", vector)
         if not isinstance(value, int | float | np.number) or not np.isfinite(value):
             raise self._wrong("initial", f"{value!r} for {vector}", "a finite number")
-        return self._clear(torch.full(shape, float(value), device=device))
+        filled = torch.full(shape, float(value), device=device)
+        return self._clear(filled) if value else filled  # zeros need no second copy, which may be gigabytes
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,11 @@ from torch import nn
 from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, LocalTerms, Round, Vectors, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
-from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunRecorder
+from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Selector
 from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.device import to_device
+from fedentopt.simulation.device import to_device, to_host
 from fedentopt.simulation.feedback import Feedback, StepSizes
 from fedentopt.simulation.head_stage import HeadStage, model_sizes
 from fedentopt.simulation.hooks import Hooks
@@ -74,6 +75,8 @@ class RunState:
             torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
         )
         self.seen: set[int] = set()  # clients whose last model is kept
+        self.changed: set[int] = set()  # clients of whom something else is remembered than at the last checkpoint
+        self.before_change: Callable[[Iterable[int]], None] = lambda clients: None  # a checkpoint may be reading them
         self.has_trained = False  # whether any round had a client that trained
         self.census_seconds = 0.0
         self._check_combination(algorithm)
@@ -192,6 +195,8 @@ class RunState:
         config = self.config
         mode = CORRECTION_MODES[self.algorithm.push_enters if self.hooks.pushes else None]
         lr, has_code = self.lr(plan.round), self.hooks.has_code
+        if has_code:
+            self.before_change(plan.trained)  # own code is handed the rows themselves
         made = []
         for task in plan.work:
             terms = self.hooks.local_terms(Client(task.client, task.label_counts))
@@ -254,6 +259,7 @@ class RunState:
     def absorb(self, plan: RoundPlan, start: torch.Tensor, trained: torch.Tensor) -> None:
         """Let the algorithm learn from a round: its clients went from `start` (width,) to `trained` (M, width)."""
         width = self.layout.parameter_width
+        self.before_change(plan.trained)
         if self.hooks.absorbs:
             clients = self._numbers(plan)
             about = self.round_info(plan, np.arange(len(plan.work)))
@@ -264,6 +270,7 @@ class RunState:
         if self.client_models is not None:
             self.client_models.index_copy_(0, self._numbers(plan), trained)
             self.seen.update(plan.trained)
+        self.changed.update(plan.trained)
 
     def _vectors(self, clients: torch.Tensor) -> Vectors:
         return Vectors(dict(self.server), {name: rows[clients] for name, rows in self.client.items()})
@@ -327,42 +334,53 @@ class RunState:
             bytes_up += self.config.clients * (1 if sizes_only else self.num_classes) * LABEL_BYTES
         return bytes_up, bytes_down
 
-    def checkpoint(self) -> Checkpoint:
-        """Everything needed to go on after the last planned round."""
-        plain = self.layout.to_canonical
-        tensors = {"models": plain(self.models)}
-        tensors |= {f"{SERVER}{name}": plain(vector[None])[0] for name, vector in self.server.items()}
-        tensors |= {f"{CLIENT}{name}": plain(rows) for name, rows in self.client.items()}
-        if self.client_models is not None:
-            tensors[MODELS] = plain(self.client_models)
-        if self.stage is not None:
-            tensors["head"] = self.stage.head.cpu()
+    @property
+    def client_rows(self) -> dict[str, torch.Tensor]:
+        """What is remembered of every client, by the name a checkpoint gives it: (clients, width) each."""
+        found = {f"{CLIENT}{name}": rows for name, rows in self.client.items()}
+        return found if self.client_models is None else found | {MODELS: self.client_models}
+
+    def checkpoint(self, rows: Iterable[ClientRow] = ()) -> Callable[[], Checkpoint]:
+        """Copy everything needed to go on after the last planned round, but for what `rows` gives of single clients.
+
+        The copies may still be on their way from the device. What is returned makes the checkpoint of them when they
+        have arrived, in any thread, while the run goes on.
+        """
+        flat = {"models": self.models} | {f"{SERVER}{name}": vector for name, vector in self.server.items()}
+        copies = {name: _copied(tensor) for name, tensor in flat.items()}
+        others = {} if self.stage is None else {"head": _copied(self.stage.head)}
         for name, array in getattr(self.planner.selector, "arrays", dict)().items():
-            tensors[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float32))
+            others[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float32))
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
         meta["has_trained"] = self.has_trained
         if self.client_models is not None:
             meta["seen"] = sorted(self.seen)
-        return Checkpoint(self.round, tensors, meta, client_records(self.planner, self.records))
+        meta["vectors"] = {name: list(kept.shape) for name, kept in self.client_rows.items()}
+        round_, kept_meta, plain = self.round, copy.deepcopy(meta), self.layout.to_canonical
+        clients = client_records(self.planner, self.records)
+
+        def finish() -> Checkpoint:
+            tensors = {
+                name: plain(tensor.view(-1, tensor.shape[-1])).view_as(tensor) for name, tensor in copies.items()
+            }
+            return Checkpoint(round_, tensors | others, kept_meta, clients, rows)
+
+        return finish
 
     def restore(self, checkpoint: Checkpoint, records: list[RoundRecord]) -> None:
         """Continue from a checkpoint of this run."""
-        tensors = checkpoint.tensors
-        expected = self.checkpoint().tensors if self.stage is None else {}
-        for name in ("models", *(n for n in expected if n.startswith("vectors."))):
-            if name not in tensors or tensors[name].shape != expected[name].shape:
-                found = tuple(tensors[name].shape) if name in tensors else "nothing"
-                raise InputError(
-                    f"checkpoint of {self.config.run_id}: {name} of shape {found}, "
-                    f"this run needs {tuple(expected[name].shape)}; start anew without resuming"
-                )
+        tensors, rows = checkpoint.tensors, self.client_rows
+        self._check_shapes(checkpoint)
         own = self.layout.from_canonical
         self.round, self.records = checkpoint.round, list(records)
         self.models = own(tensors["models"]).to(self.device)
         self.server = {name: own(tensors[f"{SERVER}{name}"][None])[0].to(self.device) for name in self.server}
-        self.client = {name: own(tensors[f"{CLIENT}{name}"]).to(self.device) for name in self.client}
+        for name in rows.keys() & tensors.keys():  # of an older version, which wrote every client every time
+            rows[name].copy_(own(tensors[name]))
+            self.changed.update(range(self.config.clients))
+        for name, client, values in checkpoint.rows:
+            rows[name][client].copy_(own(values[None])[0])
         if self.client_models is not None:
-            self.client_models = own(tensors[MODELS]).to(self.device)
             self.seen = set(checkpoint.meta["seen"])
         self.head = tensors.get("head")
         self.planner.load_state_dict(checkpoint.meta["planner"])
@@ -371,6 +389,17 @@ class RunState:
             self.planner.selector.load_arrays(arrays)
         self.diverged_round = checkpoint.meta["diverged_round"]
         self.has_trained = bool(checkpoint.meta["has_trained"])
+
+    def _check_shapes(self, checkpoint: Checkpoint) -> None:
+        found = {name: tuple(shape) for name, shape in checkpoint.meta.get("vectors", {}).items()}
+        found |= {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+        needed = {"models": self.models} | {f"{SERVER}{name}": vector for name, vector in self.server.items()}
+        for name, tensor in (needed | self.client_rows).items():
+            if found.get(name) != tuple(tensor.shape):
+                raise InputError(
+                    f"checkpoint of {self.config.run_id}: {name} of shape {found.get(name, 'nothing')}, "
+                    f"this run needs {tuple(tensor.shape)}; start anew without resuming"
+                )
 
     def outcome(self) -> Outcome:
         """The finished run."""
@@ -397,3 +426,8 @@ class RunState:
             class_accuracy=last, chance=None if self.diverged_round is None else 100.0 / self.num_classes,
         )  # fmt: skip
         return tuple(map(float, values)), of
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host; from CUDA it may still be on its way."""
+    return to_host(tensor.detach()) if tensor.is_cuda else tensor.detach().clone()
