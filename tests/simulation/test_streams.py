@@ -207,6 +207,24 @@ def test_every_slot_works_on_its_own_stream_and_in_turn(pair, monkeypatch):
     assert [slot for slot, _ in log[:10]] == [first] * 9 + [second]
 
 
+def test_padded_batches_are_replayed_in_graphs_of_few_sizes(monkeypatch):
+    pair = Pair("toy:normed")
+    rows = [client(k, 17 + k, 2, 16) for k in range(8)]  # last batches of 1 to 8 samples
+    work = build_work(rows, 16, CLASSES, CPU)
+    expected = pair.streams.train(pair.starts, work).models
+    pair.streams.close()
+    pair.streams.masks = True
+    padded = pair.streams.train(pair.starts, work).models
+    torch.testing.assert_close(padded, expected, atol=2e-5, rtol=1e-4)
+    streams = Streams(monkeypatch)
+    log = streams.give(monkeypatch, pair.streams._slots)
+    assert torch.equal(pair.streams.train(pair.starts, work).models, padded)
+    assert sum(what == "replay" for _, what in log) == 8 * 4
+    assert not any(what == "step" for _, what in log)
+    sizes = {batch for slot in pair.streams._slots for batch, _ in slot.graphs}
+    assert sizes == {BatchForm(16), *(BatchForm(size, masked=True) for size in (2, 4, 6, 8))}
+
+
 def test_clients_with_code_run_outside_graphs_at_their_real_sizes(pair, monkeypatch):
     sizes: list[int] = []
 
