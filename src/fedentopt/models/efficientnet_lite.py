@@ -6,7 +6,9 @@ parameters with 1,000 classes. As in the network that was published, whose weigh
 - BatchNorm's eps is 1e-3. Its momentum, which no weights hang on, is torch's 0.1 as in torchvision's B0; the published
   training moved its statistics by 0.01 per step, which a federated round of a few steps hardly sees;
 - stochastic depth grows from 0 to 0.2 over the blocks, and 0.2 of the features are dropped before the last layer.
-The start is that of torchvision's B0: normal by fan-out for convolutions, uniform by width for the last layer.
+The start is that of torchvision's B0, normal by fan-out, but for the last layer, which starts as any `nn.Linear` of
+torch does: B0's is uniform up to 1 / sqrt(classes), meant for a thousand of them; with four it would drown what a body
+has learnt elsewhere in logits of several units.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -99,16 +100,9 @@ class EfficientNetLite(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout(DROPPED_FEATURES)
         self.classifier = nn.Linear(FEATURES, num_classes)
-        self._start()
-
-    @torch.no_grad()
-    def _start(self) -> None:
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")
-        limit = 1 / math.sqrt(self.classifier.out_features)
-        nn.init.uniform_(self.classifier.weight, -limit, limit)
-        nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.pool(self.head(self.blocks(self.stem(x)))).flatten(1)
