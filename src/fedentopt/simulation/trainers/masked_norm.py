@@ -77,7 +77,7 @@ def masked_batch_norm(layer: _BatchNorm, x: Tensor, real: Tensor) -> Tensor:
         alone = values < 2
         unbiased = var * values / (values - 1).clamp(min=1)
         if layer.running_mean is None:
-            var = torch.where(alone, 1 - layer.eps, var)  # what is at the mean is passed on with its gradient
+            var = var.masked_fill(alone, 1 - layer.eps)  # what is at the mean is passed on with its gradient
         else:
             assert layer.running_var is not None
             before = layer.running_mean, layer.running_var
