@@ -164,7 +164,7 @@ def test_without_padding_and_in_evaluation_layers_are_torchs_own():
     assert all(torch.equal(a, b) for a, b in zip(net.buffers(), twin.buffers(), strict=True))
 
 
-@pytest.mark.parametrize(("name", "size"), [("efficientnet-b0", 40), ("efficientnet-lite0", 33)])
+@pytest.mark.parametrize(("name", "size"), [("efficientnet-b0", 32), ("efficientnet-lite0", 33)])
 def test_a_step_of_efficientnet(name, size):
     """Depthwise convolutions, squeeze-and-excitation, stochastic depth, dropout: padding changes nothing of it."""
     plain = build(name, 4, seed=0, image_size=size).double()
@@ -173,14 +173,14 @@ def test_a_step_of_efficientnet(name, size):
     for model in (plain, masked):
         dropout_key(model).set(12345)
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(5, 3, size, size, generator=generator, dtype=torch.float64)
+    x = torch.randn(4, 3, size, size, generator=generator, dtype=torch.float64)
     labels = torch.tensor([0, 3, 1])
     loss = nn.functional.cross_entropy(plain(x[:3]), labels)
     loss.backward()
-    real = torch.arange(5) < 3
+    real = torch.arange(4) < 3
     with padding.masking(real):
         logits = masked(fill_padding(x, real))
-    nn.functional.cross_entropy(logits, torch.cat([labels, torch.tensor([-1, -1])]), ignore_index=-1).backward()
+    nn.functional.cross_entropy(logits, torch.cat([labels, torch.tensor([-1])]), ignore_index=-1).backward()
     for (tensor, p), q in zip(plain.named_parameters(), masked.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-8, atol=1e-10, msg=lambda text, t=tensor: f"{t}: {text}")
     for p, q in zip(plain.buffers(), masked.buffers(), strict=True):
