@@ -14,11 +14,14 @@ import toy
 from drawing_models import DRAWING
 from fedentopt.errors import InputError
 from fedentopt.models import build
-from fedentopt.simulation.device import torch_settings
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StreamsTrainer
+from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
 from fedentopt.simulation.triton import ops
-from fedentopt.simulation.work import LocalCode
+from fedentopt.simulation.work import LocalCode, build_work
 from second_stages import in_second_stage, spoilt_checkpoint
 from straight_line import clients, world
 from toy import METHODS
@@ -304,3 +307,99 @@ def test_layers_that_draw_draw_the_same_on_cpu_and_gpu(name):
     sizes = {"clients": 4, "cohort": "2", "rounds": 2, "epochs": 1, "batch_size": 16, "lr": 0.05, "partition": "iid"}
     config = toy.config(model=f"drawing_models:{name}", precision="fp32-exact", **sizes)
     compare([config, config.replace(seed=3)], toy.images(), 1e-4)
+
+
+# Padded batches of BatchNorm: graphs of few sizes, whose statistics leave padding out.
+
+
+def both_ways(name, size, batch, precision, **same):
+    """Trainers on CUDA that pad partial batches, and that run them at their real sizes; and their work."""
+    data = toy.images(samples=120, classes=4, size=size)
+    model = build(name, 4, seed=5, image_size=size)
+    layout = FlatLayout(model, channels_last=True)
+    place, transform = DeviceData.place(data, CUDA), ImageTransform(data.mean, data.std, 0.2, 0.5, 0.1)
+    kernels = ops(CUDA, exact=precision == "fp32-exact", bf16=precision == "bf16")
+    made = [StreamsTrainer(model, layout, place, transform, kernels, 3, precision, masks=m) for m in (None, False)]
+    rows = [replace(row, correction_mode=0, start_row=0, task=replace(row.task, batch_size=batch), **same)
+            for row in clients(9)]  # fmt: skip
+    starts = layout.pack(model.state_dict())[None].to(CUDA)
+    return made, starts, build_work(rows, batch, 4, CUDA, wants_losses=True)
+
+
+def moved(layout, models, starts):
+    """How far parameters and statistics have come, by client."""
+    parts = (models - starts).split([layout.parameter_width, layout.width - layout.parameter_width], 1)
+    return [part.double() for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "precision", "near"),
+    [
+        ("toy:normed", 8, "fp32-exact", 1e-4),
+        ("toy:normed", 8, "bf16", 3e-2),
+        ("efficientnet-b0", 64, "fp32-exact", 5e-2),
+        ("efficientnet-lite0", 64, "fp32-exact", 3e-1),  # ReLU's kinks: rounding alone moves gradients by a tenth
+    ],
+)
+def test_padded_batches_train_as_unpadded_ones(name, size, precision, near):
+    # So small a learning rate that rounding does not grow from step to step: deep networks double it many times over.
+    with torch_settings(CUDA, precision):
+        (padded, plain), starts, work = both_ways(name, size, 20, precision, lr=1e-5, mu=0.0)
+        assert padded.masks
+        assert not plain.masks
+        expected = plain.train(starts, work)
+        few = torch.from_numpy(work.sizes >= 5).to(CUDA)  # a lone sample's maps of four pixels have next to no variance
+        for _ in range(3):  # captured, replayed, replayed
+            found = padded.train(starts, work)
+            torch.testing.assert_close(found.losses, expected.losses, atol=near, rtol=near)
+            for mine, its in zip(
+                *(moved(padded.layout, t.models[few], starts) for t in (found, expected)), strict=True
+            ):
+                gap = (mine - its).norm(dim=1) / its.norm(dim=1)
+                print(f"{name} {precision}: relative difference of a movement {float(gap.max()):.1e}")
+                assert float(gap.max()) < near
+        forms = {batch for slot in padded._slots for batch, _ in slot.graphs}
+        assert {form.size for form in forms if form.masked} == {3, 6, 9, 15, 18, 20}
+
+
+def test_padded_batches_never_make_the_host_wait(exact):
+    (padded, _), starts, work = both_ways("toy:normed", 8, 20, "fp32-exact")
+    for _ in range(2):
+        padded.train(starts, work)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        padded.train(starts, work)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 24, 14, 14), (8, 320, 7, 7), (9, 5, 1, 1), (7, 6), (5, 3, 11)])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_masked_statistics(dtype, shape, memory):
+    generator = torch.Generator().manual_seed(0)
+    x, push = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    x = 2 * x + 3
+    if len(shape) == 4:
+        x, push = x.contiguous(memory_format=memory), push.contiguous(memory_format=memory)
+    x, push = x.to(dtype), push.to(dtype)
+    kind = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}[len(shape)]
+    near = {torch.float64: 1e-11, torch.float32: 5e-5, torch.bfloat16: 3e-2}[dtype]
+    for n in (2, shape[0] // 2 + 1, shape[0]):
+        exact, norm = kind(shape[1]).double(), kind(shape[1]).to(CUDA)
+        norm = norm.double() if dtype == torch.float64 else norm
+        wide = x[:n].double().clone().requires_grad_()
+        expected = exact(wide)
+        expected.backward(push[:n].double())
+        here = x.to(CUDA, copy=True).requires_grad_()
+        real = torch.arange(shape[0], device=CUDA) < n
+        y = masked_batch_norm(norm, here, real)
+        y.backward(torch.where(real.view(-1, *(1,) * (x.dim() - 1)), push.to(CUDA), 0))
+        assert y.dtype == dtype
+        assert not here.grad[n:].any()
+        pairs = [(y[:n], expected), (here.grad[:n], wide.grad), *zip(norm.buffers(), exact.buffers(), strict=True)]
+        scale = expected.numel() / shape[1]  # gradients of weights are sums over so many values
+        pairs += [(p.grad / scale, q.grad / scale) for p, q in zip(norm.parameters(), exact.parameters(), strict=True)]
+        for mine, its in pairs:
+            torch.testing.assert_close(mine.detach().cpu().double(), its.detach().double(), atol=near, rtol=near)

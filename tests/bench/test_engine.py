@@ -19,7 +19,18 @@ def test_a_case_is_measured():
     assert speed.samples_per_second > 0
     assert speed.floor_share > 0
     assert "loop trainer" in speed.runs
+    assert not speed.uneven
     report = as_json([speed], "cpu")
     assert report["speeds"][0]["samples_per_second"] == speed.samples_per_second
     assert len(report["sources"]) == 64
     assert {"fedentopt", "commit", "torch", "cpu", "device"} <= report.keys()
+
+
+def test_uneven_clients_have_last_batches_of_their_own():
+    case = Case("lenet5", 10, 143, 1, uneven=True)
+    assert sum(case.sizes()) == 1430
+    assert len({size % 64 for size in case.sizes()}) == 10
+    assert (min(case.sizes()), max(case.sizes())) == (1, 285)
+    (speed,) = bench_engine("cpu", cases=(Case("lenet5", 3, 20, 1, uneven=True),), repeats=1, workers=1)
+    assert speed.uneven
+    assert speed.clients == 3

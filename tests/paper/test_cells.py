@@ -189,6 +189,7 @@ def test_five_seeds_for_lenet5_and_three_elsewhere() -> None:
         ("vgg11", (0, 1, 2)),
         ("efficientnet-b0", (0, 1, 2)),
         ("efficientnet-b3", (0, 1, 2)),
+        ("efficientnet-lite0", (0, 1, 2)),
     }
     assert all(not cell.seeds for cell in of("table5"))
 

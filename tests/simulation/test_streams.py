@@ -22,7 +22,7 @@ from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.loop import LoopTrainer
 from fedentopt.simulation.trainers.packed_rows import RowFormat
-from fedentopt.simulation.trainers.stream_slot import Slot
+from fedentopt.simulation.trainers.stream_slot import BatchForm, Slot
 from fedentopt.simulation.trainers.streams import StreamsTrainer
 from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import LocalCode, Row, Work, build_work
@@ -155,15 +155,15 @@ class Streams:
             log.append((slot, what))
 
         class FakeGraph:
-            def __init__(self, slot: Slot) -> None:
-                self.slot = slot
+            def __init__(self, slot: Slot, batch: BatchForm) -> None:
+                self.slot, self.batch = slot, batch
 
             def replay(self) -> None:
                 taken(self.slot, "replay")
-                step(self.slot, self.slot.form.batch)
+                step(self.slot, self.batch)
 
-        monkeypatch.setattr(Slot, "_capture", lambda slot: slot.graphs.update({slot.wants_losses: FakeGraph(slot)}))
-        monkeypatch.setattr(Slot, "_step", lambda slot, size: (taken(slot, "step"), step(slot, size)))
+        monkeypatch.setattr(Slot, "_capture", lambda slot, batch: FakeGraph(slot, batch))
+        monkeypatch.setattr(Slot, "_step", lambda slot, batch: (taken(slot, "step"), step(slot, batch)))
         monkeypatch.setattr(Slot, "load", lambda slot, client: (taken(slot, "load"), load(slot, client)))
         for slot in slots:
             slot.stream = FakeStream()  # type: ignore[assignment]
@@ -207,6 +207,24 @@ def test_every_slot_works_on_its_own_stream_and_in_turn(pair, monkeypatch):
     assert [slot for slot, _ in log[:10]] == [first] * 9 + [second]
 
 
+def test_padded_batches_are_replayed_in_graphs_of_few_sizes(monkeypatch):
+    pair = Pair("toy:normed")
+    rows = [client(k, 17 + k, 2, 16) for k in range(8)]  # last batches of 1 to 8 samples
+    work = build_work(rows, 16, CLASSES, CPU)
+    expected = pair.streams.train(pair.starts, work).models
+    pair.streams.close()
+    pair.streams.masks = True
+    padded = pair.streams.train(pair.starts, work).models
+    torch.testing.assert_close(padded, expected, atol=2e-5, rtol=1e-4)
+    streams = Streams(monkeypatch)
+    log = streams.give(monkeypatch, pair.streams._slots)
+    assert torch.equal(pair.streams.train(pair.starts, work).models, padded)
+    assert sum(what == "replay" for _, what in log) == 8 * 4
+    assert not any(what == "step" for _, what in log)
+    sizes = {batch for slot in pair.streams._slots for batch, _ in slot.graphs}
+    assert sizes == {BatchForm(16), *(BatchForm(size, masked=True) for size in (2, 4, 6, 8))}
+
+
 def test_clients_with_code_run_outside_graphs_at_their_real_sizes(pair, monkeypatch):
     sizes: list[int] = []
 
@@ -236,7 +254,8 @@ def test_a_round_that_wants_losses_has_a_graph_of_its_own(pair, monkeypatch):
         trained = pair.streams.train(pair.starts, work)
         assert torch.equal(trained.models, expected.models)
         assert trained.losses is None or torch.equal(trained.losses, expected.losses)
-    assert all(set(slot.graphs) == {False, True} for slot in pair.streams._slots)
+    whole = BatchForm(8)
+    assert all(set(slot.graphs) == {(whole, False), (whole, True)} for slot in pair.streams._slots)
 
 
 def test_a_round_that_fails_is_joined_before_its_memory_goes(pair, monkeypatch):
@@ -245,7 +264,7 @@ def test_a_round_that_fails_is_joined_before_its_memory_goes(pair, monkeypatch):
     streams = Streams(monkeypatch)
     streams.give(monkeypatch, pair.streams._slots)
 
-    def fail(slot: Slot) -> None:
+    def fail(slot: Slot, batch: BatchForm) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Slot, "_capture", fail)
@@ -378,9 +397,9 @@ def test_algorithms_are_tuned_for_whole_batches_only(monkeypatch):
     seen: dict[int, set[bool]] = {}
     step = Slot._step
 
-    def noting(slot: Slot, size: int) -> None:
-        seen.setdefault(size, set()).add(torch.backends.cudnn.benchmark)
-        step(slot, size)
+    def noting(slot: Slot, batch: BatchForm) -> None:
+        seen.setdefault(batch.size, set()).add(torch.backends.cudnn.benchmark)
+        step(slot, batch)
 
     monkeypatch.setattr(Slot, "_step", noting)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)

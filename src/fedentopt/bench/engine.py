@@ -1,8 +1,9 @@
 """How fast the engine trains: samples per second of whole local training, beside the arithmetic floor of the machine.
 
 Work: N clients with 500 random 32x32 images each, five epochs, batch 64, augmentation on, from start models to trained
-models (gather, augmentation, forward, backward, optimiser). The floor divides the machine's measured fp32 matrix rate
-by the model's operations per sample: a bound that no fp32 implementation without tensor cores beats.
+models (gather, augmentation, forward, backward, optimiser). Uneven clients have last batches of all sizes. The floor
+divides the machine's measured fp32 matrix rate by the model's operations per sample: a bound that no fp32
+implementation without tensor cores beats.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the benchmark."""
+    """One line of the benchmark. Uneven clients have 1 to 2 `samples` - 1 samples, so many on average."""
 
     model: str
     clients: int
@@ -39,6 +40,13 @@ class Case:
     epochs: int
     image_size: int = 32
     precision: str = "fp32"
+    uneven: bool = False
+
+    def sizes(self) -> list[int]:
+        """How many samples every client has."""
+        if not self.uneven:
+            return [self.samples] * self.clients
+        return [round(size) for size in np.linspace(1, 2 * self.samples - 1, self.clients)]
 
 
 GPU_CASES = (
@@ -48,6 +56,7 @@ GPU_CASES = (
     Case("vgg11", 10, 500, 1, precision="bf16"),
     Case("efficientnet-b0", 4, 128, 1, 224),
     Case("efficientnet-b0", 4, 128, 1, 224, "bf16"),
+    Case("efficientnet-b0", 10, 143, 2, 224, uneven=True),  # as many samples as a client of Brain-Tumor MRI has
 )
 CPU_CASES = (
     *(Case("lenet5", n, 500, 1) for n in (10, 30)),
@@ -67,6 +76,7 @@ class Speed:
     floor_share: float
     megaflop_per_sample: float
     runs: str
+    uneven: bool = False
 
 
 def bench_engine(
@@ -81,7 +91,8 @@ def bench_engine(
 
 def _measure(case: Case, device: torch.device, rate: float, repeats: int, workers: int | None) -> Speed:
     rng = np.random.default_rng(0)
-    total = case.clients * case.samples
+    sizes = case.sizes()
+    total = sum(sizes)
     shape = (min(total, 50_000), 3, case.image_size, case.image_size)
     pixels = torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8)).to(device)
     labels = torch.from_numpy(rng.integers(0, 10, shape[0])).to(device)
@@ -92,7 +103,7 @@ def _measure(case: Case, device: torch.device, rate: float, repeats: int, worker
     transform = ImageTransform((0.5,) * 3, (0.25,) * 3, 0.2, 0.5, 0.1)
     trainer = make_trainer(name, model, layout, data, transform, precision=case.precision, workers=workers)
     starts = layout.pack(model.state_dict())[None].to(device)
-    own = np.arange(total).reshape(case.clients, case.samples) % shape[0]
+    own = np.split(np.arange(total) % shape[0], np.cumsum(sizes)[:-1])
     rows = [
         Row(
             task=ClientWork(k, own[k], np.ones(10), case.epochs, BATCH),
@@ -108,7 +119,8 @@ def _measure(case: Case, device: torch.device, rate: float, repeats: int, worker
     flop = sample_flop(case.model, case.image_size)
     what = trainer.describe()
     trainer.close()
-    return Speed(case.model, case.precision, case.clients, speed, speed * flop / rate, flop / 1e6, what)
+    share = speed * flop / rate
+    return Speed(case.model, case.precision, case.clients, speed, share, flop / 1e6, what, case.uneven)
 
 
 def sample_flop(model: str, image_size: int) -> float:

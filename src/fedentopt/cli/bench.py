@@ -39,7 +39,8 @@ def engine(
     speeds = []
     for speed in bench_engine(device, cases=chosen, repeats=repeats):
         speeds.append(speed)
-        note(f"{speed.model} x {speed.clients} ({speed.precision}): {speed.samples_per_second:,.0f} samples/s")
+        clients = f"{speed.clients}{' uneven' if speed.uneven else ''}"
+        note(f"{speed.model} x {clients} ({speed.precision}): {speed.samples_per_second:,.0f} samples/s")
     if json:
         print_json(as_json(speeds, device))
         return
@@ -48,8 +49,9 @@ def engine(
                           ("of the floor", True), ("what ran", False)):  # fmt: skip
         table.add_column(column, justify="right" if right else "left")
     for s in speeds:
+        clients = f"{s.clients} uneven" if s.uneven else str(s.clients)
         table.add_row(
-            s.model, str(s.clients), s.precision, f"{s.samples_per_second:,.0f}", f"{100 * s.floor_share:.1f} %", s.runs
+            s.model, clients, s.precision, f"{s.samples_per_second:,.0f}", f"{100 * s.floor_share:.1f} %", s.runs
         )
     out().print(table)
 

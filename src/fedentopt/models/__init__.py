@@ -1,7 +1,8 @@
 """Models: plain `torch.nn.Module`s, nothing federated inside.
 
 `build` makes one by name, from a seed, on the CPU; `head_name` tells where its last linear layer is;
-`dropout_key` gives the handle by which a trainer keys the dropout masks of a step, `keyed_draws` what keys other draws.
+`check_pretrained` whether its published weights are there; `dropout_key` gives the handle by which a trainer keys the
+dropout masks of a step, `keyed_draws` what keys other draws.
 """
 
 from __future__ import annotations
@@ -10,5 +11,16 @@ from fedentopt.models.building import NAMES, build
 from fedentopt.models.head import find_head, head_name
 from fedentopt.models.keyed_draws import keyed_draws
 from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
+from fedentopt.models.pretrained import PRETRAINED, check_pretrained
 
-__all__ = ["NAMES", "DropoutKey", "build", "dropout_key", "find_head", "head_name", "keyed_draws"]
+__all__ = [
+    "NAMES",
+    "PRETRAINED",
+    "DropoutKey",
+    "build",
+    "check_pretrained",
+    "dropout_key",
+    "find_head",
+    "head_name",
+    "keyed_draws",
+]

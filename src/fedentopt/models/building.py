@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from fedentopt.errors import InputError
+from fedentopt.models.efficientnet_lite import EfficientNetLite
 from fedentopt.models.head import find_head, marking_head
 from fedentopt.models.keyed_draws import key_draws
 from fedentopt.models.keyed_dropout import DropoutKey, key_dropout
 from fedentopt.models.networks import efficientnet, lenet5, vgg11
+from fedentopt.models.pretrained import PRETRAINED, load_pretrained
 from fedentopt.models.weights import load_weights
 from fedentopt.own_code import describe_error, make_own
 
@@ -98,7 +100,7 @@ def _failed(spec: str, images: torch.Tensor, error: Exception) -> InputError:
     return InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {describe_error(error)}")
 
 
-NAMES = ("lenet5", "vgg11", "efficientnet-b0", "efficientnet-b3")
+NAMES = ("lenet5", "vgg11", "efficientnet-b0", "efficientnet-b3", "efficientnet-lite0")
 
 
 def build(
@@ -115,9 +117,9 @@ def build(
 
     `name`: one of `NAMES`, or "package.module:factory" for one's own. Its start depends on `seed` alone;
     torch's global generators are left as they were. `weights`: a local file to start from (see
-    `load_weights`). `factory`: makes one's own model in the place of what `name` stands for. Dropout layers become
-    keyed ones (see `keyed_dropout`), other draws of one's own model are keyed too (see `keyed_draws`). Images come as
-    RGB; of data with one of `channels`, one's own model may take that one.
+    `load_weights`), or "pretrained" (see `load_pretrained`). `factory`: makes one's own model in the place of what
+    `name` stands for. Dropout layers become keyed ones (see `keyed_dropout`), other draws of one's own model are keyed
+    too (see `keyed_draws`). Images come as RGB; of data with one of `channels`, one's own model may take that one.
     """
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes} is out of range; accepted: at least 2")
@@ -130,7 +132,9 @@ def build(
         key = key_dropout(model)
         if ":" in name or factory is not None:
             check_own_model(model, name, num_classes, image_size, channels, key)
-        if weights is not None:
+        if weights == PRETRAINED:
+            load_pretrained(model, name, find_head(model))
+        elif weights is not None:
             load_weights(model, weights, find_head(model))
     return model.train()
 
@@ -144,6 +148,8 @@ def _make(name: str, num_classes: int, image_size: int, factory: Callable[[int],
         return vgg11(num_classes, image_size)
     if name in ("efficientnet-b0", "efficientnet-b3"):
         return efficientnet(name.removeprefix("efficientnet-"), num_classes)
+    if name == "efficientnet-lite0":
+        return EfficientNetLite(num_classes)
     if ":" in name:
         return own_model(name, num_classes)
     raise InputError(f"model: {name!r} is unknown; accepted: {', '.join(NAMES)} or package.module:factory")

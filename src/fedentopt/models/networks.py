@@ -10,6 +10,7 @@ replaced by one linear layer on the 512 features. Images of 64 pixels and more l
 which is averaged first, so that the linear layer is the same for every size.
 
 EfficientNet-B0 and -B3 (Tan and Le, 2019): torchvision's networks with a last layer of C classes.
+EfficientNet-Lite0, of which published weights can be had: `efficientnet_lite`.
 """
 
 from __future__ import annotations

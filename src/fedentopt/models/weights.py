@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,12 +13,19 @@ from fedentopt.errors import InputError
 
 
 def load_weights(model: nn.Module, path: str, head: str | None) -> None:
-    """Copy the tensors of `path` into `model`, name by name.
+    """Copy the tensors of a file into `model`, as `copy_tensors` says."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"weights: {file} is not a file; accepted: a local .safetensors or .pth file, or pretrained")
+    copy_tensors(model, read_tensors(file, file), path, head)
+
+
+def copy_tensors(model: nn.Module, found: Mapping[str, Tensor], path: str, head: str | None) -> None:
+    """Copy the tensors `found` in `path` into `model`, name by name.
 
     The last layer (`head`) stays as initialised when the file has none or one of another shape: other
     classes. Every other missing, unknown, misshapen or non-finite tensor is refused by name.
     """
-    found = _read(Path(path).expanduser())
     state = model.state_dict()
     mine = set() if head is None else {name for name in state if name.startswith(f"{head}.")}
     same_head = all(name in found and found[name].shape == state[name].shape for name in mine)
@@ -44,21 +53,20 @@ def load_weights(model: nn.Module, path: str, head: str | None) -> None:
     model.load_state_dict(chosen)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise InputError(f"weights: {path} is not a file; accepted: a local .safetensors or .pth file")
+def read_tensors(content: Path | io.BytesIO, path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name; `content` is the file, or its bytes where it has been read already."""
     try:
         if path.suffix in (".pth", ".pt"):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = torch.load(content, map_location="cpu", weights_only=True)
         else:
-            from safetensors.torch import load_file
+            from safetensors.torch import load, load_file
 
-            content = load_file(path)
+            tensors = load_file(content) if isinstance(content, Path) else load(content.getvalue())
     except Exception as error:  # both readers raise many kinds for one thing: not such a file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
             f"weights: {path} cannot be read ({reason}); accepted: safetensors, or .pth with tensors only"
         ) from error
-    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise InputError(f"weights: {path} is not a plain mapping of names to tensors")
-    return content
+    return tensors

@@ -31,7 +31,7 @@ from fedentopt.paper.cells import METRICS, Cell
 from fedentopt.paper.printed import Place, Printed, printed_figures
 from fedentopt.selection import SELECTORS
 from fedentopt.settings import amount
-from fedentopt.simulation.config import PARTS, RunConfig, option_of
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 from fedentopt.simulation.methods import parse_method
 
 
@@ -206,7 +206,7 @@ def _over(merged: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]
 
 def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConfig:
     """A run from merged settings, without those its method does not look at."""
-    settings = {name: value for name, value in merged.items() if name != "seeds"}
+    settings = {name: None if _open(name, value) else value for name, value in merged.items() if name != "seeds"}
     for name, key in (("participation", "cohort"), ("buffer", "buffer")):
         if name in settings:
             value = settings.pop(name)
@@ -225,6 +225,11 @@ def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConf
             del settings[name]
     named = {name: chosen[name] for name in ("model", "dataset", "partition")}
     return RunConfig.from_dict(settings | named)
+
+
+def _open(name: str, value: Any) -> bool:
+    """Whether a setting that may be left open is, which TOML has no value for."""
+    return value == "none" and name in FIELDS and FIELDS[name].optional
 
 
 def _has_buffer(selector: str) -> bool:

@@ -29,6 +29,7 @@ TABLES = {
     "grid-weight-decay": "Grid: weight decay",
     "grid-buffer": "Grid: buffer size",
     "single-class": "Limit: clients with a single class",
+    "mri-pretraining": "Brain-Tumor MRI: with and without pre-training",
     "inferred": "Selection without label reports",
     "liars": "Clients that lie about their labels",
     "selectors": "Every selector",
@@ -47,7 +48,7 @@ def method(name: str) -> str:
 
 def model(name: str) -> str:
     """`lenet5` as LeNet-5."""
-    return _written(MODELS, name)
+    return _written(MODELS | {"EfficientNet-Lite0": "efficientnet-lite0"}, name)  # no model of the paper's
 
 
 def dataset(name: str) -> str:

@@ -62,9 +62,13 @@ class RunConfig:
     validation: float = setting(
         0.0, "share of each client's training data that is held out and evaluated like the test split", low=0, below=1
     )
-    model: str = setting("lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, or package.module:factory")
+    model: str = setting(
+        "lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, efficientnet-lite0, or package.module:factory"
+    )
     weights: str | None = setting(
-        None, "local safetensors file with start weights (such as ImageNet's); the last layer may differ"
+        None,
+        "start weights: a local safetensors file, or pretrained (efficientnet-lite0: ImageNet's, from an extra); the "
+        "last layer may differ",
     )
     algorithm: str = setting("fedavg", f"{', '.join(ALGORITHMS.names)}, or package.module:factory")
     selector: str = setting("random", f"{', '.join(SELECTORS.names)}, or package.module:factory")

@@ -47,6 +47,17 @@ def torch_settings(device: torch.device, precision: str) -> Iterator[None]:
         torch.set_num_threads(before[3])
 
 
+@contextlib.contextmanager
+def untuned() -> Iterator[None]:
+    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new shape."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 @dataclass(frozen=True)
 class DeviceData:
     """Train and test split on one device: uint8 images (n, 1 or 3, H, W), int64 labels."""

@@ -1,30 +1,41 @@
 """A slot of the streams trainer: one module with a CUDA stream and a captured step, which takes client after client.
 
-A step is captured once and replayed. Partial batches at their real size (BatchNorm must not see padding) run outside
-the graph.
+A step is captured once for every size of batch it comes in, and replayed. All graphs of a slot share one pool of
+memory: none of them leaves anything in it for another, and they never run side by side. Batches at a real size of their
+own run outside graphs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from fedentopt.simulation.device import untuned
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.code_objective import CodeObjective
+from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms
 from fedentopt.simulation.trainers.packed_rows import RowFormat
+from fedentopt.simulation.trainers.padding_trial import fill_padding
 from fedentopt.simulation.work import LocalCode
 
 if TYPE_CHECKING:
     from fedentopt.simulation.trainers.streams import StreamsTrainer
 
 
+class BatchForm(NamedTuple):
+    """How a step takes its batch: the first `size` rows, all of them in BatchNorm's statistics unless `masked`, when
+    padding is left out there. (The loss never counts padding.)"""
+
+    size: int
+    masked: bool = False
+
+
 @dataclass(frozen=True)
 class Client:
-    """A row of a round: the sizes of its batches, what a slot copies to begin it, its correction, its result, and where
+    """A row of a round: the forms of its batches, what a slot copies to begin it, its correction, its result, and where
     the sums of its samples' losses go, if anybody wants them; its local objective, if that is code, and what that knows
     of its learning rate.
 
@@ -32,7 +43,7 @@ class Client:
     is a row of a matrix whose number only the device knows. All of it is views of tensors that the round keeps.
     """
 
-    sizes: list[int]
+    batches: list[BatchForm]
     begin: tuple[torch.Tensor, ...]
     corrections: torch.Tensor | None
     correction_row: torch.Tensor | None
@@ -60,7 +71,9 @@ class Slot:
         self.bound = BoundModel(trainer.model, trainer.layout, device)
         self.bound.module.train()
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # the step, without and with losses
+        self.padding = mask_norms(self.bound.module) if trainer.masks else Padding()
+        self.graphs: dict[tuple[BatchForm, bool], torch.cuda.CUDAGraph] = {}  # steps, without and with losses
+        self._pool: Any = None
         self.wants_losses = False
         width = trainer.layout.parameter_width
         self.velocity = torch.zeros(1, width, device=device)
@@ -85,6 +98,7 @@ class Slot:
         if self.stream is not None:
             self.stream.synchronize()  # nothing may still replay what is given back here
         self.graphs.clear()
+        self._pool = None
         self.form, self.packed = form, torch.zeros(form.width, dtype=torch.int32, device=self.packed.device)
         self.fields = form.views(self.packed[None])
         floats = (self.bound.row, self.start[0], self.velocity[0])
@@ -112,29 +126,35 @@ class Slot:
         if client.losses is not None:
             client.losses.copy_(self.sums[0])
 
-    def run(self, size: int) -> None:
-        """One step on the first `size` samples of a batch."""
+    def run(self, batch: BatchForm) -> None:
+        """One step on a batch of this form."""
         assert self.form is not None
-        if size < self.form.batch:
-            with _untuned():
-                self._step(size)
+        full = batch.size == self.form.batch
+        if self.stream is None or not self._captures or not (full or batch.masked):
+            with contextlib.nullcontext() if full else untuned():
+                self._step(batch)
             return
-        if self.stream is None or self.code is not None or self.bound.draws:
-            self._step(size)  # what code of one's own does in a step, such as drawing on the CPU, may not be captured
-            return
-        if self.wants_losses not in self.graphs:
-            self._capture()
-        self.graphs[self.wants_losses].replay()
+        key = batch, self.wants_losses
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(batch)
+        self.graphs[key].replay()
 
-    def _step(self, size: int) -> None:
+    @property
+    def _captures(self) -> bool:
+        """What code of one's own does in a step, such as drawing on the CPU, may not be captured."""
+        return self.code is None and not self.bound.draws
+
+    def _step(self, batch: BatchForm) -> None:
         t, row = self.trainer, self.fields
         x, labels = t.kernels.gather_augment(
             t.data.images, t.data.labels, row["index"], row["augment_key"], row["step"], t.transform, 1
         )
         self.bound.pick_dropout_key(row["dropout_keys"][0], row["step"])
-        x, labels = x[0, :size].contiguous(memory_format=torch.channels_last), labels[:, :size].contiguous()
+        x, labels = x[0, : batch.size], labels[:, : batch.size].contiguous()
+        real = labels[0] >= 0 if batch.masked else None
+        x = (x if real is None else fill_padding(x, real)).contiguous(memory_format=torch.channels_last)
         if self.code is None:
-            self._backward(x, labels)
+            self._backward(x, labels, real)
         else:
             self._backward_code(x, labels)
         t.kernels.sgd_update(
@@ -145,11 +165,13 @@ class Slot:
         )  # fmt: skip
         row["step"].add_(1)
 
-    def _backward(self, x: torch.Tensor, labels: torch.Tensor) -> None:
-        """Write the gradient of the client's loss on x (B, 3, H, W) with labels (1, B), -1 for padding."""
+    def _backward(self, x: torch.Tensor, labels: torch.Tensor, real: torch.Tensor | None) -> None:
+        """Write the gradient of the client's loss on x (B, 3, H, W) with labels (1, B), -1 for padding, which BatchNorm
+        leaves out where `real` (B,) says so."""
         t, row = self.trainer, self.fields
         self.bound.gradient.zero_()
-        with self.bound.drawing(), torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False):
+        autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False)
+        with self.bound.drawing(), self.padding.masking(real), autocast:
             logits = self.bound.module(x)
         logits = logits.float()
         plain = logits.detach()[None]
@@ -166,32 +188,26 @@ class Slot:
         if logits is not None:
             self.trainer.kernels.add_sample_losses(logits[None], labels, self.sums)
 
-    def _capture(self) -> None:
-        """Capture a step at full batch size. What the warm-up changes (BatchNorm counts included) is put back."""
+    def _capture(self, batch: BatchForm) -> torch.cuda.CUDAGraph:
+        """Capture a step. What the warm-up changes (BatchNorm counts included) is put back."""
         assert self.form is not None
         state = [self.bound.row, self.velocity, self.fields["step"], self.sums, *self.bound.integers]
         saved = [tensor.clone() for tensor in state]
-        self._step(self.form.batch)
-        torch.cuda.synchronize()
-        for tensor, value in zip(state, saved, strict=True):
-            tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self._step(self.form.batch)
-        self.graphs[self.wants_losses] = graph
+        # Algorithms are timed for the one size that most batches have.
+        with contextlib.nullcontext() if batch.size == self.form.batch else untuned():
+            self._step(batch)
+            torch.cuda.synchronize()
+            for tensor, value in zip(state, saved, strict=True):
+                tensor.copy_(value)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # Sizes turn up in any round: other threads, such as one that writes a checkpoint, may use CUDA meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+                self._step(batch)
+        return graph
 
     def enter(self) -> None:
         """What is queued from here on goes to this slot's stream. Cheaper by far than a context for every visit."""
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)
-
-
-@contextlib.contextmanager
-def _untuned() -> Iterator[None]:
-    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new size of a last batch."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

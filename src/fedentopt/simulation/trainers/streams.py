@@ -1,9 +1,11 @@
 """The streams trainer: ordinary modules in a few slots, each with a CUDA stream and a graph of its own.
 
 For models with BatchNorm and for large ones, whose single step already fills much of the GPU. A slot takes one client
-after another; slots run side by side. A step is captured once per slot and replayed. BatchNorm must not see padding,
-so a model with BatchNorm or other buffers runs its partial batches outside the graph at their real size; without them
-padding is masked in the loss and one graph serves all batches. On the CPU the same code runs in turn, without streams.
+after another; slots run side by side. A step is captured once per slot and replayed; padding is left out of the loss,
+so one graph serves all batches. BatchNorm must not see padding either: on CUDA its last batches are padded to one of a
+few sizes, each with a graph of its own, whose statistics leave padding out (`masked_norm`). What cannot be padded so
+(other buffers, a model that looks across samples: `padding_trial`) runs partial batches outside graphs at their real
+size. On the CPU the same code runs in turn, without streams, and every batch of BatchNorm at its real size.
 Steps of small clients are shorter than the host takes to prepare a client piece by piece: so a round is packed once
 (`packed_rows`), a slot takes over a client in one copy, and the host goes from slot to slot by several steps at a time.
 """
@@ -34,7 +36,8 @@ from fedentopt.simulation.trainers.client_samples import (
     places_of_models,
 )
 from fedentopt.simulation.trainers.packed_rows import RowFormat
-from fedentopt.simulation.trainers.stream_slot import Client, Slot
+from fedentopt.simulation.trainers.padding_trial import can_mask
+from fedentopt.simulation.trainers.stream_slot import BatchForm, Client, Slot
 from fedentopt.simulation.triton import Kernels
 from fedentopt.simulation.work import Room, Trained, Work
 
@@ -42,17 +45,18 @@ VISIT = 8  # steps queued on one slot before the next has its turn: few enough t
 STEP_ROOM = 64  # slots make room for multiples of so many steps, so that few rounds ask for more
 PREDICT_BATCH = 256  # images in one forward pass, or as many more as have so many pixels together
 PREDICT_PIXELS = 1 << 22
+PADDED_SIZES = 8  # of masked batches: with 64 samples multiples of 8, on average four rows of padding per last batch
 
 
 def _visits(slot: Slot, clients: Sequence[Client]) -> Iterator[bool]:
     """Train the clients one after another; True between the visits, each of one client and few steps."""
     for client in clients:
         slot.load(client)
-        for first in range(0, len(client.sizes), VISIT):
+        for first in range(0, len(client.batches), VISIT):
             if first:
                 yield True
-            for size in client.sizes[first : first + VISIT]:
-                slot.run(size)
+            for batch in client.batches[first : first + VISIT]:
+                slot.run(batch)
         slot.finish(client)
         yield True
 
@@ -87,14 +91,18 @@ class StreamsTrainer:
 
     def __init__(
         self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, kernels: Kernels,
-        slots: int, precision: str = "fp32",
+        slots: int, precision: str = "fp32", masks: bool | None = None,
     ) -> None:  # fmt: skip
+        """`masks`: whether partial batches of BatchNorm are padded and masked; by default where that pays."""
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.bf16 = precision == "bf16"
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Draws of a forward of one's own may be counted in any order, such as a recurrent layer's: step by step.
         self.sees_padding = bool(layout.buffers) or mixes_samples(model) or keyed_draws(model) is not None
+        size = int(data.images.shape[2]), int(data.images.shape[3])
+        pays = data.images.is_cuda and self.sees_padding  # without graphs padding only adds work
+        self.masks = can_mask(model, layout, size, data.images.device) if masks is None and pays else bool(masks)
         self.model = model
         self._room = slots
         self._slots: list[Slot] = []
@@ -103,7 +111,8 @@ class StreamsTrainer:
         self._no_momentum = torch.zeros(layout.parameter_width, dtype=torch.int32, device=data.images.device)
 
     def describe(self) -> str:
-        return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}"
+        masked = ", partial batches padded and masked" if self.masks else ""
+        return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}{masked}"
 
     def _take(self, count: int) -> list[Slot]:
         while len(self._slots) < min(count, self._room):
@@ -133,7 +142,7 @@ class StreamsTrainer:
         for client in self._clients(starts, work, packed, out, sums):
             load, lightest = loads[0]
             queues[lightest].append(client)
-            heapq.heapreplace(loads, (load + len(client.sizes), lightest))
+            heapq.heapreplace(loads, (load + len(client.batches), lightest))
         with side_by_side(slots):
             turns = deque(zip(slots, map(_visits, slots, queues), strict=True))
             while turns:
@@ -147,9 +156,7 @@ class StreamsTrainer:
         self, starts: torch.Tensor, work: Work, packed: torch.Tensor, out: torch.Tensor, sums: torch.Tensor | None
     ) -> list[Client]:
         """The rows of a round, cut up all at once: a slice by itself costs the host about as much as a copy."""
-        steps, batch = work.steps_host.tolist(), work.index.shape[2]
-        real = [self.sees_padding or code is not None for code in work.codes]  # or padded to the batch size
-        sizes = [work.filled(i).tolist() if real[i] else [batch] * steps[i] for i in range(work.rows)]
+        batches = [self._batches(work, i) for i in range(work.rows)]
         # One start model is read where it is; of several, every client finds its own where its result will be.
         one = len(starts) == 1
         begin = starts.expand(work.rows, -1) if one else torch.index_select(starts, 0, work.start_row, out=out)
@@ -161,10 +168,23 @@ class StreamsTrainer:
             # A row without a correction is given any: its mode says that it is not used.
             corrections = work.correction_row.clamp(min=0).split(1)
         losses: Sequence[torch.Tensor | None] = [None] * work.rows if sums is None else sums.unbind()
-        own = zip(sizes, begins, corrections, out.unbind(), losses, work.codes, work.lr_host.tolist(), strict=True)
+        own = zip(batches, begins, corrections, out.unbind(), losses, work.codes, work.lr_host.tolist(), strict=True)
         return [
-            Client(size, start, work.correction, row, result, loss, code, lr)
-            for size, start, row, result, loss, code, lr in own
+            Client(forms, start, work.correction, row, result, loss, code, lr)
+            for forms, start, row, result, loss, code, lr in own
+        ]
+
+    def _batches(self, work: Work, i: int) -> list[BatchForm]:
+        """The forms of a row's batches, one per step."""
+        batch, code = int(work.index.shape[2]), work.codes[i] is not None
+        if not self.sees_padding and not code:
+            return [BatchForm(batch)] * int(work.steps_host[i])
+        if code or not self.masks:
+            return [BatchForm(size) for size in work.filled(i).tolist()]
+        part = -(-batch // PADDED_SIZES)
+        return [
+            BatchForm(batch) if size == batch else BatchForm(min(batch, -(-size // part) * part), masked=True)
+            for size in work.filled(i).tolist()
         ]
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
