@@ -16,7 +16,7 @@ from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.simulation.device import torch_settings
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
-from fedentopt.simulation.trainers import StreamsTrainer
+from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
 from fedentopt.simulation.triton import ops
 from fedentopt.simulation.work import LocalCode
 from second_stages import in_second_stage, spoilt_checkpoint
@@ -304,3 +304,85 @@ def test_layers_that_draw_draw_the_same_on_cpu_and_gpu(name):
     sizes = {"clients": 4, "cohort": "2", "rounds": 2, "epochs": 1, "batch_size": 16, "lr": 0.05, "partition": "iid"}
     config = toy.config(model=f"drawing_models:{name}", precision="fp32-exact", **sizes)
     compare([config, config.replace(seed=3)], toy.images(), 1e-4)
+
+
+# Same bits: a run alone, again, and beside others; see `support/stacks_interpreted.py` for the kernels one by one.
+
+STACKS = {"lenet5": (2, 7, 40), "vgg11": (2, 7)}
+SHORT = {"clients": 12, "cohort": "5", "rounds": 3, "epochs": 1, "batch_size": 16, "lr": 0.02, "evaluate_every": 1}
+
+
+def others(number: int, common: dict[str, object]) -> list[object]:
+    """So many configs of other methods, seeds, cohorts and lengths."""
+    made = [m for m in METHODS if m["algorithm"] != "fedconcat"]
+    changes = [{}, {"cohort": "3"}, {"stragglers": 0.5, "epochs": 3}, {"lr": 0.05}]
+    return [
+        toy.config(**(common | made[i % len(made)] | changes[i % len(changes)] | {"seed": 10 + i}))
+        for i in range(number)
+    ]
+
+
+def assert_same_bits(a, b, what):
+    assert a.model.keys() == b.model.keys()
+    for name, value in a.model.items():
+        assert torch.equal(value, b.model[name]), (what, name, float((value - b.model[name]).abs().max()))
+    assert [(r.clients, r.accuracy, r.loss) for r in a.records] == [(r.clients, r.accuracy, r.loss) for r in b.records]
+
+
+@pytest.mark.parametrize("model", STACKS)
+@pytest.mark.parametrize(("algorithm", "precision"), [("fednova", "fp32"), ("scaffold", "fp32"), ("scaffold", "bf16")])
+def test_same_bits_alone_and_in_any_stack(model, algorithm, precision):
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision}
+    config = toy.config(**common, algorithm=algorithm)
+    alone = toy.run([config], data, device="cuda")[0]
+    assert all(value.isfinite().all() for value in alone.model.values())
+    assert_same_bits(alone, toy.run([config], data, device="cuda")[0], "again")
+    for size in STACKS[model]:
+        beside = others(size - 1, common)
+        place = size // 2
+        stack = [*beside[:place], config, *beside[place:]]
+        assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
+
+
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m["algorithm"] in ("fedentropy", "fedconcat", "fedlc")], ids=str
+)
+def test_same_bits_of_methods_that_judge_or_concatenate(method):
+    data = toy.images(samples=300, size=32, classes=10)
+    common = SHORT | {"model": "lenet5"}
+    config = toy.config(**(common | method | {"lr": 1e-3}))
+    alone = toy.run([config], data, device="cuda")[0]
+    stack = [*others(3, common), config, config.replace(seed=5, cohort="2")]
+    assert_same_bits(alone, toy.run(stack, data, device="cuda")[3], "beside others")
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["TF32", "fp32"])
+@pytest.mark.parametrize("name", ["lenet5", "toy:wide"])
+def test_same_bits_of_a_client_beside_any_number(name, exact):
+    """Its model and its loss, from one client to many: prefixes of all lengths, finished rows among them."""
+    with torch_settings(CUDA, "fp32-exact" if exact else "fp32"):
+        made = world(name, "stacked", CUDA)
+        size = straight_line.SIZES.get(name, 8)
+        module = build(name, straight_line.CLASSES, seed=5, image_size=size)
+        trainer = StackedTrainer(module, made.layout, made.data, made.transform, ops(CUDA, exact=exact))
+        first, *rest = clients(9)
+        alone = trainer.train(made.starts, made.work([first], wants_losses=True))
+        for number in (2, 3, 9, 17, 64, 130):
+            beside = [replace(rest[i % len(rest)], order_key=1000 + i) for i in range(number - 1)]
+            work = made.work([first, *beside], wants_losses=True)
+            many = trainer.train(made.starts, work)
+            place = int(np.flatnonzero(work.source == 0)[0])
+            assert torch.equal(many.models[place], alone.models[0]), number
+            assert torch.equal(many.losses[place], alone.losses[0]), number
+
+
+@pytest.mark.parametrize("name", ["lenet5", "toy:wide"])
+def test_same_losses_of_candidates_whoever_else_is_asked(name):
+    with torch_settings(CUDA, "fp32"):
+        made = world(name, "stacked", CUDA)
+        own = np.arange(11)
+        alone = made.trainer.mean_losses(made.starts, [1], [own])
+        for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
+            rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
+            assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]

@@ -74,7 +74,9 @@ class StepBuffers:
         self.w, self.v, self.g = (_lines(n, p, device) for _ in range(3))
         self.start = torch.zeros(room.starts, p, device=device)
         self.index = torch.full((room.steps, n, batch), -1, dtype=torch.int32, device=device)
-        self.correction = torch.zeros(room.corrections, p, device=device) if room.corrections else None
+        # On a GPU there is always one, so that the compiled step does not depend on the other runs' methods.
+        corrections = max(room.corrections, int(device.type == "cuda"))
+        self.correction = torch.zeros(corrections, p, device=device) if corrections else None
         self.scale = torch.ones(n, classes, device=device)
         self.shift = torch.zeros(n, classes, device=device)
         self.per_row = {
@@ -164,7 +166,8 @@ class StackedTrainer:
         cuda = starts.device.type == "cuda"
         for n in active:
             rows = min(ladder(int(n)), buffers.room.rows) if cuda else int(n)
-            shape = StepShape(rows, work.plain_loss, work.wants_losses)
+            # Neutral terms change no bit, but another compiled kernel might.
+            shape = StepShape(rows, work.plain_loss and not cuda, work.wants_losses)
             if cuda:
                 self._replay(buffers, shape)
             else:

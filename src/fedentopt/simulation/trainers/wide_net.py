@@ -146,7 +146,7 @@ class WideNet:
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
             dx, dx_t, sums = wide_maps.unpool(dy, layer.left, layer.code, layer.grown, passes=i > 0)
-            self._slots[block.bias].view(gradient).copy_(sums)
+            wide_maps.add_parts(sums, block.outputs, self._slots[block.bias].view(gradient), block.outputs)
             into = self._weight(gradient, block)
             wide.weight_grad(layer.entered, dx_t, into, layer.size, layer.padding, precision=precision)
             if i:

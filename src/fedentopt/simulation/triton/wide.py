@@ -9,6 +9,9 @@ kernels between the products write along the way. B is padded to whole tiles wit
 Channels come in multiples of 16, but for images: `windows` makes a convolution of few channels one of a single tap.
 
 Products take fp32 maps as TF32 (or as three TF32 products, fp32's accuracy) and bf16 maps as they are; sums are fp32.
+
+A model's results have the same bits whatever trains beside it: the order of every sum follows from the layer's shape.
+The number of models decides only which rows and columns one program takes, never what it adds in which order.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fedentopt.simulation.triton.linear import aligned
-from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, cut
+from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, add_parts, cut
 
-FILL = 264  # programs that keep every multiprocessor of a large GPU busy
+SHARED = 26  # programs that may share the sums of one model's layer: those of ten models then fill a large GPU
+FEW_PROGRAMS = 132  # with fewer than this, multiprocessors of a large GPU have nothing to do
 
 
 class WideTiles(NamedTuple):
@@ -197,14 +201,19 @@ def weight_grad(
     tiles: WideTiles | None = None,
 ) -> None:  # fmt: skip
     """Gradient of the weights from turned maps xt (n, H * W, Ci, B) of `size` and dyt (n, H' * W', Co, B) into dw
-    (n, Co, side * side, up to Ci). `parts` programs share the sum of an entry: as many as it takes to fill a GPU."""
+    (n, Co, side * side, up to Ci). `parts` programs share the sum of an entry, by default as the layer's shape says."""
     n, _, ci, batch = xt.shape
     pixels, co = dyt.shape[1:3]
     side = math.isqrt(dw.shape[2])
     height, width = (length + 2 * padding - side + 1 for length in size)
-    tiles = tiles or weight_tiles(ci, co, batch, width, xt.dtype, precision)
+    if tiles is None:
+        tiles = weight_tiles(ci, co, batch, width, xt.dtype, precision)
+        programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
+        parts = parts or max(1, min(pixels // 4, SHARED // programs))
+        if n * parts * programs < FEW_PROGRAMS:
+            tiles = tiles._replace(rows=min(tiles.rows, 64), columns=min(tiles.columns, 128), warps=4)
     programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
-    parts = parts or max(1, min(pixels // 4, FILL // (n * programs)))
+    parts = parts or max(1, min(pixels // 4, SHARED // programs))
     direct = parts == 1 and dw.shape[3] == ci
     into = dw if direct else torch.empty((n, parts, co, side * side, ci), dtype=torch.float32, device=xt.device)
     row, factor = aligned(into.stride(0))
@@ -214,4 +223,4 @@ def weight_grad(
         COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if not direct:
-        dw.copy_(into.sum(1)[..., : dw.shape[3]])
+        add_parts(into.flatten(2), ci, dw, dw.shape[3])

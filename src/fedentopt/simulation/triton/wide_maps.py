@@ -107,6 +107,21 @@ def unpool_kernel(dy, y, code, dx, dxt, sums, batch, H: tl.constexpr, W: tl.cons
     tl.store(sums + (model * tl.num_programs(0) + pixel) * C + column, tl.sum(total, axis=0))
 
 
+@triton.jit(do_not_specialize=["parts"])
+def add_parts_kernel(x, y, y_model, parts, SIZE: tl.constexpr, WIDTH: tl.constexpr, KEPT: tl.constexpr,
+                     AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    model = tl.program_id(1).to(tl.int64)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wanted = (entry < SIZE) & (entry % WIDTH < KEPT)
+    x += model * parts * SIZE
+    total = tl.zeros((AT_ONCE, BLOCK), tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        there = (part < parts)[:, None] & wanted[None, :]
+        total += tl.load(x + part[:, None] * SIZE + entry[None, :], mask=there, other=0.0)
+    tl.store(y + model * y_model + entry // WIDTH * KEPT + entry % WIDTH, tl.sum(total, axis=0), mask=wanted)
+
+
 @triton.jit
 def turn_kernel(w, plain, turned, w_model, ALIGNED: tl.constexpr, ROWS_ALL: tl.constexpr, COLUMNS_ALL: tl.constexpr,
                 COPY: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
@@ -190,7 +205,7 @@ def unpool(
     """Back through `pool` and ReLU: dy is the gradient of `pool`'s result y, `size` that of its input.
 
     Gives the gradient of the convolution's output (None unless it `passes` on), the same turned, and its sum over
-    pixels and samples (n, C), which is the gradient of the bias.
+    samples (n, pixels, C), whose sum over pixels (`add_parts`) is the gradient of the bias.
     """
     n, pixels, batch, c = dy.shape
     more = size[0] * size[1]
@@ -204,7 +219,20 @@ def unpool(
         dy, y, code, dx, dxt, sums, batch, H=size[0], W=size[1], C=c, POOL=code is not None, PASS=passes, ROWS=rows,
         COLUMNS=columns, num_warps=8,
     )  # fmt: skip
-    return dx, dxt, sums.sum(1)
+    return dx, dxt, sums
+
+
+def add_parts(x: Tensor, width: int, y: Tensor, kept: int) -> None:
+    """Sums of x (n, parts, size) over its parts into y (n, ...), in an order that `parts` alone decides.
+
+    Lines of `width` entries in x are lines of `kept` in y; the rest of a line is left out.
+    """
+    n, parts, size = x.shape
+    at_once = min(32, triton.next_power_of_2(parts))
+    block = 1024 // at_once
+    add_parts_kernel[(triton.cdiv(size, block), n)](
+        x, y, y.stride(0), parts, SIZE=size, WIDTH=width, KEPT=kept, AT_ONCE=at_once, BLOCK=block, num_warps=4
+    )
 
 
 def turn(w: Tensor, dtype: torch.dtype, *, copy: bool, turned: bool) -> tuple[Tensor, Tensor | None]:
