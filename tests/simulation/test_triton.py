@@ -13,7 +13,12 @@ import pytest
 
 @pytest.mark.parametrize(
     ("file", "tests"),
-    [("kernels_interpreted.py", 35), ("wide_interpreted.py", 12), ("stacks_interpreted.py", 12)],
+    [
+        ("kernels_interpreted.py", 35),
+        ("wide_interpreted.py", 12),
+        ("stacks_interpreted.py", 12),
+        ("wide_forms_interpreted.py", 5),
+    ],
 )
 def test_the_kernels_in_tritons_interpreter(file: str, tests: int) -> None:
     pytest.importorskip("triton")

@@ -56,15 +56,16 @@ def _blend_together(
     """All blends in one launch."""
     from fedentopt.simulation.triton.blend import blend_rows
 
-    def put(values: Sequence[np.ndarray] | Sequence[float], dtype: type) -> torch.Tensor:
-        joined = np.concatenate(values) if isinstance(values[0], np.ndarray) else np.asarray(values)
-        return to_device(joined.astype(dtype), starts.device)
+    def put(values: Sequence[float] | np.ndarray, dtype: type) -> torch.Tensor:
+        return to_device(np.asarray(values, dtype=dtype), starts.device)
+
+    def joined(field: str, dtype: type) -> torch.Tensor:
+        return put(np.concatenate([getattr(b, field) for b in blends]), dtype)
 
     blend_rows(
         trained, starts, new, ends=put(np.cumsum([0, *(len(b.trained) for b in blends)]), np.int32),
-        places=put([b.trained for b in blends], np.int32), factors=put([b.factors for b in blends], np.float32),
-        shares=put([b.shares for b in blends], np.float32), own=put([b.own for b in blends], np.float32),
-        rows=put([b.row for b in blends], np.int32), width=width, end=end,
+        places=joined("trained", np.int32), factors=joined("factors", np.float32), shares=joined("shares", np.float32),
+        own=put([b.own for b in blends], np.float32), rows=put([b.row for b in blends], np.int32), width=width, end=end,
     )  # fmt: skip
 
 

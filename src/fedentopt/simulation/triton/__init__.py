@@ -13,7 +13,7 @@ import os
 import torch
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.triton.interface import AFTER_STEP, DEAD, IN_GRADIENT, NO_CORRECTION, Kernels
+from fedentopt.simulation.triton.interface import AFTER_STEP, DEAD, IN_GRADIENT, NO_CORRECTION, Kernels, WideForm
 from fedentopt.simulation.triton.plain import PlainKernels
 
 __all__ = [
@@ -33,7 +33,12 @@ WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
 OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
 
-def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) -> Kernels:
+FORM = WideForm()  # of wide convolutions, unless another is asked for
+
+
+def ops(
+    device: torch.device | str, *, exact: bool = False, bf16: bool = False, form: WideForm | None = None
+) -> Kernels:
     """The kernels for a device; `exact` keeps products at fp32's accuracy (no TF32), `bf16` rounds their operands."""
     if exact and bf16:
         raise InputError("precision: products cannot be exact and bf16 at once; accepted: one of the two, or neither")
@@ -41,7 +46,7 @@ def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) 
         return PlainKernels(bf16=bf16)
     from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
-    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)))
+    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)), form=form or FORM)
 
 
 def wide_runs_on(device: torch.device) -> bool:

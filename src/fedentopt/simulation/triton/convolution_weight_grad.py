@@ -144,7 +144,7 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, leaves, CI:
         bias = tl.zeros((COP,), tl.float32)
         sums = ()
         for _ in tl.static_range(TOGETHER):
-            sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+            sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # noqa: RUF005
         for leaf in range(part * SHARE, tl.minimum(part * SHARE + SHARE, leaves)):
             more, more_bias = add_leaf(x, dy, argmax, leaf * tiles * ROWS, tiles, first, total, CI, CO, COP, K, H, W,
                                        HP, WP, PX, V, ROWS, ENTRIES, TOGETHER, BF16, PRECISION)  # fmt: skip

@@ -44,9 +44,10 @@ class WideTiles(NamedTuple):
 @triton.jit
 def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: tl.constexpr, WI: tl.constexpr,
                        HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-                       SIDE: tl.constexpr, W_COLUMN: tl.constexpr, W_TAP: tl.constexpr, ALIGNED: tl.constexpr,
-                       FLIPPED: tl.constexpr, BIASED: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                       SIDE: tl.constexpr, W_COLUMN: tl.constexpr, W_TAP: tl.constexpr, W_ENTRY: tl.constexpr,
+                       ALIGNED: tl.constexpr, FLIPPED: tl.constexpr, BIASED: tl.constexpr, PIXELS: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS + tl.arange(0, COLUMNS)
@@ -73,7 +74,7 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
     x += model * x_model
     w += model * w_model * ALIGNED
     a_at = (((h - PAD) * WI + v - PAD) * batch + row % batch)[:, None] * CI + entry[None, :]
-    b_at = column[:, None] * W_COLUMN + entry[None, :]
+    b_at = column[:, None] * W_COLUMN + entry[None, :] * W_ENTRY
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range((bottom - top) * across * BLOCKS):
         block = i % BLOCKS
@@ -94,7 +95,7 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
         which = ky * SIDE + kx
         if FLIPPED:
             which = SIDE * SIDE - 1 - which
-        b = tl.load(w + (which * W_TAP + block * STEP) + b_at)
+        b = tl.load(w + (which * W_TAP + block * STEP * W_ENTRY) + b_at)
         product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
     if BIASED:
         product += tl.load(bias + model * bias_model + column)[None, :]
@@ -108,16 +109,11 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
 
 
 @triton.jit
-def weight_grad_kernel(xt, dyt, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
-                       WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
-                       PARTS: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                       STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
-    rest = tl.program_id(0) // (CI // COLUMNS)
-    row = (rest % (CO // ROWS)) * ROWS + tl.arange(0, ROWS)
-    tap = rest // (CO // ROWS)
-    part = tl.program_id(1)
-    model = tl.program_id(2).to(tl.int64)
+def tap_products(x, dy, row, column, tap, part, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
+                 WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
+                 PARTS: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                 STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Part number `part` of the sum of dy' x over all pixels and samples for one tap, (ROWS, COLUMNS)."""
     down = tap // SIDE - PAD
     over = tap % SIDE - PAD
     top = tl.maximum(0, -down)  # output pixels whose input under this tap lies inside the map
@@ -126,22 +122,47 @@ def weight_grad_kernel(xt, dyt, dw, dw_part, dw_model, batch, HI: tl.constexpr, 
     across = tl.maximum(0, tl.minimum(WO, WI - over) - left)
     chunks = batch // STEP
     count = lines * across * chunks
-    begin = count * part // PARTS
-    end = count * (part + 1) // PARTS
     entry = tl.arange(0, STEP)
-    xt += model * (HI * WI * CI) * batch
-    dyt += model * (HO * WO * CO) * batch
-    a_at = row[:, None] * batch + entry[None, :]
-    b_at = column[:, None] * batch + entry[None, :]
+    if TURNED:
+        a_at = row[:, None] * batch + entry[None, :]
+        b_at = column[:, None] * batch + entry[None, :]
+    else:
+        a_at = entry[:, None] * CO + row[None, :]
+        b_at = entry[:, None] * CI + column[None, :]
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range(begin, end):
+    for i in range(count * part // PARTS, count * (part + 1) // PARTS):
         chunk = i % chunks
         place = i // chunks
         h = top + place // across
         v = left + place % across
-        a = tl.load(dyt + ((h * WO + v) * CO * batch + chunk * STEP) + a_at)
-        b = tl.load(xt + (((h + down) * WI + v + over) * CI * batch + chunk * STEP) + b_at)
-        product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
+        dy_at = dy + (h * WO + v) * CO * batch
+        x_at = x + ((h + down) * WI + v + over) * CI * batch
+        if TURNED:
+            a = tl.load(dy_at + chunk * STEP + a_at)
+            b = tl.load(x_at + chunk * STEP + b_at)
+            product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
+        else:
+            a = tl.load(dy_at + chunk * STEP * CO + a_at)
+            b = tl.load(x_at + chunk * STEP * CI + b_at)
+            product = tl.dot(tl.trans(a), b, product, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
+def weight_grad_kernel(x, dy, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
+                       WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
+                       PARTS: tl.constexpr, ALIGNED: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr,
+                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
+    rest = tl.program_id(0) // (CI // COLUMNS)
+    row = (rest % (CO // ROWS)) * ROWS + tl.arange(0, ROWS)
+    tap = rest // (CO // ROWS)
+    part = tl.program_id(1)
+    model = tl.program_id(2).to(tl.int64)
+    x += model * (HI * WI * CI) * batch
+    dy += model * (HO * WO * CO) * batch
+    product = tap_products(x, dy, row, column, tap, part, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, PARTS, TURNED,
+                           ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
     at = row[:, None] * (SIDE * SIDE * CI) + tap * CI + column[None, :]
     tl.store(dw + (model * dw_model + part * dw_part) * ALIGNED + at, product)
 
@@ -168,15 +189,17 @@ def weight_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, pr
 
 def convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
-    precision: str, tiles: WideTiles | None = None,
+    inputs_first: bool = False, precision: str, tiles: WideTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolution (stride 1) over maps x (n or 1, H * W, B, Ci) of `size` H, W: (models, H' * W', B, Co).
 
-    w (n, Co, side * side, Ci): with `bias` (n, Co) also bias and ReLU. With `taps_first`, w (n, side * side, Co, Ci)
-    holds the turned weights of a layer whose input gradient is wanted, and taps are mirrored.
+    w (n, Co, side * side, Ci): with `bias` (n, Co) also bias and ReLU. The weights of a layer whose input gradient is
+    wanted come turned, with `taps_first` (n, side * side, Co, Ci), or as they lie, with `inputs_first` (n, Ci, side *
+    side, Co); taps are then mirrored.
     """
     batch, ci = x.shape[2:]
-    taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[1])
+    taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[3 if inputs_first else 1])
+    columns, tap, entries = (2, 1, 3) if taps_first else (3, 2, 1) if inputs_first else (1, 2, 3)
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
     tiles = tiles or convolution_tiles(ci, co, batch, width, x.dtype, precision)
@@ -189,25 +212,29 @@ def convolution(
     convolution_kernel[(co // tiles.columns * triton.cdiv(height * width * batch, tiles.rows), models)](
         x, w, bias, y, 0 if len(x) == 1 else x.stride(0), w_row, 0 if bias is None else bias.stride(0), batch,
         HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
-        W_COLUMN=w.stride(2 if taps_first else 1), W_TAP=w.stride(1 if taps_first else 2), ALIGNED=factor,
-        FLIPPED=taps_first, BIASED=bias is not None, PIXELS=together, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        W_COLUMN=w.stride(columns), W_TAP=w.stride(tap), W_ENTRY=w.stride(entries), ALIGNED=factor,
+        FLIPPED=taps_first or inputs_first, BIASED=bias is not None, PIXELS=together, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y
 
 
 def weight_grad(
-    xt: Tensor, dyt: Tensor, dw: Tensor, size: Size, padding: int, *, precision: str, parts: int | None = None,
-    tiles: WideTiles | None = None,
+    x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, *, precision: str, turned: bool = True,
+    parts: int | None = None, tiles: WideTiles | None = None,
 ) -> None:  # fmt: skip
-    """Gradient of the weights from turned maps xt (n, H * W, Ci, B) of `size` and dyt (n, H' * W', Co, B) into dw
-    (n, Co, side * side, up to Ci). `parts` programs share the sum of an entry, by default as the layer's shape says."""
-    n, _, ci, batch = xt.shape
-    pixels, co = dyt.shape[1:3]
+    """Gradient of the weights from turned maps x (n, H * W, Ci, B) of `size` and dy (n, H' * W', Co, B), or from maps
+    as they lie, into dw (n, Co, side * side, up to Ci).
+
+    `parts` programs share the sum of an entry, by default as many as the layer's shape says.
+    """
+    n, pixels = dy.shape[:2]
+    ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])
+    co = dy.shape[2 if turned else 3]
     side = math.isqrt(dw.shape[2])
     height, width = (length + 2 * padding - side + 1 for length in size)
     if tiles is None:
-        tiles = weight_tiles(ci, co, batch, width, xt.dtype, precision)
+        tiles = weight_tiles(ci, co, batch, width, x.dtype, precision)
         programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
         parts = parts or max(1, min(pixels // 4, SHARED // programs))
         if n * parts * programs < FEW_PROGRAMS:
@@ -215,11 +242,11 @@ def weight_grad(
     programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
     parts = parts or max(1, min(pixels // 4, SHARED // programs))
     direct = parts == 1 and dw.shape[3] == ci
-    into = dw if direct else torch.empty((n, parts, co, side * side, ci), dtype=torch.float32, device=xt.device)
+    into = dw if direct else torch.empty((n, parts, co, side * side, ci), dtype=torch.float32, device=x.device)
     row, factor = aligned(into.stride(0))
     weight_grad_kernel[(programs, parts, n)](
-        xt, dyt, into, 0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height,
-        WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, ROWS=tiles.rows,
+        x, dy, into, 0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height,
+        WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, TURNED=turned, ROWS=tiles.rows,
         COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if not direct:
