@@ -357,6 +357,19 @@ def test_same_bits_of_methods_that_judge_or_concatenate(method):
     assert_same_bits(alone, toy.run(stack, data, device="cuda")[3], "beside others")
 
 
+@pytest.mark.parametrize("model", STACKS)
+def test_same_bits_when_resumed_beside_others(model):
+    data = toy.images(samples=300, size=32, classes=10)
+    common = SHORT | {"model": model}
+    config = toy.config(**common, algorithm="scaffold")
+    straight, resumed = toy.Memory(), toy.Memory()
+    outcome = run_stack([Task(config, straight)], data, RunOptions(device="cuda", checkpoint_every=1))[0]
+    resumed.saved = straight.saves[0]
+    beside = [Task(other, toy.Memory()) for other in others(2, common)]
+    again = run_stack([*beside, Task(config, resumed)], data, RunOptions(device="cuda"))[2]
+    assert_same_bits(outcome, again, "resumed")
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["TF32", "fp32"])
 @pytest.mark.parametrize("name", ["lenet5", "toy:wide"])
 def test_same_bits_of_a_client_beside_any_number(name, exact):

@@ -16,8 +16,8 @@ import pytest
     [
         ("kernels_interpreted.py", 35),
         ("wide_interpreted.py", 12),
-        ("stacks_interpreted.py", 12),
-        ("wide_forms_interpreted.py", 5),
+        ("stacks_interpreted.py", 11),
+        ("wide_forms_interpreted.py", 6),
     ],
 )
 def test_the_kernels_in_tritons_interpreter(file: str, tests: int) -> None:

@@ -47,14 +47,13 @@ def gradients(call: Callable[..., None], *shapes: tuple[int, ...]) -> Callable[.
     return made
 
 
-@pytest.fixture(params=[0, 10**9], ids=["a program per group", "a program per leaf"])
+@pytest.fixture(params=[0, 10**9], ids=["large tiles", "small tiles"])
 def few_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides of the number of models below which work is cut finer."""
-    for module in (convolution_weight_grad, wide):
-        monkeypatch.setattr(module, "FEW_PROGRAMS", request.param)
+    """Both sides of the number of models below which products are cut finer."""
+    monkeypatch.setattr(wide, "FEW_PROGRAMS", request.param)
 
 
-def test_fused_convolutions(few_programs: None) -> None:
+def test_fused_convolutions() -> None:
     x, w, b = torch.randn(3, 3, 2, 9, 12), torch.randn(3, 5, 2, 3, 3), torch.randn(3, 5)
     same_alone(kernels.conv_relu_pool_forward, x, w, b)
     y, top = kernels.conv_relu_pool_forward(x, w, b)

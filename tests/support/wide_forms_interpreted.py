@@ -77,7 +77,7 @@ def test_a_first_layer_in_one_kernel(name: str) -> None:
 
 
 def optimiser(rows: Tensor) -> Optimiser:
-    """Settings of two rows: a proximal term and a push in the gradient; a push after the step, and one step only."""
+    """Settings for two rows: a proximal term and a push in the gradient; a push after the step, and one step only."""
     n = len(rows)
     wide_rows = torch.zeros(n, -(-rows.shape[1] // 32) * 32 + 32)
     w, v, g = (wide_rows.clone()[:, : rows.shape[1]] for _ in range(3))
@@ -94,38 +94,36 @@ def optimiser(rows: Tensor) -> Optimiser:
     )  # fmt: skip
 
 
-def test_an_optimiser_in_the_weight_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps: the second one reads the copies that the first one wrote."""
-    monkeypatch.setattr(wide_update, "SHARED", 1)  # small layers count as large ones
-    _, shape, batch = MODELS["same size"]
-    layout, rows, net = nets("same size", 2, exact=True, form=WideForm(update=True))
-    apart = WideNet(net.blocks, layout, ops("cpu", exact=True))
-    torch.manual_seed(1)
+@pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
+def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
+    ci, co, size = 32, 16, (2, 3)
+    x, dy = torch.randn(2, 6, 16, ci), torch.randn(2, 6, 16, co)
+    if turned:
+        x, dy = (m.transpose(2, 3).contiguous() for m in (x, dy))
+    rows = torch.randn(2, 8 + co * 9 * ci + 4)
     inside = optimiser(rows)
-    torch.manual_seed(1)
-    beside = optimiser(rows)
-    for slot in layout.parameters:
-        slot.view(inside.g).fill_(math.nan)
-    net.reserve(inside.w)
-    net.begin(inside.w)
-    assert sorted(net._copies) == [1]
+    beside = inside._replace(w=inside.w.clone(), v=inside.v.clone(), g=torch.zeros_like(inside.w))
+    copies = wide_update.Copies(torch.full((2, co, 9, ci), 7.0), torch.full((2, 9, ci, co), 7.0))
+    settings = {"precision": "tf32", "turned": turned}
     for step in range(2):
-        x, labels = torch.randn(2, batch, *shape), torch.randint(0, 5, (2, batch))
         inside.step.fill_(step)
-        beside.step.fill_(step)
-        frozen = inside.w[1].clone(), inside.v[1].clone()
-        net.step(inside.w, inside.g, x, labels, None, None, None, inside)
-        apart.step(beside.w, beside.g, x, labels, None, None)
-        apart.kernels.sgd_update(n=2, **beside._asdict())
+        frozen = inside.w[1].clone(), inside.v[1].clone(), *(copy[1].clone() for copy in copies if copy is not None)
+        wide_update.weight_step(x, dy, 8, inside, copies, size, 1, side=3, **settings)  # type: ignore[arg-type]
+        into = beside.g[:, 8:-4].unflatten(1, (co, 9, ci))
+        wide.weight_grad(x, dy, into, size, 1, **settings)  # type: ignore[arg-type]
+        ops("cpu").sgd_update(n=2, **beside.columns(8, 8 + co * 9 * ci)._asdict())
         for ours, theirs in ((inside.w, beside.w), (inside.v, beside.v)):
             assert error(ours, theirs.double()) < CLOSE
-    assert torch.equal(inside.w[1], frozen[0])  # finished after its one step
-    assert torch.equal(inside.v[1], frozen[1])
-    gradients = {slot.name: slot.view(inside.g) for slot in layout.parameters}
-    assert [name for name, values in gradients.items() if values.isnan().any()] == ["3.weight"]  # never written
-    for i, copies in net._copies.items():
+        moved = inside.w[:, 8:-4].unflatten(1, (co, 9, ci))[: 2 - step]
+        assert copies.plain is not None
         assert copies.turned is not None
-        assert torch.equal(copies.turned.permute(0, 3, 1, 2), net._weight(inside.w, net.blocks.convolutions[i]))
+        assert torch.equal(copies.plain[: 2 - step], moved)
+        assert torch.equal(copies.turned.permute(0, 3, 1, 2)[: 2 - step], moved)
+    # Finished after its one step, and nothing outside the layer has moved.
+    after = inside.w[1], inside.v[1], copies.plain[1], copies.turned[1]
+    assert all(torch.equal(a, b) for a, b in zip(after, frozen, strict=True))
+    assert torch.equal(inside.w[:, :8], rows[:, :8])
+    assert torch.equal(inside.w[:, -4:], rows[:, -4:])
 
 
 def test_maps_and_weights_as_they_lie(bf16_numbers: None) -> None:

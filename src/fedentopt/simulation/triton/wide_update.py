@@ -33,19 +33,20 @@ class Copies(NamedTuple):
 
 @triton.jit
 def move(gradient, at, turned_at, w, v, start, correction, rate, momentum, decay, pull, mode, plain, turned,
-         COPY: tl.constexpr, TURN: tl.constexpr):  # fmt: skip
+         CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr):  # fmt: skip
     """One SGD step of a tile of weights, given its gradient."""
     old = tl.load(w + at)
     d = gradient + decay * old
     if pull != 0:
         d += pull * (old - tl.load(start + at))
     late = tl.zeros_like(gradient)
-    if mode > 0:
-        c = tl.load(correction + at)
-        if mode == 1:
-            d += c
-        else:
-            late = c
+    if CORRECTED:  # noqa: SIM102  (the one is for the compiler, the other for the device)
+        if mode > 0:
+            c = tl.load(correction + at)
+            if mode == 1:
+                d += c
+            else:
+                late = c
     speed = momentum * tl.load(v + at) + d
     tl.store(v + at, speed)
     new = old - rate * (speed + late)
@@ -100,7 +101,7 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
             at = row[:, None] * (SIDE * SIDE * CI) + tap * CI + column[None, :]
             turned_at = (tap * CI + column)[:, None] * CO + row[None, :]
             move(quarters[quarter], at, turned_at, w, v, start, correction, rate, keeps, decay, pull, mode, plain,
-                 turned, COPY, TURN)  # fmt: skip
+                 turned, CORRECTED, COPY, TURN)  # fmt: skip
 
 
 def step_tiles(ci: int, co: int, batch: int, itemsize: int) -> WideTiles:
