@@ -31,7 +31,7 @@ from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import WideForm, ops, wide, wide_maps, wide_update
+from fedentopt.simulation.triton import WideForm, ops, wide, wide_descriptors, wide_maps, wide_update
 from fedentopt.simulation.triton.interface import Optimiser
 from fedentopt.simulation.triton.wide import WideTiles
 
@@ -40,11 +40,13 @@ PRECISIONS = ("tf32", "bf16")
 FORMS = {
     "tf32": {
         "as it is": WideForm(), "first": WideForm(first=True), "update": WideForm(update=True),
-        "first, update": WideForm(first=True, update=True),
+        "first, update": WideForm(first=True, update=True), "descriptors": WideForm(descriptors=True),
+        "all": WideForm(first=True, update=True, descriptors=True),
     },
     "bf16": {
-        "as it is": WideForm(), "first, update": WideForm(first=True, update=True),
-        "untransposed": WideForm(untransposed=True), "all": WideForm(first=True, update=True, untransposed=True),
+        "as it is": WideForm(), "untransposed": WideForm(untransposed=True), "descriptors": WideForm(descriptors=True),
+        "first, update": WideForm(first=True, update=True), "all": WideForm(True, True, True, True),
+        "all but descriptors": WideForm(True, True, True), "all but untransposed": WideForm(True, True, False, True),
     },
 }  # fmt: skip
 
@@ -167,9 +169,9 @@ def time_steps(models: list[int], batch: int, late: Callable[[], bool], peak: di
                 share = rate * FLOPS_OF_A_STEP / peak[precision]
                 found.append({"precision": precision, "form": name, "models": n, "microseconds": us,
                               "samples_per_s": rate, "of_peak": share, "off": off})  # fmt: skip
-                print(f"{precision} {n:4d} models, {name:14s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} of "
+                print(f"{precision} {n:4d} models, {name:20s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} of "
                       f"peak, {off:.1e} from the first form", flush=True)  # fmt: skip
-                if n == max(models) and name in ("as it is", "first, update", "all"):
+                if n == max(models) and name in ("as it is", "all"):
                     found[-1]["kernels"] = kernels_of(step.run)
                 del step
     return found
@@ -192,10 +194,11 @@ def kernels_of(call: Callable[[], None]) -> dict[str, float]:
 
 
 def tiles_for(product: str, columns_of: int, rows_of: int | None, step: int, itemsize: int) -> Iterator[WideTiles]:
-    shapes = [(128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 8, 3), (128, 128, 4, 3), (64, 256, 4, 3), (64, 128, 4, 4),
-              (256, 128, 8, 3)]  # fmt: skip
-    if product == "weight step":
-        shapes = [(128, 128, 8, 3), (128, 128, 4, 3), (128, 128, 8, 4), (64, 128, 4, 4), (128, 256, 8, 3)]
+    shapes = [(128, 256, 8, 4), (128, 128, 8, 3)]
+    if "described" in product:
+        shapes = [(128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 4, 4), (64, 256, 4, 4), (256, 128, 8, 3)]
+    if product.startswith("weight step"):
+        shapes = [(128, 128, 8, 3), (128, 128, 4, 3), (64, 128, 4, 4), (128, 256, 8, 3)]
     for rows, columns, warps, stages in shapes:
         fits = (rows + columns) * step * itemsize * stages <= LARGEST_SHARED
         if fits and columns_of % columns == 0 and (rows_of is None or rows_of % rows == 0):
@@ -226,32 +229,34 @@ class Work:
                          rows, rows)  # fmt: skip
 
     def calls(self, product: str, tiles: WideTiles | None) -> Callable[[], Any]:
-        layer, precision = self.layer, "tf32"
-        if product == "forward":
-            return lambda: wide.convolution(self.x, self.plain, self.bias, self.size, 1, models=self.n,
-                                            precision=precision, tiles=tiles)  # fmt: skip
-        if product == "input grad":
-            return lambda: wide.convolution(self.dy, self.turned, None, self.size, 1, models=self.n, taps_first=True,
-                                            precision=precision, tiles=tiles)  # fmt: skip
-        if product == "input grad, as it lies":
-            return lambda: wide.convolution(self.dy, self.plain, None, self.size, 1, models=self.n, inputs_first=True,
-                                            precision=precision, tiles=tiles)  # fmt: skip
-        into = self.g.view(self.n, layer.outputs, 9, layer.inputs)
-        turned = not product.endswith("as it lies")
-        x, dy = (self.xt, self.dyt) if turned else (self.x, self.dy)
+        """The product by its name: what it is, then "as it lies" without transposed copies, then "described"."""
+        layer, described = self.layer, "described" in product
+        as_it_lies = "as it lies" in product
+        common: dict[str, Any] = {"precision": "tf32", "tiles": tiles}
+        convolve = wide_descriptors.convolution if described else wide.convolution
+        if product.startswith("forward"):
+            return lambda: convolve(self.x, self.plain, self.bias, self.size, 1, models=self.n, **common)
+        if product.startswith("input grad"):
+            order = {"inputs_first": True} if as_it_lies else {"taps_first": True}
+            weight = self.plain if as_it_lies else self.turned
+            return lambda: convolve(self.dy, weight, None, self.size, 1, models=self.n, **order, **common)
+        common |= {"turned": not as_it_lies, "described": described}
+        x, dy = (self.x, self.dy) if as_it_lies else (self.xt, self.dyt)
         if product.startswith("weight grad"):
-            return lambda: wide.weight_grad(x, dy, into, self.size, 1, turned=turned, precision=precision, tiles=tiles)
-        bf16 = self.x.dtype == torch.bfloat16
-        copies = wide_update.Copies(self.plain if bf16 else None, None if bf16 else self.turned)
+            into = self.g.view(self.n, layer.outputs, 9, layer.inputs)
+            return lambda: wide.weight_grad(x, dy, into, self.size, 1, **common)
+        copies = wide_update.Copies(None, None if as_it_lies else self.turned)
+        if self.x.dtype == torch.bfloat16:
+            copies = copies._replace(plain=self.plain)
         optimiser = self.optimiser()
-        return lambda: wide_update.weight_step(x, dy, 0, optimiser, copies, self.size, 1, side=3, turned=turned,
-                                               precision=precision, tiles=tiles)  # fmt: skip
+        return lambda: wide_update.weight_step(x, dy, 0, optimiser, copies, self.size, 1, side=3, **common)
 
 
 def products_of(precision: str) -> list[str]:
     found = ["forward", "input grad", "weight grad", "weight step"]
-    more = ["input grad, as it lies", "weight grad, as it lies", "weight step, as it lies"]
-    return found + (more if precision == "bf16" else [])
+    if precision == "bf16":
+        found += [f"{product}, as it lies" for product in found[1:]]
+    return [name for product in found for name in (product, f"{product}, described")]
 
 
 def jobs_of(batch: int) -> list[tuple[str, int, str, WideTiles | None]]:
@@ -262,13 +267,12 @@ def jobs_of(batch: int) -> list[tuple[str, int, str, WideTiles | None]]:
         for place, layer in enumerate(LAYERS):
             for product in products_of(precision):
                 found.append((precision, place, product, None))
-                kind = "weight step" if product.startswith("weight step") else product
                 if product.startswith("weight"):
-                    every = tiles_for(kind, layer.inputs, layer.outputs, min(batch, 128 // itemsize), itemsize)
+                    every = tiles_for(product, layer.inputs, layer.outputs, min(batch, 128 // itemsize), itemsize)
                 else:
                     outputs, inputs = layer.outputs, layer.inputs
-                    outputs, inputs = (outputs, inputs) if product == "forward" else (inputs, outputs)
-                    every = tiles_for(kind, outputs, None, min(inputs, 128 // itemsize), itemsize)
+                    outputs, inputs = (outputs, inputs) if product.startswith("forward") else (inputs, outputs)
+                    every = tiles_for(product, outputs, None, min(inputs, 128 // itemsize), itemsize)
                 found += [(precision, place, product, tiles) for tiles in every]
     return found
 
@@ -319,7 +323,7 @@ def time_layers(
                     if rows:
                         (first, _), (best, tiles) = rows[0], min(rows, key=lambda row: row[0])
                         share = n * batch * layer.flops() / (1e-6 * first) / peak[precision]
-                        print(f"{precision} {n:4d} {layer.name:9s} {product:24s} {first:8.0f} us {share:4.0%}, best "
+                        print(f"{precision} {n:4d} {layer.name:9s} {product:34s} {first:8.0f} us {share:4.0%}, best "
                               f"{best:8.0f} us {tiles and tuple(tiles)}", flush=True)  # fmt: skip
     return found
 
@@ -362,7 +366,7 @@ def main() -> int:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"\n{report['seconds']:.0f} s")
     for row in report["steps"]:
-        print(f"{row['precision']} {row['models']:4d} models, {row['form']:14s} {row['samples_per_s']:9,.0f} samples/s")
+        print(f"{row['precision']} {row['models']:4d} models, {row['form']:20s} {row['samples_per_s']:9,.0f} samples/s")
     return 0
 
 

@@ -17,6 +17,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
@@ -34,6 +35,8 @@ def compile_instead(self, *args, grid, warmup, **named):
         value = bound[parameter.name]
         if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
         elif isinstance(value, torch.Tensor):
             signature[parameter.name], hints[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
         else:
@@ -112,7 +115,7 @@ tiny = nn.Sequential(
 layout, o = FlatLayout(tiny, channels_last=True), zeros(n, dtype=torch.int32)
 rows, one = zeros(n, layout.width), zeros(n)
 for bf16 in (False, True):
-    form = WideForm(first=True, update=True, untransposed=True)
+    form = WideForm(first=True, update=True, untransposed=True, descriptors=True)
     net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=form))
     net.reserve(rows)
     terms = Optimiser(rows, rows, rows, one, one, one, one, rows, o, o, zeros(1, dtype=torch.int64),
@@ -132,8 +135,8 @@ KERNELS = {
         "loss.softmax_xent_kernel", "update.sgd_kernel",
     ],
     MANY_CHANNELS: [
-        "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_first.forward_kernel",
-        "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel", "wide_maps.dropout_kernel",
+        "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
+        "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel", "wide_maps.dropout_kernel",
         "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel", "wide_maps.windows_kernel",
         "wide_update.weight_step_kernel",
     ],

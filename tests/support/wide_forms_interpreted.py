@@ -16,7 +16,16 @@ from torch.nn import functional as F
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import AFTER_STEP, IN_GRADIENT, WideForm, ops, wide, wide_maps, wide_update
+from fedentopt.simulation.triton import (
+    AFTER_STEP,
+    IN_GRADIENT,
+    WideForm,
+    ops,
+    wide,
+    wide_descriptors,
+    wide_maps,
+    wide_update,
+)
 from fedentopt.simulation.triton.interface import Optimiser
 
 pytest_plugins = ["interpreting"]
@@ -144,10 +153,35 @@ def test_maps_and_weights_as_they_lie(bf16_numbers: None) -> None:
     assert gradients.any()
 
 
+def test_tiles_through_descriptors() -> None:
+    """Tiles of a part of a pixel, of two neighbours, and of several lines, which no descriptor fits."""
+    x, dy = torch.randn(2, 4, 16, 32), torch.randn(2, 4, 16, 16)
+    w, bias, size = torch.randn(2, 16, 9, 32), torch.randn(2, 16), (2, 2)
+    _, turned = wide_maps.turn(w, torch.float32, copy=False, turned=True)
+    assert turned is not None
+    for rows in (16, 32, 64):
+        tiles = wide.WideTiles(rows, 16, 16, 4, 2)
+        settings = {"models": 2, "precision": "tf32", "tiles": tiles}
+        for weight, order, maps, b in (
+            (w, {}, x, bias), (turned, {"taps_first": True}, dy, None), (w, {"inputs_first": True}, dy, None),
+        ):  # fmt: skip
+            both = [
+                convolve(maps, weight, b, size, 1, **settings, **order)  # type: ignore[arg-type]
+                for convolve in (wide.convolution, wide_descriptors.convolution)
+            ]
+            assert torch.equal(*both)
+    for across in (True, False):
+        a, b = (m.transpose(2, 3).contiguous() for m in (x, dy)) if across else (x, dy)
+        gradients = torch.full((2, 2, 16, 9, 32), math.nan)
+        for into, described in zip(gradients, (False, True), strict=True):
+            wide.weight_grad(a, b, into, size, 1, turned=across, described=described, precision="tf32")
+        assert torch.equal(gradients[0], gradients[1])
+
+
 def test_all_forms_at_once_in_bf16(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_update, "SHARED", 1)
     _, shape, batch = MODELS["same size"]
-    layout, rows, net = nets("same size", 2, bf16=True, form=WideForm(first=True, update=True, untransposed=True))
+    layout, rows, net = nets("same size", 2, bf16=True, form=WideForm(True, True, True, True))
     apart = WideNet(net.blocks, layout, ops("cpu", bf16=True))
     torch.manual_seed(2)
     inside = optimiser(rows)

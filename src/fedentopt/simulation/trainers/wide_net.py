@@ -10,6 +10,7 @@ and neither passes a gradient on.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ class WideNet:
         form = self.products.form
         self._turned = not (form.untransposed and self.products.bf16)
         self._first_alone = form.first and blocks.convolutions[0].pooled
-        self.updates = form.update
+        self.updates, self._described = form.update, form.descriptors
         self._copies: dict[int, Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
@@ -113,6 +114,12 @@ class WideNet:
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
         return weight.flatten(2)[:, :, None] if block.window else weight
 
+    @functools.cached_property
+    def _convolve(self) -> Callable[..., torch.Tensor]:
+        from fedentopt.simulation.triton import wide, wide_descriptors
+
+        return wide_descriptors.convolution if self._described else wide.convolution
+
     def _operands(
         self, rows: torch.Tensor, i: int, keep: bool, moving: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -155,7 +162,7 @@ class WideNet:
     ) -> tuple[torch.Tensor, list[_Kept]]:
         """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs; `moving` says that the copies
         of weights are those of `rows`."""
-        from fedentopt.simulation.triton import wide, wide_maps
+        from fedentopt.simulation.triton import wide_maps
 
         n, turned = len(rows), keep and self._turned
         kept: list[_Kept] = []
@@ -172,7 +179,7 @@ class WideNet:
             weight, back = self._operands(rows, i, keep, moving)
             padding = 0 if block.window else block.padding
             bias = self._slots[block.bias].view(rows)
-            y = wide.convolution(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
+            y = self._convolve(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
             out, out_t, code = wide_maps.pool(y, grown, pooled=block.pooled, keep=keep, turned=turned)
@@ -271,7 +278,7 @@ class WideNet:
             if i:
                 assert dx is not None
                 assert layer.weight is not None
-                dy = wide.convolution(
+                dy = self._convolve(
                     dx, layer.weight, None, layer.grown, block.side - 1 - block.padding, models=len(dx),
                     taps_first=self._turned, inputs_first=not self._turned, precision=precision,
                 )  # fmt: skip
@@ -279,12 +286,14 @@ class WideNet:
             if optimiser is not None and i in self._copies:
                 weight_step(
                     layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
-                    layer.padding, side=block.side, turned=self._turned, precision=precision,
+                    layer.padding, side=block.side, turned=self._turned, described=self._described,
+                    precision=precision,
                 )  # fmt: skip
             else:
                 wide.weight_grad(
-                    layer.entered, out, into, layer.size, layer.padding, turned=self._turned, precision=precision
-                )
+                    layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
+                    described=self._described, precision=precision,
+                )  # fmt: skip
 
     def _forward(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """What enters the first linear layer, a few models at a time."""

@@ -170,12 +170,14 @@ class WideForm(NamedTuple):
 
     `first`: convolution, bias, ReLU and pool of the images are one kernel each way (`triton.wide_first`). `update`: the
     optimiser rides along with the weight gradients (`triton.wide_update`). `untransposed`: bf16 products read maps and
-    weights as they lie, which tensor cores allow for 16 bits alone, instead of transposed copies.
+    weights as they lie, which tensor cores allow for 16 bits alone, instead of transposed copies. `descriptors`: the
+    copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`).
     """
 
     first: bool = False
     update: bool = False
     untransposed: bool = False
+    descriptors: bool = False
 
 
 class Products(NamedTuple):

@@ -17,7 +17,7 @@ The number of models decides only which rows and columns one program takes, neve
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -109,11 +109,15 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
 
 
 @triton.jit
-def tap_products(x, dy, row, column, tap, part, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
-                 WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
-                 PARTS: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                 STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Part number `part` of the sum of dy' x over all pixels and samples for one tap, (ROWS, COLUMNS)."""
+def tap_products(x, dy, model, first_row, first_column, tap, part, batch, HI: tl.constexpr, WI: tl.constexpr,
+                 HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+                 SIDE: tl.constexpr, PARTS: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
+                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Part number `part` of the sum of dy' x over all pixels and samples for one tap, (ROWS, COLUMNS).
+
+    Maps come as pointers or, if DESCRIBED, as descriptors of all models' maps as one matrix, with the batch or, unless
+    TURNED, the channels in its lines.
+    """
     down = tap // SIDE - PAD
     over = tap % SIDE - PAD
     top = tl.maximum(0, -down)  # output pixels whose input under this tap lies inside the map
@@ -123,6 +127,11 @@ def tap_products(x, dy, row, column, tap, part, batch, HI: tl.constexpr, WI: tl.
     chunks = batch // STEP
     count = lines * across * chunks
     entry = tl.arange(0, STEP)
+    row = first_row + tl.arange(0, ROWS)
+    column = first_column + tl.arange(0, COLUMNS)
+    if not DESCRIBED:
+        x += model.to(tl.int64) * (HI * WI * CI) * batch
+        dy += model.to(tl.int64) * (HO * WO * CO) * batch
     if TURNED:
         a_at = row[:, None] * batch + entry[None, :]
         b_at = column[:, None] * batch + entry[None, :]
@@ -135,15 +144,26 @@ def tap_products(x, dy, row, column, tap, part, batch, HI: tl.constexpr, WI: tl.
         place = i // chunks
         h = top + place // across
         v = left + place % across
-        dy_at = dy + (h * WO + v) * CO * batch
-        x_at = x + ((h + down) * WI + v + over) * CI * batch
+        dy_pixel = h * WO + v
+        x_pixel = (h + down) * WI + v + over
+        if DESCRIBED:
+            dy_pixel += model * (HO * WO)
+            x_pixel += model * (HI * WI)
+            if TURNED:
+                a = dy.load([dy_pixel * CO + first_row, chunk * STEP])
+                b = x.load([x_pixel * CI + first_column, chunk * STEP])
+            else:
+                a = dy.load([dy_pixel * batch + chunk * STEP, first_row])
+                b = x.load([x_pixel * batch + chunk * STEP, first_column])
+        elif TURNED:
+            a = tl.load(dy + dy_pixel * CO * batch + chunk * STEP + a_at)
+            b = tl.load(x + x_pixel * CI * batch + chunk * STEP + b_at)
+        else:
+            a = tl.load(dy + dy_pixel * CO * batch + chunk * STEP * CO + a_at)
+            b = tl.load(x + x_pixel * CI * batch + chunk * STEP * CI + b_at)
         if TURNED:
-            a = tl.load(dy_at + chunk * STEP + a_at)
-            b = tl.load(x_at + chunk * STEP + b_at)
             product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
         else:
-            a = tl.load(dy_at + chunk * STEP * CO + a_at)
-            b = tl.load(x_at + chunk * STEP * CI + b_at)
             product = tl.dot(tl.trans(a), b, product, input_precision=PRECISION)
     return product
 
@@ -151,20 +171,20 @@ def tap_products(x, dy, row, column, tap, part, batch, HI: tl.constexpr, WI: tl.
 @triton.jit
 def weight_grad_kernel(x, dy, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
                        WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
-                       PARTS: tl.constexpr, ALIGNED: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
+                       PARTS: tl.constexpr, ALIGNED: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
+    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
     rest = tl.program_id(0) // (CI // COLUMNS)
-    row = (rest % (CO // ROWS)) * ROWS + tl.arange(0, ROWS)
+    row = (rest % (CO // ROWS)) * ROWS
     tap = rest // (CO // ROWS)
     part = tl.program_id(1)
-    model = tl.program_id(2).to(tl.int64)
-    x += model * (HI * WI * CI) * batch
-    dy += model * (HO * WO * CO) * batch
-    product = tap_products(x, dy, row, column, tap, part, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, PARTS, TURNED,
-                           ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
-    at = row[:, None] * (SIDE * SIDE * CI) + tap * CI + column[None, :]
-    tl.store(dw + (model * dw_model + part * dw_part) * ALIGNED + at, product)
+    model = tl.program_id(2)
+    product = tap_products(x, dy, model, row, column, tap, part, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, PARTS,
+                           TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+    rows = row + tl.arange(0, ROWS)
+    at = rows[:, None] * (SIDE * SIDE * CI) + tap * CI + (column + tl.arange(0, COLUMNS))[None, :]
+    tl.store(dw + (model.to(tl.int64) * dw_model + part * dw_part) * ALIGNED + at, product)
 
 
 def convolution_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, precision: str) -> WideTiles:
@@ -178,6 +198,13 @@ def convolution_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtyp
         return WideTiles(128, 256, step, 8, 3)
     many = columns > 64 and (ci <= 64 or precision != "tf32")
     return WideTiles(128 if large else 64, columns, step, 8 if many else 4, 3)
+
+
+def pixels_together(rows: int, batch: int, width: int) -> int:
+    """How a program's rows lie in a map: 1 for a part of one pixel's batch, more for that many neighbours on one line,
+    0 for anything else."""
+    together = max(1, rows // batch)
+    return 0 if batch % min(rows, batch) or rows % min(rows, batch) or width % together else together
 
 
 def weight_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, precision: str) -> WideTiles:
@@ -203,10 +230,7 @@ def convolution(
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
     tiles = tiles or convolution_tiles(ci, co, batch, width, x.dtype, precision)
-    # How a program's rows lie in the map; see the kernel.
-    together = max(1, tiles.rows // batch)
-    if batch % min(tiles.rows, batch) or tiles.rows % min(tiles.rows, batch) or width % together:
-        together = 0
+    together = pixels_together(tiles.rows, batch, width)
     w_row, factor = aligned(w.stride(0))
     y = torch.empty((models, height * width, batch, co), dtype=x.dtype, device=x.device)
     convolution_kernel[(co // tiles.columns * triton.cdiv(height * width * batch, tiles.rows), models)](
@@ -219,12 +243,26 @@ def convolution(
     return y
 
 
+def operands(x: Tensor, dy: Tensor, tiles: WideTiles, *, turned: bool, described: bool) -> tuple[Any, Any]:
+    """Maps and gradients as `tap_products` takes them."""
+    if not described:
+        return x, dy
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    def made(maps: Tensor, channels: int) -> Any:
+        matrix = maps.view(-1, maps.shape[3])
+        block = [channels, tiles.step] if turned else [tiles.step, channels]
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+
+    return made(x, tiles.columns), made(dy, tiles.rows)
+
+
 def weight_grad(
     x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, *, precision: str, turned: bool = True,
-    parts: int | None = None, tiles: WideTiles | None = None,
+    described: bool = False, parts: int | None = None, tiles: WideTiles | None = None,
 ) -> None:  # fmt: skip
     """Gradient of the weights from turned maps x (n, H * W, Ci, B) of `size` and dy (n, H' * W', Co, B), or from maps
-    as they lie, into dw (n, Co, side * side, up to Ci).
+    as they lie, into dw (n, Co, side * side, up to Ci), through tensor descriptors if `described`.
 
     `parts` programs share the sum of an entry, by default as many as the layer's shape says.
     """
@@ -245,9 +283,11 @@ def weight_grad(
     into = dw if direct else torch.empty((n, parts, co, side * side, ci), dtype=torch.float32, device=x.device)
     row, factor = aligned(into.stride(0))
     weight_grad_kernel[(programs, parts, n)](
-        x, dy, into, 0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height,
-        WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, TURNED=turned, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        *operands(x, dy, tiles, turned=turned, described=described), into,
+        0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding,
+        CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, TURNED=turned, DESCRIBED=described,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
     if not direct:
         add_parts(into.flatten(2), ci, dw, dw.shape[3])

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedentopt.simulation.triton.interface import Optimiser
-from fedentopt.simulation.triton.wide import SHARED, WideTiles, tap_products
+from fedentopt.simulation.triton.wide import SHARED, WideTiles, operands, tap_products
 from fedentopt.simulation.triton.wide_maps import Size, cut
 
 ALIGN = tl.constexpr(4)  # floats: rows of parameters start at multiples of 16 bytes
@@ -62,19 +62,19 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
                        step, correction_row, correction_mode, w_model, start_model, correction_model, batch,
                        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
                        CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr,
-                       CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                       DESCRIBED: tl.constexpr, CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
     model = tl.program_id(1)
     if tl.load(steps + model) > tl.load(step):
         first = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
         rest = tl.program_id(0) // (CI // COLUMNS)
-        row = (rest % (CO // ROWS)) * ROWS + tl.arange(0, ROWS)
+        first_row = (rest % (CO // ROWS)) * ROWS
+        row = first_row + tl.arange(0, ROWS)
         tap = rest // (CO // ROWS)
         place = model.to(tl.int64)
-        x += place * (HI * WI * CI) * batch
-        dy += place * (HO * WO * CO) * batch
-        product = tap_products(x, dy, row, first + tl.arange(0, COLUMNS), tap, 0, batch, HI, WI, HO, WO, PAD, CI, CO,
-                               SIDE, 1, TURNED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+        product = tap_products(x, dy, model, first_row, first, tap, 0, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, 1,
+                               TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
         w += place * w_model * ALIGN
         v += place * w_model * ALIGN
         start += tl.load(start_row + model).to(tl.int64) * start_model * ALIGN
@@ -117,7 +117,7 @@ def fuses(ci: int, co: int, taps: int) -> bool:
 
 def weight_step(
     x: Tensor, dy: Tensor, offset: int, optimiser: Optimiser, copies: Copies, size: Size, padding: int, *, side: int,
-    turned: bool = True, precision: str, tiles: WideTiles | None = None,
+    turned: bool = True, described: bool = False, precision: str, tiles: WideTiles | None = None,
 ) -> None:  # fmt: skip
     """One SGD step of the weights (n, Co, side * side, Ci) that begin at column `offset` of the optimiser's rows, and
     of their `copies`, from the layer's maps x and the gradient dy, which are those that `wide.weight_grad` takes."""
@@ -133,10 +133,11 @@ def weight_step(
     w_model, start_model, *rest = (stride // ALIGN.value for stride in strides)
     registers = TWO_PROGRAMS if tiles.warps == 8 and tiles.rows * tiles.columns <= 128 * 128 else None
     weight_step_kernel[(side * side * (co // tiles.rows) * (ci // tiles.columns), n)](
-        x, dy, o.w, o.v, o.start, o.correction, copies.plain, copies.turned, o.lr, o.momentum, o.weight_decay, o.mu,
-        o.start_row, o.steps, o.step, o.correction_row, o.correction_mode, w_model, start_model, rest[0] if rest else 0,
-        batch, HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, TURNED=turned,
-        CORRECTED=o.correction is not None, COPY=copies.plain is not None, TURN=copies.turned is not None,
-        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps,
-        num_stages=tiles.stages, maxnreg=registers,
+        *operands(x, dy, tiles, turned=turned, described=described), o.w, o.v, o.start, o.correction,
+        copies.plain, copies.turned, o.lr, o.momentum, o.weight_decay, o.mu, o.start_row, o.steps, o.step,
+        o.correction_row, o.correction_mode, w_model, start_model, rest[0] if rest else 0, batch, HI=size[0],
+        WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, TURNED=turned,
+        DESCRIBED=described, CORRECTED=o.correction is not None, COPY=copies.plain is not None,
+        TURN=copies.turned is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step,
+        PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=registers,
     )  # fmt: skip
