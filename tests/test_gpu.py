@@ -17,7 +17,7 @@ from fedentopt.models import build
 from fedentopt.simulation.device import torch_settings
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
-from fedentopt.simulation.triton import ops
+from fedentopt.simulation.triton import WideForm, ops
 from fedentopt.simulation.work import LocalCode
 from second_stages import in_second_stage, spoilt_checkpoint
 from straight_line import clients, world
@@ -370,15 +370,43 @@ def test_same_bits_when_resumed_beside_others(model):
     assert_same_bits(outcome, again, "resumed")
 
 
+FORMS = {
+    "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
+    "all": WideForm(first=True, update=True, descriptors=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_wide_convolutions_in_other_forms(form, precision, monkeypatch):
+    """They come to what the usual form comes to; what is summed in another order differs by its rounding."""
+    config = toy.config(**(HARD | {"model": "toy:wide", "precision": precision, "algorithm": "scaffold"}))
+    data = toy.images(samples=90)
+    usual = toy.run([config], data, device="cuda", trainer="stacked")[0]
+    monkeypatch.setattr(
+        "fedentopt.simulation.triton.wide_update.SHARED", 1
+    )  # layers as small as these count as large ones
+    bf16 = precision == "bf16"
+    chosen = FORMS[form]._replace(untransposed=bf16)
+    monkeypatch.setattr("fedentopt.simulation.triton.FORM", chosen)
+    other = toy.run([config], data, device="cuda", trainer="stacked")[0]
+    gap = toy.difference(usual, other)
+    print(f"{form}, {precision}: largest difference {gap:.1e}")
+    assert gap < {"fp32-exact": 1e-4, "fp32": 5e-3, "bf16": 5e-2}[precision]
+
+
+@pytest.mark.parametrize("form", [WideForm(), FORMS["all"]], ids=["usual form", "all forms"])
 @pytest.mark.parametrize("exact", [False, True], ids=["TF32", "fp32"])
 @pytest.mark.parametrize("name", ["lenet5", "toy:wide"])
-def test_same_bits_of_a_client_beside_any_number(name, exact):
+def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch):
     """Its model and its loss, from one client to many: prefixes of all lengths, finished rows among them."""
+    if form.update:
+        monkeypatch.setattr("fedentopt.simulation.triton.wide_update.SHARED", 1)
     with torch_settings(CUDA, "fp32-exact" if exact else "fp32"):
         made = world(name, "stacked", CUDA)
         size = straight_line.SIZES.get(name, 8)
         module = build(name, straight_line.CLASSES, seed=5, image_size=size)
-        trainer = StackedTrainer(module, made.layout, made.data, made.transform, ops(CUDA, exact=exact))
+        trainer = StackedTrainer(module, made.layout, made.data, made.transform, ops(CUDA, exact=exact, form=form))
         first, *rest = clients(9)
         alone = trainer.train(made.starts, made.work([first], wants_losses=True))
         for number in (2, 3, 9, 17, 64, 130):

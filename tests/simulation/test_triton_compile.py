@@ -136,9 +136,9 @@ KERNELS = {
     ],
     MANY_CHANNELS: [
         "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
-        "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel", "wide_maps.dropout_kernel",
-        "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel", "wide_maps.windows_kernel",
-        "wide_update.weight_step_kernel",
+        "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel",
+        "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
+        "wide_maps.windows_kernel", "wide_update.weight_step_kernel",
     ],
 }  # fmt: skip
 
