@@ -101,9 +101,9 @@ def test_wide_convolutions(few_programs: None) -> None:
     same_alone(forward, x, w, b)
     turned = (x.transpose(2, 3).contiguous(), dy.transpose(2, 3).contiguous())
     same_alone(gradients(weights, (32, 9, 16)), *turned)
-    # A sum in parts, and fewer entries than the product has.
-    first = gradients(lambda x, dy, dw: wide.weight_grad(x, dy, dw, (4, 4), 0, precision="tf32"), (16, 1, 27))
-    same_alone(first, torch.randn(3, 16, 32, 16), torch.randn(3, 16, 16, 16))
+    # A sum in many parts, and fewer entries than the product has.
+    first = gradients(lambda x, dy, dw: wide.weight_grad(x, dy, dw, (8, 8), 0, precision="tf32"), (16, 1, 27))
+    same_alone(first, torch.randn(3, 64, 32, 16), torch.randn(3, 64, 16, 16))
 
 
 def test_what_lies_between_wide_convolutions() -> None:
