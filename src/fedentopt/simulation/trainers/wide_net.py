@@ -147,7 +147,7 @@ class WideNet:
         from fedentopt.simulation.triton import wide_first
 
         block = self.blocks.convolutions[0]
-        images = wide_first.batch_last(x)
+        images = wide_first.batch_last(x, whole=not keep)  # a batch that trains has one size in all of a run
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2)
         maps, maps_t, code, grown = wide_first.forward(
             images, weight, self._slots[block.bias].view(rows), block.side, block.window, block.padding, self._dtype,

@@ -104,10 +104,12 @@ def weight_grad_kernel(x, dy, code, sums, biases, x_model, batch, H: tl.constexp
     tl.store(biases + slot * C + column, tl.sum(total, axis=0))
 
 
-def batch_last(x: Tensor) -> Tensor:
-    """Images (n, B, Ci, H, W) -> (n, Ci, H, W, B), the batch padded with zeros."""
+def batch_last(x: Tensor, whole: bool = False) -> Tensor:
+    """Images (n, B, Ci, H, W) -> (n, Ci, H, W, B), the batch padded with zeros, to `whole` tiles if asked: products of
+    fewer rows are another instruction, and an image's bits would then depend on how many are beside it."""
     n, samples, *shape = x.shape
-    y = torch.zeros((n, *shape, padded(samples)), dtype=x.dtype, device=x.device)
+    batch = padded(max(samples, BATCH_TILE) if whole else samples)
+    y = torch.zeros((n, *shape, batch), dtype=x.dtype, device=x.device)
     y[..., :samples].copy_(x.permute(0, 2, 3, 4, 1))
     return y
 
