@@ -98,17 +98,28 @@ def test_sizes_are_capped_at_a_multiple_of_the_median() -> None:
     assert replaced.believed(1).sum() == pytest.approx(200)
 
 
-def test_noise_in_reports_is_no_lie() -> None:
+@pytest.mark.parametrize("samples", [5, 20, 100, 500])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5])
+def test_noise_in_reports_is_no_lie(samples: int, epsilon: float) -> None:
     """With 20 samples per client and epsilon 0.5, noise alone moves reports by a fifth and more."""
     rng = np.random.default_rng(0)
     accused = []
     for _ in range(20):
-        audit = Audit(CLASSES, epsilon=0.5)
+        audit = Audit(CLASSES, epsilon=epsilon)
         for k in range(40):
-            audit.report(k, 20 * one_class(k) + rng.laplace(0, 2, CLASSES))
-        audit.observe({k: shown(one_class(k), 20) for k in range(40)}, untrained=True)
+            audit.report(k, samples * one_class(k) + rng.laplace(0, 1 / epsilon, CLASSES))
+        for _ in range(2):
+            audit.observe({k: shown(one_class(k), samples) for k in range(40)}, untrained=True)
         accused.append(len(audit.suspects()))
     assert np.mean(accused) <= 0.02 * 40
+
+
+def test_noise_hides_no_liar_whose_report_is_large_against_it() -> None:
+    """By hand: (5 + 2 sqrt 5) / (2 * 0.5) over 100 - sqrt(10) / 0.5 is 0.101."""
+    audit = watched(liar=np.full(CLASSES, 20), epsilon=0.5)
+    observe(audit)
+    assert audit.distance(3) == pytest.approx(0.8 - 0.1011, abs=1e-4)
+    assert list(audit.suspects()) == [3]
 
 
 def test_fresh_models_count_more() -> None:
@@ -157,3 +168,49 @@ def test_bad_reports_and_states_are_refused() -> None:
         audit.load_state_dict({"policy": "replace", "seen": []})
     with pytest.raises(InputError, match="2 classes; accepted: 5"):
         audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0, [0.5, 0.5], 0.1, 0.5, 10, 1]]})
+
+
+def test_who_has_the_classes_it_claims_is_not_suspected_for_amounts() -> None:
+    """Estimates exaggerate: a report in the same direction is no lie, whatever the distance."""
+    audit = watched(liar=np.array([10, 10, 10, 60, 10]))  # seen: class 3 alone
+    observe(audit)
+    assert audit.distance(3) == pytest.approx(0.4)
+    assert audit.entries()[3].agreement == pytest.approx(1)
+    assert audit.entries()[3].score > 10
+    assert audit.suspects() == {}
+
+
+def test_a_report_that_nothing_follows_is_found_at_the_second_look_even_where_distances_are_large() -> None:
+    """Of honest clients' two classes the estimates show one: distances from 0.05 to 0.6, so 0.8 is no outlier."""
+    audit = Audit(CLASSES)
+    for k, other in enumerate(np.linspace(0.05, 0.6, 10)):
+        audit.report(k, 100 * ((1 - other) * one_class(k) + other * one_class(k + 1)))
+    audit.report(3, np.full(CLASSES, 20))
+    seen = {k: shown(one_class(k)) for k in range(10)}
+    audit.observe(seen, untrained=True)
+    assert audit.suspects() == {}
+    audit.observe(seen, untrained=True)
+    assert list(audit.suspects()) == [3]
+    assert audit.entries()[3].agreement == 0
+    assert audit.entries()[3].score < 2.5
+
+
+def test_balanced_clients_are_never_unrelated() -> None:
+    audit = Audit(CLASSES)
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        audit.report(k, np.full(CLASSES, 20))
+    for _ in range(5):
+        audit.observe({k: shown(np.full(CLASSES, 0.2) + rng.normal(0, 0.01, CLASSES)) for k in range(20)})
+    assert audit.suspects() == {}
+
+
+def test_balanced_clients_whose_estimates_are_all_poor_are_not_unrelated() -> None:
+    """An even report agrees with nothing; where everybody's estimate is off alike, nobody stands out."""
+    audit = Audit(CLASSES)
+    for k in range(12):
+        audit.report(k, np.full(CLASSES, 20))
+    for _ in range(4):
+        audit.observe({k: shown(0.7 * one_class(k) + 0.06 + 0.002 * k) for k in range(12)}, untrained=True)
+    assert min(audit.distances().values()) > 0.3
+    assert audit.suspects() == {}

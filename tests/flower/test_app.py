@@ -15,13 +15,14 @@ pytest.importorskip("flwr")
 pytest.importorskip("torch")
 
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.partition import partition
 from fedentopt.results.reading import RunResult, find_runs
+from fedentopt.selection import InferredSelector
 from fedentopt.selection.measures import entropy
 from flower_fake_grid import FakeGrid, Node, dead, model
 
@@ -438,3 +439,63 @@ def test_the_app_keeps_the_rules_of_flowers_hub() -> None:
     assert about["tool"]["flwr"]["app"]["flwr-version-target"] == "1.41.0"
     assert (WRITTEN["clients"], WRITTEN["cohort"], WRITTEN["buffer"]) == (6, "2", "2")
     assert WRITTEN["min-nodes"] == 0  # waits for all of them
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (
+            {"algorithm": "fedlc", "audit": "warn"},
+            "audit: 'warn' reads labels from the bias .* fedlc changes on purpose",
+        ),
+        (
+            {"algorithm": "fedrs", "selector": "inferred"},
+            "selector: 'inferred' reads labels .* fedrs changes on purpose",
+        ),
+        ({"audit": "loud"}, "audit"),
+        ({"audit": "warn", "selector": "inferred"}, "audit: warn is about label reports, and 'inferred' takes none"),
+        ({"audit": "replace", "selector": "random"}, "audit: replace changes nothing"),
+    ],
+)
+def test_an_audit_that_the_app_cannot_honour_is_refused(setting: dict[str, Any], told: str) -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    with pytest.raises(InputError, match=told):
+        make_strategy(run_settings(context(**setting).run_config), context(**setting), 10)
+
+
+def test_the_app_tells_the_strategy_how_its_clients_train() -> None:
+    from fedentopt_app.server_app import make_strategy
+    from fedentopt_app.settings import run_settings
+
+    told = context(audit="quarantine", lr=0.03, epochs=2)
+    strategy = make_strategy(run_settings(told.run_config), told, 10)
+    assert strategy.watch is not None
+    assert strategy.watch.policy == "quarantine"
+    local = strategy.learning.heads.local
+    assert (local.lr, local.epochs, local.batch_size, local.momentum, local.lr_decay) == (0.03, 2, 16, 0.9, 0.98)
+    told = context(selector="inferred", census_epochs=0)
+    selector = make_strategy(run_settings(told.run_config), told, 10).selector
+    assert isinstance(selector, InferredSelector)
+    assert (selector.census_epochs, selector.buffer_size, selector.census()) == (0, 2, None)
+    assert run_settings(context().run_config).to_dict().get("audit", "off") == "off"
+
+
+def test_a_node_of_the_app_does_a_census_and_sends_its_last_layer_alone() -> None:
+    from fedentopt_app.client_app import app
+    from fedentopt_app.data import load_data
+
+    from fedentopt.models import build
+
+    data = load_data("digits", None)
+    start = build("lenet5", 10, seed=0, image_size=data.image_size).state_dict()
+    told = ConfigRecord(
+        {"server-round": 1, "census": 1, "local-epochs": 1, "mean": list(data.mean), "std": list(data.std)}
+    )
+    owner = {"partition-id": 3, "num-partitions": 6, "label-epsilon": "none"}
+    message = Message(RecordDict({"arrays": ArrayRecord(start), "config": told}), 7, "train")
+    reply = app(message, context(owner, selector="inferred", label_epsilon="none"))
+    assert not reply.has_error(), reply.error
+    assert [array.shape for array in reply.content["arrays"].values()] == [(10, 84), (10,)]
+    assert reply.content["client"] == {"release": 1, "client-id": 3, "census": 1}

@@ -15,7 +15,8 @@ from flwr.clientapp import ClientApp
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, label_report
-from fedentopt.flower.feedback import SERVED, head_names
+from fedentopt.flower.feedback import SERVED
+from fedentopt.flower.heads import head_names
 from fedentopt.selection import SELECTORS, Candidates, Head, Observation, Selector
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, silent, skewed
 
@@ -348,10 +349,11 @@ def test_every_selector_that_can_be_served_runs_and_goes_on_after_a_stop(name: s
     def selector() -> Selector:
         return SELECTORS.get(name).for_run(cohort_size=2, clients=CLIENTS, seed=1)
 
-    want = run(selector(), grid_of(), rounds=6)
+    steps = {"lr": 0.1, "steps": 3}  # of which only those want to know that read labels from last layers
+    want = run(selector(), grid_of(), rounds=6, local=steps)
     picked = []
     for rounds in (2, 3, 6):
-        strategy = run(selector(), grid_of(), rounds=rounds, checkpoint_dir=tmp_path)
+        strategy = run(selector(), grid_of(), rounds=rounds, checkpoint_dir=tmp_path, local=steps)
         picked += [entry.cohort.clients for entry in strategy.history]
     assert picked == [entry.cohort.clients for entry in want.history]
     assert all(1 <= len(set(cohort)) <= 2 for cohort in picked)

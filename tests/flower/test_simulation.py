@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from flower_processes import BIN, Programs
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 APP = Path(__file__).parent.parent.parent / "examples" / "flower-app"
+LIAR_APP = Path(__file__).parent.parent / "support" / "flower_liar_app"
 CLIENTS = 6
 RUN_CONFIG = (
     f'clients={CLIENTS} cohort="2" buffer="3" partition="dir:0.3" rounds=3 epochs=1 seed=3 '
@@ -34,8 +36,8 @@ RUN_CONFIG = (
 
 
 @pytest.fixture(scope="module")
-def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunResult, str]]:
-    """The app, run by `flwr run` on a SuperLink of its own; its results and its log."""
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """A SuperLink for simulations."""
     folder = tmp_path_factory.mktemp("flower")
     # Ray's sockets lie below its folder, and a socket's path may not be longer than 107 characters.
     with (
@@ -45,15 +47,28 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunResult
         ) as programs,
     ):
         programs.superlink("insecure = true", "--insecure", "--simulation", "--database", folder / "state.db")
-        log = programs.call(
-            *("flwr", "run", APP, "test", "--stream"),
-            *("--federation-config", f"num-supernodes={CLIENTS} client-resources-num-cpus=1"),
-            *("--run-config", f'{RUN_CONFIG} out="{folder / "out"}" checkpoint="{folder / "checkpoint"}"'),
-            seconds=400,
-        )
-        runs = find_runs(folder / "out")
-        assert len(runs) == 1, log + programs.log("superlink")
-        yield runs[0], log
+        yield programs
+
+
+def run_app(superlink: Programs, app: Path, nodes: int, config: str) -> str:
+    """Run an app by `flwr run` to its end; its log."""
+    return superlink.call(
+        *("flwr", "run", app, "test", "--stream"),
+        *("--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"),
+        *("--run-config", config),
+        seconds=400,
+    )
+
+
+@pytest.fixture(scope="module")
+def flower(superlink: Programs) -> tuple[RunResult, str]:
+    """The example app; its results and its log."""
+    folder = superlink.folder
+    paths = f'out="{folder / "out"}" checkpoint="{folder / "checkpoint"}"'
+    log = run_app(superlink, APP, CLIENTS, f"{RUN_CONFIG} {paths}")
+    runs = find_runs(folder / "out")
+    assert len(runs) == 1, log + superlink.log("superlink")
+    return runs[0], log
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +118,12 @@ def test_a_flower_run_leaves_the_simulators_files_and_shows_in_the_report(
 def test_every_simulated_node_was_asked_once(flower: tuple[RunResult, str]) -> None:
     assert flower[1].count("label counts") == 1
     assert f"asking {CLIENTS} node(s) for their label counts" in flower[1]
+
+
+def test_nodes_that_lie_are_found_and_named_and_honest_ones_are_not(superlink: Programs) -> None:
+    out = superlink.folder / "suspects.json"
+    log = run_app(superlink, LIAR_APP, 8, f'liars="2,5" out="{out}"')
+    assert out.is_file(), log + superlink.log("superlink")
+    assert set(json.loads(out.read_text())) == {"2", "5"}
+    assert [client for client in range(8) if f"client {client} (node " in log] == [2, 5]
+    assert log.count("is suspected: report and training differ by") == 2

@@ -12,6 +12,7 @@ from torch import nn
 import toy
 from fedentopt.algorithms import Algorithm, Client, LocalTerms
 from fedentopt.audit import Suspicion, area_under_curve
+from fedentopt.datasets import load
 from fedentopt.errors import InputError
 from fedentopt.results.records import Outcome
 from fedentopt.selection import InferredSelector, Observation
@@ -397,3 +398,27 @@ def test_alone_and_in_a_stack() -> None:
         (alone,) = toy.run([config], DATA)
         assert [r.clients for r in alone.records] == [r.clients for r in outcome.records]
         assert toy.difference(alone, outcome) == 0
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.5])
+@pytest.mark.parametrize("partition", ["dir:0.1", "dir:0.5", "iid"])
+def test_honest_clients_are_not_accused(partition: str, epsilon: float | None) -> None:
+    """Real images, many seeds: at most 2 % of the clients of a run, on average, in the worst of its rounds."""
+    settings = {"clients": 30, "cohort": "6", "buffer": "12", "rounds": 15, "epochs": 2, "evaluate_every": 15}
+    base = {"dataset": "digits", "partition": partition, "audit": "warn", "selector": "fedentopt", "epsilon": epsilon}
+    configs = [RunConfig.from_dict(base | settings | {"seed": seed}) for seed in range(6)]
+    outcomes = toy.run(configs, load("digits"))
+    worst = [max(record.suspects for record in outcome.records) for outcome in outcomes]
+    assert np.mean(worst) <= 0.02 * 30
+    assert all(outcome.records[-1].estimate_error is not None for outcome in outcomes)
+
+
+def test_liars_are_found_among_real_images() -> None:
+    settings = {"clients": 30, "cohort": "6", "buffer": "12", "rounds": 15, "epochs": 2, "evaluate_every": 15}
+    base = {"dataset": "digits", "partition": "classes:2", "audit": "warn", "selector": "fedentopt"}
+    lies = {"liars": "30%", "lie": "uniform"}
+    outcomes = toy.run([RunConfig.from_dict(base | settings | lies | {"seed": s}) for s in range(3)], load("digits"))
+    last = [outcome.records[-1] for outcome in outcomes]
+    assert sum(record.honest_suspects for record in last) <= 0.02 * 21 * 3
+    assert sum(record.suspects - record.honest_suspects for record in last) >= 0.7 * 9 * 3
+    assert min(record.third_auc for record in last) > 0.95

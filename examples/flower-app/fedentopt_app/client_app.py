@@ -28,7 +28,7 @@ app.query("label_counts")(counted)
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the global model on this node's data, as fedentopt's simulator would."""
-    from fedentopt.models import build  # torch: not needed to answer for labels
+    from fedentopt.models import build, find_head  # torch: not needed to answer for labels
     from fedentopt.simulation.local import train_client
 
     check_agreement(context)
@@ -39,21 +39,30 @@ def train(message: Message, context: Context) -> Message:
     model = build(config.model, classes, seed=0, image_size=images.shape[-1])
     received = message.content["arrays"].to_torch_state_dict()
     model.load_state_dict(received)
+    about = counted.about(context)
+    if config.selector == "inferred":  # nobody is asked for labels, and so for the name that picks go by
+        about["client-id"] = client_id(context)
+    census = "census" in told  # everybody trains once before round 1, and nothing is averaged
+    if census:
+        about["census"] = 1
     done = train_client(
         model,
         images,
         labels,
         config=config,
-        round_=int(told["server-round"]),
+        round_=0 if census else int(told["server-round"]),
         client=_number(context),
         num_classes=classes,
         mean=tuple(told["mean"]),
         std=tuple(told["std"]),
+        epochs=int(told["local-epochs"]) if census else None,
     )
     # Nothing else that counts samples leaves: neither the number of steps nor BatchNorm's, which nothing reads.
     sent = model.state_dict()
     for name in [name for name in sent if name.endswith("num_batches_tracked")]:
         sent[name] = received[name]
+    if census:  # only the last layer is looked at
+        sent = {name: sent[name] for name in sent if name.rpartition(".")[0] == find_head(model)}
     metrics = MetricRecord({"num-examples": counted.weight(context, done.samples)})
-    content = RecordDict({"arrays": ArrayRecord(sent), "metrics": metrics, "client": counted.about(context)})
+    content = RecordDict({"arrays": ArrayRecord(sent), "metrics": metrics, "client": about})
     return Message(content, reply_to=message)

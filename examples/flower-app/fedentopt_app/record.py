@@ -52,12 +52,15 @@ class Bookkeeper:
                 num_classes=data.num_classes, min_samples=config.least_samples,
             ).counts  # fmt: skip
 
-    def round_metrics(self, seconds: float, model_bytes: int, scores: tuple[float, float, list[float]]) -> MetricRecord:
-        """The last round in numbers."""
+    def round_metrics(
+        self, seconds: float, model_bytes: int, scores: tuple[float, float, list[float]], head_bytes: int = 0
+    ) -> MetricRecord:
+        """The last round in numbers; `head_bytes` are those of the last layer, which a census brings."""
         last = self.strategy.history[-1]
         self._meet()
         labels = np.sum([self._counts_of(client) for client in last.cohort.clients], axis=0)
-        asked = 8 * len(self._clients()) * self.data.num_classes if last.round == 1 else 0
+        census = len(self._clients()) if last.round == 1 and self._has_census() else 0
+        asked = 8 * len(self._clients()) * self.data.num_classes if last.round == 1 and self._asks() else 0
         return MetricRecord(
             {
                 "accuracy": scores[0],
@@ -65,11 +68,19 @@ class Bookkeeper:
                 "class-accuracy": scores[2],
                 "entropy": float(entropy(labels)),
                 "classes-covered": int(classes_covered(labels)),
-                "bytes-up": model_bytes * len(last.answered) + asked,
-                "bytes-down": model_bytes * len(last.cohort.clients),
+                "bytes-up": model_bytes * len(last.answered) + asked + head_bytes * census,
+                "bytes-down": model_bytes * (len(last.cohort.clients) + census),
                 "seconds": seconds,
             }
         )
+
+    def _asks(self) -> bool:
+        """Whether nodes are asked for their label counts."""
+        return not self.strategy.roster.nobody_reports
+
+    def _has_census(self) -> bool:
+        """Whether all nodes train once before round 1 and send their last layers."""
+        return not self._asks() and self.config.of("selector")["census_epochs"] > 0
 
     def begin(self, out: Path, run_config: UserConfig) -> None:
         """Try the folder before a round is spent; rounds that a checkpoint holds are written again."""
@@ -141,7 +152,10 @@ class Bookkeeper:
         """Remember these clients and those that are known now."""
         for client in clients:
             self._met.setdefault(client, None)
-        self._met.update({client: member.report for client, member in self.strategy.census.members.items()})
+        members, roster = self.strategy.census.members, self.strategy.roster
+        self._met.update({client: member.report for client, member in members.items()})
+        if not self._asks():  # all that the server knows is what training has shown
+            self._met.update({c: replace(m.report, counts=roster.counts_of(c)) for c, m in members.items()})
 
     def _clients(self) -> list[ClientId]:
         """The clients in the order of their rows: every share of the data, or by name those that the server met."""

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from fedentopt.errors import InputError
-from fedentopt.flower import LabelAware, strategy_from
+from fedentopt.flower import LabelAware, LocalTraining, strategy_from
 from fedentopt.models import build
 from fedentopt.randomness import key
 from fedentopt.settings import amount
@@ -37,9 +37,14 @@ def make_strategy(config: RunConfig, context: Context, num_classes: int) -> Labe
         "settings": {**own, "class-names": told["class-names"]},
         "selector": config.selector,
         "seed": config.seed,
+        "audit": config.audit,
+        "local": LocalTraining(config.lr, config.epochs, config.batch_size, None, config.momentum, config.lr_decay),
+        "pretrained": config.weights is not None,
     }
     if config.selector != "random":
         options["buffer_size"] = amount(config.of("selector")["buffer"], config.clients, "buffer")
+    if config.selector == "inferred":
+        options["census_epochs"] = config.of("selector")["census_epochs"]
     if config.algorithm == "fedprox":
         options |= {"strategy": "FedProx", "proximal_mu": config.of("algorithm")["mu"]}
     elif config.algorithm.startswith("flwr:"):
@@ -78,8 +83,9 @@ def main(grid: Grid, context: Context) -> None:
             return None
         model.load_state_dict(arrays.to_torch_state_dict())
         begin, clock = clock, time.monotonic()
-        size = sum(array.numpy().nbytes for array in arrays.values())
-        return books.round_metrics(clock - begin, size, evaluate(model, data))
+        sizes = {name: array.numpy().nbytes for name, array in arrays.items()}
+        head = sum(sizes[name] for name in strategy.learning.heads.names or () if name is not None)
+        return books.round_metrics(clock - begin, sum(sizes.values()), evaluate(model, data), head)
 
     result = strategy.start(
         grid=grid,

@@ -11,6 +11,9 @@ from fedentopt.release import read_epsilon
 from fedentopt.simulation.config import RunConfig
 
 LOCAL = ("fedavg", "fedprox", "fedrs", "fedlc")
+OTHER_LOGITS = ("fedrs", "fedlc")
+"""Those whose clients shift or scale their logits, so that the bias does not tell labels."""
+SELECTORS = ("fedentopt", "inferred", "random")
 SERVER = {"fedadam": "FedAdam", "fedyogi": "FedYogi", "fedavgm": "FedAvgM"}
 
 # Settings of the app that are none of a fedentopt run.
@@ -41,13 +44,22 @@ def run_settings(run_config: UserConfig) -> RunConfig:
         fields["algorithm"] = f"flwr:{SERVER[str(algorithm)]}"
     elif algorithm not in LOCAL:
         raise InputError(f"algorithm: {algorithm!r} is not in this app; accepted: {', '.join([*LOCAL, *SERVER])}")
-    if fields.get("selector") not in ("fedentopt", "random"):
-        raise InputError(f"selector: {fields.get('selector')!r} is not in this app; accepted: fedentopt, random")
+    selector = fields.get("selector")
+    if selector not in SELECTORS:
+        raise InputError(f"selector: {selector!r} is not in this app; accepted: {', '.join(SELECTORS)}")
+    reader = "audit" if fields.get("audit", "off") != "off" else "selector" if selector == "inferred" else None
+    if reader is not None and algorithm in OTHER_LOGITS:
+        raise InputError(
+            f"{reader}: {fields[reader]!r} reads labels from the bias of last layers, which {algorithm} changes on "
+            "purpose by shifting or scaling logits; accepted: another algorithm"
+        )
     fields["image_size"] = fields.get("image_size") or None
     fields["cohort"] = str(fields.get("cohort"))
-    buffer = fields.pop("buffer", None)
-    if fields["selector"] == "fedentopt":
+    buffer, epochs = fields.pop("buffer", None), fields.pop("census_epochs", None)
+    if selector == "fedentopt":
         fields["buffer"] = str(buffer)
+    elif selector == "inferred":
+        fields["settings"] = {"selector.buffer": str(buffer), "selector.census_epochs": epochs}
     wanted = read_epsilon(run_config.get("label-epsilon"), "run config")  # what simulated nodes use; owners have theirs
     fields["epsilon"] = wanted if isinstance(wanted, float) else None
     return RunConfig.from_dict(fields)

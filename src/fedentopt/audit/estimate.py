@@ -37,6 +37,8 @@ PRIOR = {True: 10.0, False: 2.0}
 FEW = 0.3
 """A class with less than this share of an even client's may be absent."""
 LEAST_SPREAD = {True: 0.08, False: 0.1}
+MOST_TURNS, SETTLED = 60, 1e-5
+"""Levels and evenness are found in turns, until no level moves further than this."""
 _TINY = 1e-9
 
 
@@ -97,9 +99,11 @@ def label_estimates(changes: np.ndarray, *, untrained: bool = False) -> list[Lab
     # From above, a client stays even unless its changes speak against it; a model that was never trained tells levels
     # so well that they are trusted first.
     level = own.copy() if untrained else np.maximum(own, EVEN_LEVEL[untrained])
-    for _ in range(60):
+    for _ in range(MOST_TURNS):
         even = _evenness(_shares(_raw(changes, own, pattern, level)))
-        level = np.maximum(own, EVEN_LEVEL[untrained] * even ** EVENNESS_POWER[untrained])
+        before, level = level, np.maximum(own, EVEN_LEVEL[untrained] * even ** EVENNESS_POWER[untrained])
+        if np.abs(level - before).max(initial=0.0) < SETTLED:
+            break
     raw = _raw(changes, own, pattern, level)
     shares = _shares(raw)
     impossible = -np.minimum(raw, 0.0).sum(axis=1)  # shares below 0: the least that is wrong

@@ -2,11 +2,17 @@
 
 A client's distance is the total variation between its estimate and its report, less what the noise of epsilon explains.
 Its suspicion is how far that lies above the median of all observed clients, in units of their spread (1.4826 times the
-median absolute deviation, which a third of liars does not move far). A client is suspected when its suspicion is high
-and the gap is beyond what its own estimate may be off by.
+median absolute deviation, which a third of liars does not move far). Its agreement is the cosine between estimate and
+report, both less the even distribution; 0 for a report that is even. Estimates often exaggerate, so amounts tell less
+than which classes there are. A client is suspected
 
-Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who sends
-a last layer made to fit its claim, or trains on made-up data, passes.
+- when its suspicion is high, the distance beyond what its own estimate may be off by, and the agreement not high, or
+- when it was observed at least twice, its distance is considerable and above the median, and there is hardly any
+  agreement.
+
+Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who
+claims the classes it has in other amounts passes, and so does who trains on made-up data. A last layer made to fit its
+claim passes, unless the server has images of its own to look at clients' models with (`recall`).
 """
 
 from __future__ import annotations
@@ -18,18 +24,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedentopt.audit.estimate import LabelEstimate, label_estimates
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
 from fedentopt.errors import InputError
 
 ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
 """off: reports are believed and nothing is watched. warn: suspects are named. replace: once a client has trained, its
 estimate takes the place of its report. quarantine: suspects are not chosen."""
-# Set by hand on recorded rounds of LeNet-5, one seed per split, so that few honest clients are suspected.
+# Set by hand on recorded rounds of LeNet-5, one or two seeds per split, so that few honest clients are suspected.
 SUSPICIOUS = 2.5
+AGREES = 0.7
+UNRELATED = 0.3
+CONSIDERABLE, LEAST_GAP_UNRELATED = 0.2, 0.1
 LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
 LEAST_DEVIATION = 0.03
+EVEN = 0.05
+"""A report nearer to the even distribution than this says nothing about which classes there are."""
 FEWEST = 5
 """Observed clients below which nobody is suspected: there is no median to speak of."""
 
@@ -52,6 +64,7 @@ class Suspicion:
     usual: float
     reported: np.ndarray
     estimated: np.ndarray
+    agreement: float = 0.0
 
     def __str__(self) -> str:
         gap = self.estimated - self.reported
@@ -83,6 +96,13 @@ def area_under_curve(positive: Sequence[float], negative: Sequence[float]) -> fl
     return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
+def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
+    seen, said = estimated - 1 / len(estimated), claimed - 1 / len(claimed)
+    if np.abs(said).sum() / 2 < EVEN:
+        return 0.0
+    return float(seen @ said / np.sqrt(max(float(seen @ seen) * float(said @ said), 1e-18)))
+
+
 class Audit:
     """Watches what clients report and what their training shows.
 
@@ -102,6 +122,11 @@ class Audit:
         self.num_classes, self.policy, self.epsilon, self.size_cap = num_classes, policy, epsilon, size_cap
         self._reports: dict[ClientId, np.ndarray] = {}
         self._seen: dict[ClientId, _Seen] = {}
+        self._distances: dict[ClientId, float] = {}  # of those that reported and were seen
+        self._agreements: dict[ClientId, float] = {}
+        self._largest: float | None = None  # the size that a report counts for at most, None until asked for
+        self._recalls = Recalls(num_classes)
+        self._belied: dict[ClientId, RecallSuspicion] | None = None  # by recalls, as long as nothing changes
 
     def report(self, client: ClientId, counts: Any) -> None:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
@@ -111,12 +136,18 @@ class Audit:
                 f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
             )
         self._reports[client] = row
+        self._largest = None
+        self._measure(client)
+        self._belied = None
 
     def forget(self, clients: Iterable[ClientId]) -> None:
         """Forget clients that have left."""
+        clients = list(clients)
         for client in clients:
-            self._reports.pop(client, None)
-            self._seen.pop(client, None)
+            for kept in (self._reports, self._seen, self._distances, self._agreements):
+                kept.pop(client, None)
+        self._recalls.forget(clients)
+        self._largest = self._belied = None
 
     def observe(self, changes: Mapping[ClientId, Change], *, untrained: bool = False) -> None:
         """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
@@ -138,6 +169,12 @@ class Audit:
             known.spread += fresh * estimate.spread
             known.level += fresh * estimate.level
             known.samples, known.times = float(change.samples), known.times + 1
+            self._measure(client)
+
+    def observe_recalls(self, recalls: Mapping[ClientId, Recall]) -> None:
+        """Learn from how well the models of clients that trained in one round know the server's images."""
+        self._recalls.observe(recalls, self._reports)
+        self._belied = None
 
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed."""
@@ -150,23 +187,52 @@ class Audit:
             return None
         return LabelEstimate(known.shares / known.weight, known.spread / known.weight, known.level / known.weight)
 
-    def suspicions(self) -> dict[ClientId, float]:
-        """Suspicion of every client that reported and has been observed."""
-        return {client: entry.score for client, entry in self._entries().items()}
+    def distance(self, client: ClientId) -> float:
+        """That of a client that reported and has been observed."""
+        return self._distances[client]
 
-    def suspects(self) -> dict[ClientId, Suspicion]:
+    def distances(self) -> dict[ClientId, float]:
+        """Total variation between report and estimate, less what noise explains, of all that reported and were seen."""
+        return dict(self._distances)
+
+    def suspicions(self) -> dict[ClientId, float]:
+        """Suspicion of every client that reported and has been observed; what recalls say is added."""
+        usual, deviation = self._usual()
+        found = {client: (distance - usual) / deviation for client, distance in self._distances.items()}
+        for client, score in self.recall_scores().items():
+            found[client] = found.get(client, 0.0) + score
+        return found
+
+    def recall_scores(self) -> dict[ClientId, float]:
+        """What recalls alone say, of clients that reported and whose models the server has tried."""
+        return {client: entry.score for client, entry in self._recalls.judge(self._reports, self.epsilon).items()}
+
+    def suspects(self) -> dict[ClientId, Suspicion | RecallSuspicion]:
         """The clients suspected at present, and why."""
-        entries = self._entries()
-        if len(entries) < FEWEST:
+        return {**self.belied_by_recalls(), **self._belied_by_heads()}
+
+    def belied_by_recalls(self) -> dict[ClientId, RecallSuspicion]:
+        """Those of the suspects whose models do not know what they claim to have."""
+        if self._belied is None:
+            self._belied = self._recalls.suspects(self._reports, self.epsilon)
+        return self._belied
+
+    def _belied_by_heads(self) -> dict[ClientId, Suspicion]:
+        if len(self._distances) < FEWEST:
             return {}
+        usual, deviation = self._usual()
+        gap = max(LEAST_GAP, SUSPICIOUS * deviation)
         return {
-            client: entry
-            for client, entry in entries.items()
-            if entry.score > SUSPICIOUS
-            and entry.distance - entry.usual > LEAST_GAP
-            and entry.distance
-            > (1 + FIRST_DOUBT / self._seen[client].times) * self._seen[client].spread / self._seen[client].weight
+            client: self._suspicion(client, usual, deviation)
+            for client, distance in self._distances.items()
+            if (distance - usual > gap and distance > self._doubt(client) and self._agreements[client] < AGREES)
+            or (distance > max(usual + LEAST_GAP_UNRELATED, CONSIDERABLE) and self._unrelated(client))
         }
+
+    def entries(self) -> dict[ClientId, Suspicion]:
+        """Every client that reported and has been observed as `suspects` would name it, suspected or not."""
+        usual, deviation = self._usual()
+        return {client: self._suspicion(client, usual, deviation) for client in self._distances}
 
     def believed(self, client: ClientId) -> np.ndarray:
         """Label counts to select by: the report, or the estimate where the policy puts it in its place."""
@@ -174,49 +240,83 @@ class Audit:
         limit = self._limit()
         known = self._seen.get(client)
         if self.policy == "replace" and known is not None:
-            return np.asarray(known.shares / known.weight * min(known.samples, limit))
+            # Recalls that belie a report belie the last layer that came with it: what they say themselves is believed.
+            seen_by_recall = self._recalls.shares(client) if client in self.belied_by_recalls() else None
+            shares = known.shares / known.weight if seen_by_recall is None else seen_by_recall
+            return np.asarray(shares * min(known.samples, limit))
         total = report.sum()
         return np.asarray(report * (limit / total) if total > limit else report)
 
     def _limit(self) -> float:
         if self.size_cap is None or not self._reports:
             return np.inf
-        return self.size_cap * float(np.median([max(row.clip(min=0).sum(), 1.0) for row in self._reports.values()]))
+        if self._largest is None:
+            sizes = [max(row.clip(min=0).sum(), 1.0) for row in self._reports.values()]
+            self._largest = self.size_cap * float(np.median(sizes))
+        return self._largest
 
-    def _entries(self) -> dict[ClientId, Suspicion]:
-        found: dict[ClientId, tuple[float, np.ndarray, np.ndarray]] = {}
-        for client, known in self._seen.items():
-            if client not in self._reports:
-                continue
-            report = np.maximum(self._reports[client], 0.0)
-            total = float(report.sum())
-            claimed = report / total if total > 0 else np.full(self.num_classes, 1.0 / self.num_classes)
-            estimated = known.shares / known.weight
-            noise = 0.0 if self.epsilon is None else self.num_classes / (2 * self.epsilon * max(total, 1.0))
-            found[client] = (float(np.abs(estimated - claimed).sum() / 2) - min(noise, 1.0), claimed, estimated)
-        if not found:
-            return {}
-        distances = np.array([distance for distance, _, _ in found.values()])
+    def _measure(self, client: ClientId) -> None:
+        """Renew distance and agreement of a client after a report or an observation."""
+        if client in self._reports and client in self._seen:
+            claimed, estimated = self._claimed(client), self._estimated(client)
+            self._distances[client] = float(np.abs(estimated - claimed).sum()) / 2 - self._noise(client)
+            self._agreements[client] = _agreement(estimated, claimed)
+
+    def _noise(self, client: ClientId) -> float:
+        """The distance that noise in a report explains: C draws of Laplace(1/epsilon) among the fewest samples that the
+        report leaves likely, two standard deviations above their mean."""
+        if self.epsilon is None:
+            return 0.0
+        fewest = float(self._reports[client].sum()) - np.sqrt(2 * self.num_classes) / self.epsilon
+        moved = (self.num_classes + 2 * np.sqrt(self.num_classes)) / (2 * self.epsilon)
+        return float(min(moved / max(fewest, 1.0), 1.0))
+
+    def _claimed(self, client: ClientId) -> np.ndarray:
+        report = np.maximum(self._reports[client], 0.0)
+        total = float(report.sum())
+        return report / total if total > 0 else np.full(self.num_classes, 1.0 / self.num_classes)
+
+    def _estimated(self, client: ClientId) -> np.ndarray:
+        known = self._seen[client]
+        return known.shares / known.weight
+
+    def _usual(self) -> tuple[float, float]:
+        """Median distance, and the deviation from it that is usual."""
+        if not self._distances:
+            return 0.0, LEAST_DEVIATION
+        distances = np.fromiter(self._distances.values(), dtype=np.float64)
         usual = float(np.median(distances))
-        deviation = max(1.4826 * float(np.median(np.abs(distances - usual))), LEAST_DEVIATION)
-        return {
-            client: Suspicion((distance - usual) / deviation, distance, usual, claimed, estimated)
-            for client, (distance, claimed, estimated) in found.items()
-        }
+        return usual, max(1.4826 * float(np.median(np.abs(distances - usual))), LEAST_DEVIATION)
+
+    def _doubt(self, client: ClientId) -> float:
+        """The distance that a client's own estimate may explain."""
+        known = self._seen[client]
+        return (1 + FIRST_DOUBT / known.times) * known.spread / known.weight
+
+    def _unrelated(self, client: ClientId) -> bool:
+        return self._agreements[client] < UNRELATED and self._seen[client].times > 1
+
+    def _suspicion(self, client: ClientId, usual: float, deviation: float) -> Suspicion:
+        distance = self._distances[client]
+        score = (distance - usual) / deviation
+        claimed, estimated = self._claimed(client), self._estimated(client)
+        return Suspicion(score, distance, usual, claimed, estimated, self._agreements[client])
 
     def state_dict(self) -> dict[str, Any]:
         """What was observed, JSON-serialisable; reports are the caller's to keep."""
-        return {
+        state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
                 [client, known.weight, known.shares.tolist(), known.spread, known.level, known.samples, known.times]
                 for client, known in self._seen.items()
             ],
         }
+        return state | ({"recalls": self._recalls.state()} if len(self._recalls) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the audit that made `state` stood."""
-        if not isinstance(state, Mapping) or set(state) != {"policy", "seen"} or state["policy"] != self.policy:
+        known = isinstance(state, Mapping) and set(state) - {"recalls"} == {"policy", "seen"}
+        if not known or state["policy"] != self.policy:
             raise InputError(
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
@@ -225,4 +325,8 @@ class Audit:
             if len(shares) != self.num_classes:
                 raise InputError(f"state: {len(shares)} classes; accepted: {self.num_classes}")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
-        self._seen = seen
+        self._seen, self._distances, self._agreements = seen, {}, {}
+        for client in seen:
+            self._measure(client)
+        self._recalls.load(state.get("recalls", ()))
+        self._belied = None

@@ -148,6 +148,10 @@ def reproduce(
             from fedentopt.paper.selector_page import write_selector_page
 
             written += write_selector_page(results_page, request, source)
+        elif family == "audit":
+            from fedentopt.paper.audit_page import write_audit_page
+
+            written += write_audit_page(results_page, request, source)
         else:
             written += write_results_page(results_page, request, source, own=cells is not None)
     if as_json:

@@ -195,9 +195,7 @@ class Census:
                     f"it is known as {stood!r} and now calls itself {report.client!r}; exclude the old name"
                 )
             if report.client in self.exclude:
-                self._tries[node], self._again[node] = 0, float("inf")
-                self.refusals[node] = f"client {report.client!r} is excluded on this server"
-                log.warning("node %d is left out: %s", node, self.refusals[node])
+                self._exclude(node, report.client)
                 return
             self._check_name(report.client, node)
         except InputError as error:
@@ -214,6 +212,11 @@ class Census:
         owner = self.names.get(client, before.node_id if self.bind_names and before is not None else None)
         if owner is not None and owner != node:
             raise InputError(f"client id {client!r} is bound to node {owner}")
+
+    def _exclude(self, node: int, client: ClientId | None) -> None:
+        self._tries[node], self._again[node] = 0, float("inf")
+        self.refusals[node] = f"client {client!r} is excluded on this server"
+        log.warning("node %d is left out: %s", node, self.refusals[node])
 
     def _fail(self, node: int, reason: str) -> None:
         tries = self._tries[node] = self._tries.get(node, 0) + 1
@@ -284,6 +287,10 @@ class Census:
     def client_on(self, node: int) -> ClientId:
         """The known client on a node."""
         return self._client_on[node]
+
+    def by_client(self, answers: Iterable[Answer]) -> list[tuple[ClientId, Answer]]:
+        """Answers beside the clients that gave them."""
+        return [(self._client_on[answer.node_id], answer) for answer in answers]
 
     def forget(self, clients: Iterable[ClientId]) -> None:
         """Remove clients; they are asked anew when they come back."""

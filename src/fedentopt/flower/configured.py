@@ -7,6 +7,9 @@
     buffer-size = 2
     num-classes = 10
     checkpoint-dir = "/srv/fl/checkpoint"
+    audit = "warn"                # with it, how clients train: local-lr, local-epochs, local-batch-size, ...
+    local-lr = 0.05
+    local-batch-size = 32
     eta = 0.01                    # the strategy's own options, and the selector's settings
 
     strategy = strategy_from(context.run_config)
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from flwr.app import UserConfig
@@ -26,11 +30,14 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import FedAvg
 
 from fedentopt.errors import InputError
+from fedentopt.flower.local_training import LocalTraining
 from fedentopt.flower.strategy import LabelAware
 from fedentopt.selection import SELECTORS, EntropySelector
 from fedentopt.settings import settings_of
 
 PREFIX = "fedentopt."
+LOCAL = "local_"
+"""What settings of `LocalTraining` begin with."""
 LISTS = ("exclude", "head", "candidate_loss_keys", "target")
 NONE_WORDS = ("none", "")
 
@@ -45,6 +52,9 @@ def strategy_from(run_config: UserConfig, prefix: str = PREFIX, **options: Any) 
         for name, value in run_config.items()
         if name.startswith(prefix)
     } | options
+    local = {name.removeprefix(LOCAL): told.pop(name) for name in list(told) if name.startswith(LOCAL)}
+    if local:
+        told["local"] = LocalTraining.read({name: _read(name, value) for name, value in local.items()})
     cls = _joined(str(told.pop("strategy", "FedAvg")))
     selector = str(told.pop("selector", "fedentopt"))
     _check_names(told, cls, selector, prefix)
@@ -87,11 +97,12 @@ def _check_names(told: Mapping[str, Any], cls: type[LabelAware], selector: str, 
             }
     accepted -= {"self", "selector", "fraction_train", "min_train_nodes", "args", "kwargs"}
     if selector != "fedentopt":
-        accepted -= {"buffer_size", "target", "release"}
+        accepted -= {"target"} if _infers(selector) else {"buffer_size", "target", "release"}
         accepted |= set(_settings(selector)) | {"seed"}
     for name in told:
         if name not in accepted:
-            words = ", ".join(sorted(known.replace("_", "-") for known in accepted))
+            given = [LOCAL + field.name for field in fields(LocalTraining)]
+            words = ", ".join(sorted(known.replace("_", "-") for known in accepted - {"local"} | set(given)))
             raise InputError(
                 f"{prefix}{name.replace('_', '-')}: unknown setting; accepted: strategy, selector, {words}"
             )
@@ -105,11 +116,18 @@ def _settings(selector: str) -> list[str]:
     return [name for name in settings_of(cls) if name not in cls.run_settings]
 
 
+def _infers(selector: str) -> bool:
+    """Whether it is FedEntOpt on labels that it reads from last layers."""
+    cls = SELECTORS.get(selector)
+    return issubclass(cls, EntropySelector) and cls.labels_from_heads
+
+
 def _selector(name: str, told: dict[str, Any]) -> Any:
     cls = SELECTORS.get(name)
-    if issubclass(cls, EntropySelector):
+    if issubclass(cls, EntropySelector) and not _infers(name):
         raise InputError(f"selector: {name!r} is FedEntOpt; accepted: fedentopt, with buffer-size, target and release")
-    own = {setting: told.pop(setting) for setting in _settings(name) if setting in told}
+    named = [*_settings(name), *(("buffer_size", "release") if _infers(name) else ())]
+    own = {setting: told.pop(setting) for setting in named if setting in told}
     return cls(told["cohort_size"], seed=told.pop("seed", 0), **own)
 
 

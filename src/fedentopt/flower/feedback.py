@@ -3,8 +3,7 @@
 need            source
 loss            metrics of the training reply: `train_loss` (plain cross-entropy, mean over the samples of all local
                 steps) and, for selectors that use it, `train_loss_rms` (root mean square of the samples' losses)
-head, update    the reply's arrays minus those that were sent; the head is the last array with C rows (or, as Keras
-                keeps it, C columns) and the vector of C numbers that follows it, or the arrays that `head` names
+head, update    the reply's arrays minus those that were sent (which arrays are the last layer's: `heads`)
 seconds         metric `train_seconds` of the training reply, else the time from sending to the reply
 candidate_loss  metric `loss`, else `eval_loss`, of the reply to an evaluation message that goes to the candidates with
                 the global model before they are chosen; its config has `purpose = "candidate-loss"` and, where the
@@ -18,16 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
+from fedentopt.flower.heads import Heads
 from fedentopt.flower.replies import arrays_of, metrics_of
 from fedentopt.flower.report import ClientId
-from fedentopt.selection import Candidates, Head, Observation, Selector
+from fedentopt.selection import Candidates, Observation, Selector
 
 SERVED = frozenset({"loss", "head", "update", "seconds", "candidate_loss"})
 PURPOSE = "candidate-loss"
@@ -35,12 +35,11 @@ PURPOSE = "candidate-loss"
 
 @dataclass
 class Feedback:
-    """Reads from replies what a selector needs. `head` names the last layer's weight and, where it has one, bias."""
+    """Reads from replies what a selector needs; last layers by `heads`."""
 
     selector: Selector
-    num_classes: int
+    heads: Heads
     weight_key: str
-    head: Sequence[str] = ()
     loss_key: str = "train_loss"
     loss_rms_key: str = "train_loss_rms"
     seconds_key: str = "train_seconds"
@@ -91,8 +90,16 @@ class Feedback:
         return found
 
     # --- after training
-    def observe(self, answers: Iterable[tuple[ClientId, Answer]], sent: ArrayRecord) -> None:
-        """Tell the selector about the clients that trained."""
+    def observe(
+        self,
+        answers: Iterable[tuple[ClientId, Answer]],
+        sent: ArrayRecord,
+        labelled: Mapping[ClientId, Observation] | None = None,
+    ) -> None:
+        """Tell the selector about the clients that trained.
+
+        One that takes last layers for labels is told of those in `labelled` (`Heads.labelled`), as they are there.
+        """
         if not self.needs - {"candidate_loss"}:
             return
         observations: dict[ClientId, Observation] = {}
@@ -104,6 +111,15 @@ class Feedback:
             came.add(client)
             others |= set(metrics_of(answer.reply.content))
             seen = self._observation(answer, sent)
+            if seen is not None and labelled is not None:
+                known = labelled.get(client)
+                seen = (
+                    None
+                    if known is None
+                    else replace(
+                        seen, samples=known.samples, head=known.head, travel=known.travel, untrained=known.untrained
+                    )
+                )
             if seen is not None:
                 observations[client] = seen
         if came and "loss" in self.needs:
@@ -126,21 +142,12 @@ class Feedback:
         if self.needs & {"head", "update"}:
             arrays = arrays_of(content)
             if "head" in self.needs:
-                head = self._head(arrays, sent)
+                head = self.heads.change(answer, sent)
             if "update" in self.needs:
                 update = _update(arrays, sent, self.parameters)
         weight = metrics[self.weight_key]
         assert isinstance(weight, int | float)
         return Observation(max(1, round(weight)), loss=loss, loss_rms=rms, head=head, update=update, seconds=seconds)
-
-    def _head(self, arrays: ArrayRecord, sent: ArrayRecord) -> Head:
-        weight, bias = head_names(sent, self.num_classes, self.head)
-        change = arrays[weight].numpy().astype(np.float32) - sent[weight].numpy().astype(np.float32)
-        if change.shape[0] != self.num_classes:
-            change = change.T
-        if bias is None:
-            return Head(change, None)
-        return Head(change, arrays[bias].numpy().astype(np.float32) - sent[bias].numpy().astype(np.float32))
 
     def _served(self, need: str, found: bool, lacking: set[ClientId], others: Iterable[str], wanted: str) -> None:
         """Note whether a need was served. Never served by anybody, it is the app's mistake; but one client alone, which
@@ -153,26 +160,6 @@ class Feedback:
                 f"selector: {type(self.selector).__name__} needs {need}, but no reply has the metric {wanted}; the "
                 f"replies have {', '.join(sorted(others))}"
             )
-
-
-def head_names(arrays: ArrayRecord, num_classes: int, named: Sequence[str] = ()) -> tuple[str, str | None]:
-    """Names of the last layer's weight and bias (None without one): those given, or found by their shapes."""
-    if named:
-        for name in named:
-            if name not in arrays:
-                raise InputError(f"head: {name!r} is no array of the model; accepted: {', '.join(list(arrays)[-6:])}")
-        return named[0], named[1] if len(named) > 1 else None
-    names = list(arrays)
-    shapes = {name: tuple(arrays[name].shape) for name in names}
-    fits = [name for name in names if len(shapes[name]) == 2 and num_classes in shapes[name]]
-    if not fits:
-        raise InputError(
-            f"head: no array of the model has {num_classes} rows (num_classes); name the last layer's weight and bias"
-        )
-    rows = [name for name in fits if shapes[name][0] == num_classes]
-    weight = (rows or fits)[-1]
-    after = names[names.index(weight) + 1 :]
-    return weight, next((name for name in after if shapes[name] == (num_classes,)), None)
 
 
 def parameters_of(start: ArrayRecord) -> list[str]:

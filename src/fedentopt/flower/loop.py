@@ -26,7 +26,8 @@ from fedentopt.flower import checkpoint as checkpoints
 from fedentopt.flower import identity, server_state
 from fedentopt.flower.checkpoint import Checkpoint
 from fedentopt.flower.exchange import Answer, exchange, printable, replies
-from fedentopt.flower.feedback import parameters_of
+from fedentopt.flower.head_census import HeadCensus
+from fedentopt.flower.hiding import check_wrappers
 from fedentopt.flower.progress import SelectionResult, joined
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
@@ -104,18 +105,20 @@ class _Run:
             raise InputError(
                 "replacements: not with privacy accounting, which knows the cohort it was told; accepted: 0"
             )
+        if self.selection.learning.reads_labels:
+            check_wrappers(self.layers[:-1], self.selection.learning.reader)
 
     def up_to(
         self, num_rounds: int, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
     ) -> SelectionResult:
         """Run the rounds that are left."""
         selection, result = self.selection, self.result
+        selection.learning.begin(self.initial)
         if not is_finite_model(self.initial):
             raise InputError("initial_arrays: not all numbers are finite; accepted: a model that can be trained")
         done = self._continue(num_rounds) if selection.checkpoint_dir is not None else 0
         selection.progress.begin(result.rounds)
         selection.round_timeout = self.timeout
-        selection.feedback.parameters = parameters_of(self.initial)
         log.info("Starting %s: rounds %d to %d", type(self.strategy).__name__, done + 1, num_rounds)
         self.strategy.summary()
         if done == 0 and evaluate_fn is not None:
@@ -124,6 +127,8 @@ class _Run:
         self.before = server_state.attributes(self.layers, selection.own_attributes)
         selection.saves_itself = True
         try:
+            if done == 0 and num_rounds > 0:
+                self._take_census()
             for server_round in range(done + 1, num_rounds + 1):
                 log.info("")
                 log.info("[ROUND %s/%s]", server_round, num_rounds)
@@ -133,6 +138,15 @@ class _Run:
         log.info("")
         log.info("Strategy execution finished in %.2fs", selection.clock.now() - begin)
         return result
+
+    def _take_census(self) -> None:
+        """A census before round 1, where the selector reads labels from last layers alone and wants one."""
+        selection = self.selection
+        if not selection.roster.nobody_reports:
+            return
+        census = HeadCensus(self.strategy, selection, self.grid, self.initial, self.train_config, self.timeout)
+        if census.take() and selection.checkpoint_dir is not None:
+            self._write(0)
 
     def _round(self, server_round: int, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> None:
         selection, result = self.selection, self.result
@@ -150,13 +164,7 @@ class _Run:
             record[name] = dict(getattr(result, kept).get(server_round, {}))
         result.rounds[server_round] = record
         if selection.checkpoint_dir is not None:
-            try:
-                self._save(server_round)
-            except OSError as error:  # going on would train rounds that a stop undoes
-                raise InputError(
-                    f"checkpoint: round {server_round} cannot be written to {selection.checkpoint_dir}: "
-                    f"{error.strerror or error}; mend that and start again, to go on after round {server_round - 1}"
-                ) from error
+            self._write(server_round)
         selection.progress.tell(record)
 
     def _train(self, server_round: int) -> list[Answer]:
@@ -176,8 +184,9 @@ class _Run:
                 selection.standing_in = None
             more = exchange(self.grid, messages, self.timeout, selection.clock)
             answers = selection.judge_training([*answers, *more], sent)
+        selection.learning.welcome_back(answers, self.grid)
         selection.note_answers(answers, stand_ins)
-        selection.feedback.observe(selection.by_client(answers), sent)
+        selection.learning.learn(answers, sent, selection.history[-1])
         # For each that stood in, one that failed is not shown to Flower: a DP wrapper would void the round for it.
         good = sum(answer.failure is None for answer in answers[len(answers) - len(stand_ins) :]) if stand_ins else 0
         shown = []
@@ -209,6 +218,7 @@ class _Run:
                 last.problem = "the aggregated model is not finite"
         if last.problem is None and arrays is not None:
             result.arrays = arrays
+            selection.learning.has_trained = True
         else:
             server_state.put_back(self.layers, vectors)
             for layer in self.layers:  # FedAvgM keeps the model it made last and would go on from it
@@ -230,11 +240,21 @@ class _Run:
         _note(result.evaluate_metrics_clientapp, server_round, metrics, "evaluation on the nodes")
 
     # --- checkpoints
+    def _write(self, server_round: int) -> None:
+        try:
+            self._save(server_round)
+        except OSError as error:  # going on would train rounds that a stop undoes
+            then = f"to go on after round {server_round - 1}" if server_round else "from the beginning"
+            raise InputError(
+                f"checkpoint: round {server_round} cannot be written to {self.selection.checkpoint_dir}: "
+                f"{error.strerror or error}; mend that and start again, {then}"
+            ) from error
+
     def _save(self, server_round: int) -> None:
         selection, result = self.selection, self.result
         assert selection.checkpoint_dir is not None
         assert self.files is not None
-        if self.forgotten is None:  # once, after the first round of this process
+        if self.forgotten is None and server_round:  # once, after the first round of this process
             self.forgotten = server_state.forgotten(self.layers, self.before, selection.own_attributes)
             if self.forgotten:
                 log.warning(
@@ -248,7 +268,7 @@ class _Run:
             "selection": selection.state_dict(),
             "clients": parts,
             "layers": documents,
-            "forgotten": self.forgotten,
+            "forgotten": self.forgotten or [],
             "start": _shapes(self.initial),
             "configs": self.configs,
             "rounds": {str(number): record for number, record in result.rounds.items()},

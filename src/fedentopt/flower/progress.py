@@ -34,7 +34,8 @@ PREFIX = "selection-"
 class RoundSelection:
     """A round's cohort, and what became of it: clients that answered, why others did not, who stood in for them.
 
-    `suspects` are the known clients that claim more samples than `size_cap` allows.
+    `suspects` are the known clients that claim more samples than `size_cap` allows, and those whose label report does
+    not fit what their training shows, where that is audited; of these, `suspicions` says why.
     """
 
     round: int
@@ -44,6 +45,7 @@ class RoundSelection:
     stood_in: tuple[ClientId, ...] = ()
     not_evaluated: dict[ClientId, str] = field(default_factory=dict)
     suspects: tuple[ClientId, ...] = ()
+    suspicions: dict[ClientId, str] = field(default_factory=dict)
     epsilon: float | None = None
     online: int = 0
     known: int = 0
@@ -64,6 +66,7 @@ class RoundSelection:
             "stood_in": list(self.stood_in),
             "not_evaluated": {str(client): reason for client, reason in self.not_evaluated.items()},
             "suspects": list(self.suspects),
+            "suspicions": {str(client): why for client, why in self.suspicions.items()},
             "online": self.online,
             "known": self.known,
             "seconds": round(self.seconds, 3),

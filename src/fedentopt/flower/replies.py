@@ -137,6 +137,11 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
     return next(iter(content.array_records.values()))
 
 
+def weight_of(answer: Answer, weight_key: str) -> float:
+    """The weight in a reply that was found good."""
+    return float(metrics_of(_content(answer))[weight_key])  # type: ignore[arg-type]
+
+
 def is_finite_model(arrays: ArrayRecord) -> bool:
     """Whether every number of a model is finite."""
     return all(np.isfinite(array.numpy()).all() for array in arrays.values() if np.dtype(array.dtype).kind == "f")
@@ -155,11 +160,7 @@ def _looked_at(answer: Answer, check: Callable[[Message], str | None]) -> Answer
 
 
 def _weighed(answers: Sequence[Answer], weight_key: str, sizes: Mapping[int, float], cap: float | None) -> list[Answer]:
-    weights = {
-        answer.node_id: float(metrics_of(_content(answer))[weight_key])  # type: ignore[arg-type]
-        for answer in answers
-        if answer.failure is None
-    }
+    weights = {answer.node_id: weight_of(answer, weight_key) for answer in answers if answer.failure is None}
     if cap is None or len(weights) < 2:
         return list(answers)
     size = {node: max(sizes.get(node, 1.0), 1.0) for node in weights}

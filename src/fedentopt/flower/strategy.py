@@ -18,20 +18,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, FedXgbBagging, Result, Strategy
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging, Result
 
+from fedentopt.audit import Suspicion
 from fedentopt.errors import InputError
 from fedentopt.flower import identity, loop, replies, stand_ins
+from fedentopt.flower.audit import watch_for
 from fedentopt.flower.census import Census
 from fedentopt.flower.cohort_grid import CohortGrid
-from fedentopt.flower.exchange import Answer, Clock, exchange
+from fedentopt.flower.enrolment import Enrolment
+from fedentopt.flower.exchange import Answer, Clock
 from fedentopt.flower.federation import Federation, NoClientsError
 from fedentopt.flower.feedback import Feedback
+from fedentopt.flower.heads import Heads
+from fedentopt.flower.learning import Learning
+from fedentopt.flower.local_training import LocalTraining
+from fedentopt.flower.options import check_class, check_options
 from fedentopt.flower.progress import Callback, Progress, RoundSelection
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
@@ -64,7 +71,12 @@ class LabelAware(FedAvg):
     bind_names        True: a client id stays with the node that first came under it; or {client id: node id}
     node_timeout      longest wait for `min_available_nodes` nodes to be online, in seconds
     evaluate_by       who evaluates: "seed" (drawn with the seed) or "labels" (as even as a cohort)
-    head, loss_key, loss_rms_key, seconds_key, candidate_loss_keys   see `feedback`
+    audit             "off", or what becomes of label reports that do not fit what training shows: "warn", "replace",
+                      "quarantine" (see `audit`)
+    local, pretrained, travel_key   how clients train, whether the start model was trained before, and the metric by
+                      which they say how far: what audit and `inferred` read labels with (see `heads`)
+    head              arrays of the last layer, or what their names begin with; found by shape where it is not named
+    loss_key, loss_rms_key, seconds_key, candidate_loss_keys   see `feedback`
     checkpoint_dir    folder for the checkpoint after each round; `start` continues from it
     settings          what else makes this run what it is (an app's run config): continued with others, it is refused
     metrics_file      file for a line of JSON after each round
@@ -96,7 +108,11 @@ class LabelAware(FedAvg):
         bind_names: bool | Mapping[ClientId, int] = False,
         node_timeout: float = 600.0,
         evaluate_by: str = "seed",
-        head: Sequence[str] = (),
+        audit: str = "off",
+        local: LocalTraining | Mapping[str, Any] | None = None,
+        pretrained: bool = False,
+        travel_key: str = "train_travel",
+        head: str | Sequence[str] = (),
         loss_key: str = "train_loss",
         loss_rms_key: str = "train_loss_rms",
         seconds_key: str = "train_seconds",
@@ -107,30 +123,8 @@ class LabelAware(FedAvg):
         callbacks: Sequence[Callback] = (),
         **strategy_options: Any,
     ) -> None:
-        _check_class(type(self))
-        for name in ("fraction_train", "min_train_nodes"):
-            if name in strategy_options:
-                raise InputError(
-                    f"{name}: {strategy_options[name]!r} has no place here; cohort_size says how many clients train"
-                )
-        _check_whole("num_classes", num_classes, 1)
-        _check_whole("replacements", replacements, 0)
-        _check_whole("refresh_every", refresh_every, 0)
-        for name, whole in (("query_attempts", query_attempts), ("forget_after", forget_after)):
-            if whole is not None:
-                _check_whole(name, whole, 1)
-        for name, number in (
-            ("query_timeout", query_timeout),
-            ("query_pause", query_pause),
-            ("query_patience", query_patience),
-            ("node_timeout", node_timeout),
-        ):
-            _check_positive(name, number)
-        for name, cap in (("size_cap", size_cap), ("weight_cap", weight_cap)):
-            if cap is not None and not (_is_number(cap) and 1 <= cap < float("inf")):  # below 1 nobody would be usual
-                raise InputError(f"{name}: {cap!r} is out of range; accepted: numbers from 1, or None for no limit")
-        if evaluate_by not in ("seed", "labels"):
-            raise InputError(f"evaluate_by: {evaluate_by!r} is unknown; accepted: seed, labels")
+        check_class(type(self), LabelAware)
+        check_options(locals(), strategy_options)
         if selector is not None and ((buffer_size, seed, release) != (0, 0, "fifo") or target is not None):
             raise InputError(
                 "selector: give either a selector or buffer_size, seed, target and release, which would build one"
@@ -144,13 +138,14 @@ class LabelAware(FedAvg):
         aim = selector.target if isinstance(selector, EntropySelector) else None
         if aim is not None and aim.size != num_classes:  # else the first client would be blamed, after the query
             raise InputError(f"target: {aim.size} weights; accepted: {num_classes}, one for each class (num_classes)")
+        heads = Heads(int(num_classes), head, LocalTraining.read(local), travel_key)
         self.feedback = Feedback(
-            selector, int(num_classes), self.weighted_by_key, head, loss_key, loss_rms_key, seconds_key,
-            candidate_loss_keys,
-        )  # fmt: skip
+            selector, heads, self.weighted_by_key, loss_key, loss_rms_key, seconds_key, candidate_loss_keys
+        )
         self.cohort_size = selector.cohort_size
-        self.roster = Roster(selector, size_cap)
-        self.census = Census(
+        self.watch = watch_for(audit, int(num_classes), selector)
+        self.roster = Roster(selector, size_cap, self.watch)
+        self.census = (Enrolment if self.roster.nobody_reports else Census)(
             int(num_classes),
             timeout=query_timeout,
             attempts=query_attempts,
@@ -162,6 +157,7 @@ class LabelAware(FedAvg):
         self.federation = Federation(
             self.census, self.roster, node_timeout=node_timeout, refresh_every=refresh_every, forget_after=forget_after
         )
+        self.learning = Learning(self.federation, self.feedback, pretrained=pretrained)
         self.weight_cap = weight_cap
         self.replacements = replacements
         self.evaluate_by = evaluate_by
@@ -172,6 +168,7 @@ class LabelAware(FedAvg):
             {
                 "num_classes": num_classes, "cohort_size": self.cohort_size, "size_cap": size_cap,
                 "weight_cap": weight_cap, "replacements": replacements, **strategy_options,
+                **self.learning.identity(),
             }
         )  # fmt: skip
         self.history: list[RoundSelection] = []
@@ -194,6 +191,7 @@ class LabelAware(FedAvg):
         """Log the settings."""
         log.info("\t├──> Label-aware selection:")
         log.info("\t│\t├── Selector: %s, cohort of %d", type(self.selector).__name__, self.cohort_size)
+        log.info("\t│\t├── Audit: %s", "off" if self.watch is None else self.watch.policy)
         log.info("\t│\t└── Checkpoints: %s", self.checkpoint_dir or "none")
         super().summary()
 
@@ -207,6 +205,11 @@ class LabelAware(FedAvg):
         if self.standing_in is not None:
             return self._messages(self.standing_in, server_round, arrays, config, grid)
         if not self.saves_itself:
+            if self.learning.reads_labels:
+                raise InputError(
+                    f"{self.learning.reader}: reads the replies, which a wrapper's own start() does not show; "
+                    "accepted: fedentopt.flower.start(wrapper, grid, ...)"
+                )
             if self.checkpoint_dir is not None:
                 raise InputError(
                     "checkpoint_dir: a strategy inside a wrapper is checkpointed when fedentopt.flower.start(wrapper, "
@@ -215,8 +218,15 @@ class LabelAware(FedAvg):
             if not self.history:
                 log.warning("replies are not checked: run fedentopt.flower.start(wrapper, grid, ...) to have them be")
         least = max(1, self.min_available_nodes)
+        if self.watch is not None:
+            self.census.refresh(self.watch.due(server_round))
         online, available = self.federation.gather(server_round, grid, least, self.cohort_size)
-        losses = self._candidate_losses(server_round, arrays, available, grid)
+        if self.watch is not None:
+            self.watch.tell(server_round, self.census.node_of)  # a new report may have changed it
+            available = self.watch.admitted(available, self.cohort_size)
+        losses = self.learning.candidate_losses(
+            server_round, arrays, available, grid, (self.arrayrecord_key, self.configrecord_key), self.round_timeout
+        )
         cohort = self.roster.select(available, losses)
         if cohort.sample_limits is not None:
             raise InputError(
@@ -234,12 +244,12 @@ class LabelAware(FedAvg):
             RoundSelection(
                 server_round,
                 cohort,
-                suspects=tuple(self.roster.capped()),
                 epsilon=max((noise for noise in noises if noise is not None), default=None),
                 online=len(online),
                 known=len(members),
             )
         )
+        self.learning.note_suspects(self.history[-1])
         log.info(
             "configure_train: picked %d clients of %d online nodes: %s",
             len(cohort.clients),
@@ -348,16 +358,22 @@ class LabelAware(FedAvg):
 
     def by_client(self, answers: Iterable[Answer]) -> list[tuple[ClientId, Answer]]:
         """Answers beside the clients that gave them."""
-        return [(self.census.client_on(answer.node_id), answer) for answer in answers]
+        return self.census.by_client(answers)
 
     def draw_stand_ins(self, number: int, grid: Grid, failed: Iterable[ClientId]) -> list[ClientId]:
         """Clients to ask in the place of `failed` ones of the last cohort."""
         last = self.history[-1]
         out = {*last.cohort.clients}
         free = [c for c in self.census.available(grid.get_node_ids()) if c not in out]
+        if self.watch is not None:
+            free = self.watch.admitted(free, 0)
         free = self.federation.backoff.rested(free, last.round, number)
         kept = [client for client in last.cohort.clients if client not in set(failed)]
         return stand_ins.draw(self.selector, kept, free, number, last.round)
+
+    def suspects(self) -> dict[ClientId, Suspicion]:
+        """The clients whose label reports do not fit what their training shows, and why; empty without an audit."""
+        return self.learning.suspects()
 
     # --- state
     def state_dict(self) -> dict[str, Any]:
@@ -368,6 +384,7 @@ class LabelAware(FedAvg):
             "settings": self.settings,
             "federation": self.federation.state_dict(),
             "seen": sorted(self.feedback.seen),
+            "trained": self.learning.has_trained,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
@@ -375,6 +392,7 @@ class LabelAware(FedAvg):
         self.check_settings(state)
         self.federation.load_state_dict(dict(state["federation"]), dict(arrays or {}))
         self.feedback.seen = set(state["seen"])
+        self.learning.has_trained = bool(state.get("trained", True))
 
     def check_settings(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of a run with other settings, naming the difference."""
@@ -383,27 +401,6 @@ class LabelAware(FedAvg):
         identity.check_same(self.settings, state["settings"])
 
     # --- inside
-    def _candidate_losses(
-        self, server_round: int, arrays: ArrayRecord, available: Sequence[ClientId], grid: Grid
-    ) -> dict[ClientId, float] | None:
-        wanted = self.selector.candidates(available) if "candidate_loss" in self.feedback.needs else None
-        if wanted is None:
-            return None
-        nodes = [self.census.node_of(client) for client in wanted.ids]
-        log.info("configure_train: asking %d candidates for the loss of the current model", len(nodes))
-        keys = self.arrayrecord_key, self.configrecord_key
-        messages = self.feedback.questions(wanted, nodes, arrays, server_round, keys)
-        answers = exchange(grid, messages, self.round_timeout, self.clock)
-        judged = replies.judge(
-            answers, lambda reply: replies.check_metrics(reply.content, self.weighted_by_key), self.weighted_by_key, {},
-            None,
-        )  # fmt: skip
-        told = self.by_client(judged)
-        for client, answer in told:
-            if answer.failure is not None:
-                log.warning("round %d: candidate %s told no loss: %s", server_round, client, answer.failure)
-        return self.feedback.losses(told)
-
     def _evaluators(self, clients: Sequence[ClientId], number: int, server_round: int) -> list[ClientId]:
         seed = self.selector.seed
         if number >= len(clients):
@@ -412,9 +409,7 @@ class LabelAware(FedAvg):
             places = generator(seed, "evaluate", server_round).choice(len(clients), number, replace=False)
             return [clients[place] for place in sorted(places.tolist())]
         even = EntropySelector(number, seed=key(seed, "evaluate", server_round) >> 1)
-        even.register(
-            {client: np.maximum(self.census.members[client].report.counts, 0) for client in clients}, noisy=True
-        )
+        even.register({client: self.roster.counts_of(client) for client in clients}, noisy=True)
         return list(even.select().clients)
 
     def _sizes(self, answers: Iterable[Answer]) -> dict[int, float]:
@@ -444,35 +439,3 @@ class LabelAware(FedAvg):
 
 class FedEntOpt(LabelAware):
     """FedAvg with cohorts of maximum label entropy (FedEntOpt). Options: see `LabelAware` and Flower's `FedAvg`."""
-
-
-def _check_class(cls: type) -> None:
-    """Refuse a class whose joined strategy would be passed over: FedAvg's methods stand before those of others."""
-    order = cls.__mro__
-    behind = [base for base in order[order.index(FedAvg) + 1 :] if base is not Strategy and issubclass(base, Strategy)]
-    if behind:
-        raise InputError(
-            f"{cls.__name__}: {behind[0].__name__} does not descend from FedAvg, so LabelAware cannot be joined to it; "
-            "accepted: strategies that do"
-        )
-    joined = order[order.index(LabelAware) + 1 : order.index(FedAvg)]
-    own_start = [base for base in joined if "start" in vars(base)]
-    if own_start:
-        raise InputError(
-            f"{cls.__name__}: {own_start[0].__name__} has a start() of its own, which LabelAware's would replace; "
-            "accepted: strategies that leave the round loop to Flower"
-        )
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name}: {value!r} is out of range; accepted: whole numbers from {least}")
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not _is_number(value) or not 0 < value < float("inf"):
-        raise InputError(f"{name}: {value!r} is out of range; accepted: numbers above 0")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

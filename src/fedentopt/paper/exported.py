@@ -129,9 +129,9 @@ def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
 def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> list[tuple[Any, ...]]:
     """The curve of one run, thinned to about `POINTS` rounds; every round where the figure is the curve itself.
 
-    Figure 2 and the benchmark of selectors keep none: their hundreds of runs are points, not curves.
+    Figure 2, the benchmark of selectors and the liars keep none: their hundreds of runs are points, not curves.
     """
-    if cell.table in ("figure2", "selectors"):
+    if cell.table in ("figure2", "selectors", "liars"):
         return []
     curve = results.curve(config, seed)
     last = curve[-1][0] if curve else 0

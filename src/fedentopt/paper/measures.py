@@ -22,6 +22,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
 from fedentopt.results.summary import rounds_to
+from fedentopt.results.trust import TRUST
 from fedentopt.simulation.config import RunConfig
 
 TARGETS = (40, 45, 50)
@@ -30,12 +31,12 @@ LOWER_TARGETS = (10, 20, 30)
 """Those of harder data sets."""
 LATER = (
     *(f"rounds_to_{target}" for target in LOWER_TARGETS), "bytes_up", "bytes_down", "asked", "selection_seconds",
-    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth",
+    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST,
 )  # fmt: skip
 """Figures that results of earlier versions lack, and that not every run has."""
 
 LARGEST = sys.float_info.max
-DIGITS = {"h_norm": 6, "mean_entropy": 6, "min_entropy": 6, "seconds": 1, "simulated_seconds": 1}
+DIGITS = {"h_norm": 6, "mean_entropy": 6, "believed_entropy": 6, "min_entropy": 6, "seconds": 1, "simulated_seconds": 1}
 FIGURES = (
     "accuracy", "final_accuracy", "worst_class_accuracy", "h_norm", "never_selected", "mean_entropy", "min_entropy",
     "diverged_round", "seconds",
@@ -76,6 +77,14 @@ class Measured:
     validation_accuracy: float | None = None
     client_mean: float | None = None
     client_worst_tenth: float | None = None
+    believed_entropy: float | None = None
+    liars_chosen: float | None = None
+    estimate_error: float | None = None
+    suspects: float | None = None
+    honest_suspects: float | None = None
+    suspicion_auc: float | None = None
+    first_auc: float | None = None
+    third_auc: float | None = None
 
 
 @cache  # asked for again and again, and a config never changes
@@ -188,7 +197,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
         f"rounds_to_{target}": known[str(target)] if str(target) in known else rounds_to(run.curve, target)
         for target in (*TARGETS, *LOWER_TARGETS)
     }
-    taken = ("bytes_up", "bytes_down", "selection_seconds", "simulated_seconds", "validation_accuracy")
+    taken = ("bytes_up", "bytes_down", "selection_seconds", "simulated_seconds", "validation_accuracy", *TRUST)
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
     per_client = summary.get("client_accuracy") or {}

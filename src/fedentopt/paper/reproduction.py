@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedentopt.errors import InputError
 from fedentopt.paper import provenance
+from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, distinct_runs
 from fedentopt.paper.comparison import Comparison, compare
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fedentopt.simulation.engine import RoundEvent
 
 
-AUDIT_TABLES = ("liars", "inferred")
 FAMILIES = {"selectors": SELECTOR_TABLES, "audit": AUDIT_TABLES}
 """Tables beyond the paper, by the folder that their runs and results have."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedentopt.files import make_folder, write_json, write_text
 from fedentopt.paper import layouts
+from fedentopt.paper.audit_table import INFERRED, LIARS, inferred_table, liars_table
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import MISSING_DATA, NOT_RUN, Comparison
 from fedentopt.paper.formats import Table, latex, markdown
@@ -26,6 +27,9 @@ LAYOUTS: dict[str, tuple[Layout, str]] = {
     "validation_accuracy": (layouts.validation, "accuracy on held-out data"),
 }
 """By metric: the layout that shows it, and what a title calls it where a table has several."""
+
+BY_NAME: dict[str, Layout] = {SELECTORS: selector_table, LIARS: liars_table, INFERRED: inferred_table}
+"""Tables whose accuracies have a layout of their own."""
 
 
 def tables(comparisons: Sequence[Comparison]) -> list[Table]:
@@ -79,8 +83,8 @@ def _parts(name: str, entries: Sequence[Comparison]) -> list[Table]:
     parts = []
     for kind, own in kinds.items():
         layout, title = LAYOUTS[kind] if kind in LAYOUTS else (_accuracy_layout(own), "test accuracy")
-        if name == SELECTORS and kind == "accuracy":
-            layout = selector_table
+        if kind == "accuracy":
+            layout = BY_NAME.get(name, layout)
         table = layout(name, own)
         if len(kinds) > 1:
             table = dataclasses.replace(table, title=f"{table.title}, {title}", part=kind)

@@ -24,8 +24,9 @@ class RoundRecord:
     the clients hold out.
 
     Of what the server knew when it chose, where it has reason to doubt reports: the entropy it believed the cohort to
-    have, the mean error of its estimates of labels (total variation), how many clients it suspects, how well suspicion
-    tells liars from others (area under the ROC curve), and how many liars are in the cohort."""
+    have, the mean error of its estimates of labels (total variation), how many clients it suspects and how many of them
+    are honest, how well suspicion tells liars from others (area under the ROC curve; of all that was seen, of every
+    client's first observation, of its first three), and how many liars are in the cohort."""
 
     round: int
     clients: tuple[int, ...]
@@ -48,6 +49,9 @@ class RoundRecord:
     suspects: float | None = None
     suspicion_auc: float | None = None
     liars_chosen: float | None = None
+    honest_suspects: float | None = None
+    first_auc: float | None = None
+    third_auc: float | None = None
 
     @property
     def worst_class_accuracy(self) -> float | None:

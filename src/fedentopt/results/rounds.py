@@ -30,7 +30,7 @@ LATER = ("simulated_seconds",)
 """Columns that files of older versions lack."""
 FIGURES = (
     "validation_accuracy", "validation_loss", "believed_entropy", "estimate_error", "suspects", "suspicion_auc",
-    "liars_chosen",
+    "liars_chosen", "honest_suspects", "first_auc", "third_auc",
 )  # fmt: skip
 OPTIONAL = ("asked", *FIGURES)
 """Columns that are there only where some round has such a figure."""
@@ -86,6 +86,9 @@ class RoundTable:
     suspects: Floats
     suspicion_auc: Floats
     liars_chosen: Floats
+    honest_suspects: Floats
+    first_auc: Floats
+    third_auc: Floats
 
     def __len__(self) -> int:
         return len(self.number)

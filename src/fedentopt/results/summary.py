@@ -15,6 +15,7 @@ import numpy as np
 
 from fedentopt.results.records import Outcome, RoundRecord
 from fedentopt.results.statistics import finite, mean
+from fedentopt.results.trust import trust
 from fedentopt.selection.measures import selection_entropy
 
 LAST = 10
@@ -91,6 +92,7 @@ def summarise(
         **_where_known("asked", (r.asked for r in records)),
         **_validation(records, rounds, num_classes, diverged_round),
         **_client_accuracy(client_accuracy, client_accuracy_of),
+        **trust(records),
         "finished": True,
         "chance": 100 / num_classes,
     }

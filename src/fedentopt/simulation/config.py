@@ -30,7 +30,9 @@ from fedentopt.simulation.lies import LIES
 SMALL_DATASETS = ("digits", "brain-tumor-mri")  # where a minimum of 10 samples per client is never met
 PARTS: dict[str, Registry[Any]] = {"algorithm": ALGORITHMS, "selector": SELECTORS}
 """The two parts of a method, and who knows them by name."""
-LATER = ("speed_spread", "averaging", "validation", "client_accuracy", "audit", "size_cap", "liars", "lie")
+LATER = (
+    "speed_spread", "averaging", "validation", "client_accuracy", "audit", "size_cap", "server_images", "liars", "lie",
+)  # fmt: skip
 """Fields that came after runs had been published: at their defaults they leave a run's identity as it was."""
 LATER_OF_METHODS = {"selector.release": "fifo"}
 """The same for settings of methods, with their defaults."""
@@ -83,6 +85,12 @@ class RunConfig:
     )
     size_cap: float | None = setting(
         None, "reported numbers of samples count for at most so many times the median report; none: no limit", low=1
+    )
+    server_images: int = setting(
+        0,
+        "images per class that the audit looks at clients' models with, taken from the training data (20 or more "
+        "tell well); 0: none",
+        low=0,
     )
     liars: str = setting("0", "clients that lie about their labels: a number or a per cent of K", amount=True)
     lie: str = setting("uniform", "what liars claim; their data and training stay honest", choices=LIES)

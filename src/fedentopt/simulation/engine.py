@@ -390,7 +390,19 @@ class Stack:
         own = self._pick(starts, origins)
         losses = None if trained.losses is None else self._pick(trained.losses, places)
         models = self._pick(trained.models, places)
-        run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push)
+        recalls = self._recalls(run, starts, origins, models)
+        run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push, recalls)
+
+    def _recalls(
+        self, run: RunState, starts: torch.Tensor, origins: np.ndarray, trained: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """How well the models that clients started from and those they sent know the server's images, (M, C) each."""
+        if run.planner.server_images is None:
+            return None
+        rows, which = np.unique(origins, return_inverse=True)
+        models = torch.cat([self._pick(starts, rows), trained])
+        recalls = self.evaluator.recalls(models, run.planner.server_images)
+        return self._pick(recalls, which), recalls[len(rows) :]
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         return rows[to_device(which, self.device)]

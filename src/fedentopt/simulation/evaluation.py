@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -84,6 +85,21 @@ class Evaluator:
             for place, i in enumerate(group):
                 hits[i], loss[i] = to_host(right[place]), to_host(losses[place])
         return HeldOutScores(tuple(hits[i] for i in range(len(runs))), tuple(loss[i] for i in range(len(runs))))
+
+    def recalls(self, models: torch.Tensor, samples: np.ndarray) -> torch.Tensor:
+        """Recall of every class at every depth, (M, C), of models on samples of the training data, as many of each
+        class (see `fedentopt.audit.recall`); NaN for a model that is not finite."""
+        classes = self.data.num_classes
+        above = torch.zeros(len(models), classes, dtype=torch.float64, device=self.data.labels.device)
+        for start in range(0, len(samples), TEST_BATCH):
+            index = to_device(samples[start : start + TEST_BATCH], self.data.labels.device)
+            labels = self.data.labels[index].expand(len(models), -1)
+            logits = self.trainer.predict(models, self.data.images[index])
+            own = logits.gather(2, labels[:, :, None])
+            # Ties count half, so that a model which gives the same answer to everything has no skill.
+            ahead = (logits > own).sum(2) + ((logits == own).sum(2) - 1) / 2
+            above.scatter_add_(1, labels, torch.where(torch.isfinite(logits).all(2), ahead.double(), torch.nan))
+        return 1.0 - above * (classes / len(samples) / max(classes - 1, 1))
 
     def _validate(self, runs: list[RunState]) -> tuple[torch.Tensor, torch.Tensor]:
         """Which held-out samples, the same ones for all, are right, (R, n), and summed losses, (R,)."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.audit import travel_of
+from fedentopt.audit import Recall, travel_of
 from fedentopt.models import find_head
 from fedentopt.selection import Head, Observation
 from fedentopt.simulation.device import to_device, to_host
@@ -22,6 +22,7 @@ from fedentopt.simulation.layout import FlatLayout, TensorSlot
 from fedentopt.simulation.planning import RoundPlan
 
 DRIFT = "drift."
+BEFORE, AFTER = "recall.before", "recall.after"
 FROM_DEVICE = frozenset({"loss", "head", "update"})
 
 
@@ -60,6 +61,13 @@ class Feedback:
                 untrained=self.untrained if "weight" in own else None,
             )
         return observations
+
+    def recalls(self) -> dict[int, Recall]:
+        """Recalls by client, where the server has images; `read` has waited for them."""
+        if BEFORE not in self.tensors:
+            return {}
+        before, after = (self.tensors[name].double().numpy() for name in (BEFORE, AFTER))
+        return {task.client: Recall(before[i], after[i]) for i, task in enumerate(self.plan.work)}
 
 
 @dataclass(frozen=True)
@@ -139,13 +147,16 @@ class FeedbackReader:
     def queue(
         self, plan: RoundPlan, needs: frozenset[str], kept: frozenset[int] | None,
         starts: torch.Tensor, trained: torch.Tensor, losses: torch.Tensor | None, steps: StepSizes | None = None,
-        push: torch.Tensor | None = None,
+        push: torch.Tensor | None = None, recalls: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Feedback:  # fmt: skip
         """Send what is needed of a run's clients to the host; where they started and got to is (M, width).
 
         With last layers go the `steps` that moved them, and what `push` (M, P), a term that the server knows, did.
+        `recalls` (M, C) are those of the models before and after.
         """
         tensors: dict[str, torch.Tensor] = {}
+        if recalls is not None:
+            tensors[BEFORE], tensors[AFTER] = recalls
         if "loss" in needs and losses is not None:
             tensors["losses"] = losses
         if "head" in needs:

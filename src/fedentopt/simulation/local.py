@@ -47,7 +47,7 @@ def train_client(
     With the same config, round, client number and samples in the same order, the result equals the engine's loop
     trainer bit for bit: same sample order, same augmentation, same optimiser. Learning rate, weight decay, momentum,
     batch size and augmentation come from `config`; of the algorithm only the local half applies (FedProx's term,
-    FedRS's and FedLC's logits). An algorithm with control variates (SCAFFOLD) needs the engine.
+    FedRS's and FedLC's logits). An algorithm with control variates (SCAFFOLD) needs the engine. Round 0 is a census.
     """
     algorithm: Algorithm = build_algorithm(config)
     for hook, what in (("push", "keeps vectors between rounds"), ("local_loss", "has a local objective of its own")):
@@ -62,7 +62,7 @@ def train_client(
         order_key=key(config.seed, "order", round_, client),
         augment_key=key(config.seed, "augment", round_, client),
         dropout_key=key(config.seed, "layer-dropout", round_, client),
-        lr=config.lr * config.lr_decay ** (round_ - 1),
+        lr=config.lr * config.lr_decay ** max(round_ - 1, 0),
         weight_decay=config.weight_decay,
         momentum=config.momentum,
         mu=terms.mu,

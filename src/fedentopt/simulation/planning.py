@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedentopt.audit import Audit, area_under_curve
+from fedentopt.audit import Audit, Recall
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
@@ -20,11 +20,12 @@ from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key
 from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
-from fedentopt.selection.heads import change_of
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
+from fedentopt.simulation.server_images import take_server_images
 from fedentopt.simulation.validation import HeldOut, hold_out
+from fedentopt.simulation.watch import Watch
 
 SAMPLES_A_SECOND = 1000.0  # of a client of ordinary speed, in simulated time
 
@@ -118,6 +119,9 @@ class RunPlanner:
         self.held_out: HeldOut | None = None
         if config.validation:
             self.parts, self.held_out = hold_out(self.parts, labels, config.validation, config.seed)
+        self.server_images: np.ndarray | None = None
+        if config.server_images:
+            self.parts, self.server_images = take_server_images(self.parts, labels, config.server_images, config.seed)
         self.counts = self.parts.counts
         self.liars = draw_liars(config.number_of_liars, config.clients, config.seed)
         self.forgers = frozenset(self.liars if config.lie == FORGE else ())
@@ -132,21 +136,21 @@ class RunPlanner:
         self.selector = selector
         self._told: frozenset[str] = frozenset(getattr(selector, "needs", ()))
         reports = self.counts if self.reported is None else self.reported
-        self.audit: Audit | None = None
-        if config.audit != "off" or config.size_cap is not None:
-            self.audit = Audit(num_classes, config.audit, epsilon=config.epsilon, size_cap=config.size_cap)
-            for client, report in enumerate(reports):
-                self.audit.report(client, report)
-            if config.size_cap is not None:
-                reports = np.stack([self.audit.believed(client) for client in range(config.clients)])
-        watches = self.audit is not None and config.audit != "off"
-        self.needs = self._told | {"head"} if watches else self._told
+        self.watch = Watch(config, self.counts, reports, self.liars, selector)
+        if config.size_cap is not None:
+            reports = cast(np.ndarray, self.watch.believed(range(config.clients)))
+        self.needs = self._told | {"head"} if self.watch.reads_heads else self._told
         self.selector.register(reports, noisy=config.epsilon is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
         self._selecting = 0.0  # seconds that the selector took since the last plan
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
+
+    @property
+    def audit(self) -> Audit | None:
+        """What clients reported beside what their training shows, where it is looked at."""
+        return self.watch.audit
 
     @property
     def most_steps(self) -> int:
@@ -216,35 +220,8 @@ class RunPlanner:
         spent, self._selecting = self._selecting, 0.0
         weights = self._weights(cohort, selected)
         return RoundPlan(
-            round_, selected, tasks, tuple(losses or ()), weights, spent, self._knowledge(cohort, selected)
+            round_, selected, tasks, tuple(losses or ()), weights, spent, self.watch.knowledge(cohort, selected)
         )
-
-    def _knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
-        """What the server knew when it chose, beside what only the simulation knows."""
-        infers = getattr(self.selector, "labels_from_heads", False)
-        if not (self.liars or infers or self.config.audit != "off"):
-            return {}
-        known: dict[str, float | None] = {"believed_entropy": float(cohort.entropy)}
-        shares = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
-        errors = []
-        for client in range(self.config.clients):
-            if infers:
-                estimate = self.selector.estimate(client)
-            else:
-                found = None if self.audit is None else self.audit.estimate(client)
-                estimate = None if found is None else found.shares
-            if estimate is not None:
-                errors.append(float(np.abs(estimate - shares[client]).sum() / 2))
-        known["estimate_error"] = sum(errors) / len(errors) if errors else None
-        if self.liars:
-            known["liars_chosen"] = float(len(set(selected) & set(self.liars)))
-        if self.audit is not None and self.config.audit != "off":
-            known["suspects"] = float(len(self.audit.suspects()))
-            suspicions = self.audit.suspicions()
-            lying = [score for client, score in suspicions.items() if client in self.liars]
-            honest = [score for client, score in suspicions.items() if client not in self.liars]
-            known["suspicion_auc"] = area_under_curve(lying, honest)
-        return known
 
     def seconds(self, client: int, samples: int) -> float:
         """Simulated time in which a client trains on so many samples, each as often as it is seen."""
@@ -252,12 +229,16 @@ class RunPlanner:
         z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
         return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
 
+    def observe_recalls(self, recalls: Mapping[int, Recall]) -> None:
+        """Tell the audit how well the models of a round know the server's images; `observe` comes after it."""
+        if self.audit is not None:
+            self.audit.observe_recalls(cast("Mapping[ClientId, Recall]", recalls))
+
     def observe(self, observations: Mapping[int, Observation]) -> None:
         """Tell the selector what it needs to know of the clients that trained, and the audit their last layers."""
         if not observations:
             return
-        if self.audit is not None and "head" in self.needs:
-            self._observe_heads(self.audit, observations)
+        self._believe(self.watch.observe(observations))
         if self._told - {"candidate_loss"}:
             if "head" not in self._told:
                 observations = {
@@ -265,30 +246,17 @@ class RunPlanner:
                     for client, seen in observations.items()
                 }
             self._call("observe", cast("Mapping[ClientId, Observation]", observations))
+        self.watch.learnt(observations)
 
-    def _observe_heads(self, audit: Audit, observations: Mapping[int, Observation]) -> None:
-        changes: dict[ClientId, Any] = {client: change_of(seen) for client, seen in observations.items()}
-        audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
-        if audit.policy == "replace":
-            self._believe(audit, list(changes))
-
-    def _believe(self, audit: Audit, clients: list[ClientId]) -> None:
-        """Let the selector choose by what the audit believes of these clients."""
+    def _believe(self, clients: list[int]) -> None:
+        """Let the selector choose by what is believed of these clients now."""
         if clients:
-            self._call("update", np.stack([audit.believed(client) for client in clients]), noisy=True, ids=clients)
+            self._call("update", self.watch.believed(clients), noisy=True, ids=clients)
 
     def _available(self) -> tuple[list[int], ...]:
-        """Everybody but those in quarantine, as arguments of `select`; none at all where nobody is. Where too few are
-        left for a cohort, those least suspected fill it."""
-        if self.audit is None or self.audit.policy != "quarantine":
-            return ()
-        suspects = self.audit.suspects()
-        if not suspects:
-            return ()
-        free = [client for client in range(self.config.clients) if client not in suspects]
-        missing = max(self.config.cohort_size - len(free), 0)
-        least = sorted((suspicion.score, client) for client, suspicion in suspects.items())[:missing]
-        return (sorted(free + [cast(int, client) for _, client in least]),)
+        """As arguments of `select`: none at all where everybody is available."""
+        available = self.watch.available()
+        return () if available is None else (available,)
 
     def census(self) -> RoundPlan | None:
         """The plan of a census before round 1, in which everybody trains, where the selector wants one."""
@@ -380,7 +348,7 @@ class RunPlanner:
                 f"selector: {self.config.selector!r} has a memory that JSON does not keep: {state!r}; "
                 f"accepted: numbers, text, lists, and mappings with text as keys"
             )
-        return {"selector": state} if self.audit is None else {"selector": state, "audit": self.audit.state_dict()}
+        return {"selector": state, **self.watch.state_dict()}
 
     def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
         """Call the selector; what one's own raises becomes one line that names it."""
@@ -397,8 +365,6 @@ class RunPlanner:
             self._selecting += time.perf_counter() - started
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.audit is not None:
-            self.audit.load_state_dict(state["audit"])
-            if self.audit.policy == "replace":
-                self._believe(self.audit, [k for k in range(self.config.clients) if self.audit.times_seen(k)])
+        self._believe(self.watch.load_state_dict(state))
         self.selector.load_state_dict(state["selector"])
+        self.watch.learnt(range(self.config.clients))

@@ -103,6 +103,11 @@ class RunState:
         audit, cap, selector = self.config.audit, self.config.size_cap, self.planner.selector
         name = self.config.selector if self.algorithm.own_selector is None else self.config.algorithm
         reads = getattr(selector, "reads_label_counts", True)
+        if self.config.server_images and audit == "off":
+            raise InputError(
+                f"server_images: {self.config.server_images} are for the audit, and that is off; "
+                f"accepted: 0, or audit: warn, replace, quarantine"
+            )
         if cap is not None and not reads:
             raise InputError(
                 f"size_cap: {cap:g} changes nothing, since {name!r} selects without reports; "
@@ -285,7 +290,10 @@ class RunState:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
         if self.feedback is not None:
             feedback, self.feedback = self.feedback, None
-            self.planner.observe(feedback.read())
+            observations = feedback.read()
+            if recalls := feedback.recalls():
+                self.planner.observe_recalls(recalls)
+            self.planner.observe(observations)
 
     def traffic(self, plan: RoundPlan) -> tuple[int, int]:
         """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that

@@ -1,0 +1,137 @@
+"""What the server of a simulated run believes about its clients' labels, beside what only the simulation knows.
+
+The audit, where a run has one, and the figures of `RoundRecord` that tell how well it does: who lies, how far estimates
+are from the truth, how well suspicion tells liars from others, and how well it did so after a client's first and third
+observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from fedentopt.audit import Audit, area_under_curve
+from fedentopt.selection import ClientId, Cohort, Observation, Selector
+from fedentopt.selection.heads import change_of
+from fedentopt.simulation.config import RunConfig
+
+MARKS = {1: "first_auc", 3: "third_auc"}
+"""Observations of a client after which its distance is kept, and the figure that is made of them."""
+
+
+class Watch:
+    """`audit` is None where reports are believed as they are."""
+
+    def __init__(
+        self, config: RunConfig, counts: np.ndarray, reports: np.ndarray, liars: tuple[int, ...], selector: Selector
+    ) -> None:
+        self._config, self._selector, self._liars = config, selector, frozenset(liars)
+        self._shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        self._infers = bool(getattr(selector, "labels_from_heads", False))
+        self._errors: dict[int, float] = {}
+        self._marked: dict[int, dict[int, float]] = {number: {} for number in MARKS}
+        self.audit: Audit | None = None
+        if config.audit != "off" or config.size_cap is not None:
+            self.audit = Audit(counts.shape[1], config.audit, epsilon=config.epsilon, size_cap=config.size_cap)
+            for client, report in enumerate(reports):
+                self.audit.report(client, report)
+
+    @property
+    def reads_heads(self) -> bool:
+        """Whether last layers are looked at, beside those that the selector asks for."""
+        return self._config.audit != "off"
+
+    def believed(self, clients: Iterable[int]) -> np.ndarray | None:
+        """Label counts that the selector is to choose by; None where those reported stand."""
+        if self.audit is None:
+            return None
+        return np.stack([self.audit.believed(client) for client in clients])
+
+    def available(self) -> list[int] | None:
+        """Everybody but those in quarantine; None where nobody is. Where too few are left for a cohort, those least
+        suspected fill it."""
+        if self.audit is None or self.audit.policy != "quarantine":
+            return None
+        suspects = self.audit.suspects()
+        if not suspects:
+            return None
+        free = [client for client in range(self._config.clients) if client not in suspects]
+        missing = max(self._config.cohort_size - len(free), 0)
+        least = sorted((suspicion.score, client) for client, suspicion in suspects.items())[:missing]
+        return sorted(free + [cast(int, client) for _, client in least])
+
+    def observe(self, observations: Mapping[int, Observation]) -> list[int]:
+        """Look at last layers; gives the clients of whom something else is believed now."""
+        if self.audit is None or not self.reads_heads:
+            return []
+        changes: dict[ClientId, Any] = {client: change_of(seen) for client, seen in observations.items()}
+        self.audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
+        for client in observations:
+            marked = self._marked.get(self.audit.times_seen(client))
+            if marked is not None:
+                marked[client] = self.audit.distance(client)
+        if self.audit.policy != "replace":
+            return []
+        # Whose recalls on the server's images belie a report depends on everybody's.
+        return self._seen() if self._config.server_images else list(observations)
+
+    def learnt(self, clients: Iterable[int]) -> None:
+        """Renew the errors of these clients' estimates, after the selector too has been told."""
+        if not (self._infers or self.reads_heads):
+            return
+        for client in clients:
+            estimate = self._estimate(client)
+            if estimate is not None:
+                self._errors[client] = float(np.abs(estimate - self._shares[client]).sum() / 2)
+
+    def knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
+        """What the server knew when it chose this cohort; nothing where there is no reason to doubt reports."""
+        if not (self._liars or self._infers or self.reads_heads):
+            return {}
+        errors = self._errors
+        known: dict[str, float | None] = {
+            "believed_entropy": float(cohort.entropy),
+            "estimate_error": sum(errors.values()) / len(errors) if errors else None,
+        }
+        if self._liars:
+            known["liars_chosen"] = float(len(self._liars.intersection(selected)))
+        if self.audit is not None and self.reads_heads:
+            suspects = self.audit.suspects()
+            known["suspects"] = float(len(suspects))
+            if self._liars:
+                known["honest_suspects"] = float(len(suspects.keys() - self._liars))
+                known["suspicion_auc"] = self._auc(self.audit.suspicions())
+                known |= {MARKS[number]: self._auc(marked) for number, marked in self._marked.items()}
+        return known
+
+    def _auc(self, scores: Mapping[Any, float]) -> float | None:
+        lying = [score for client, score in scores.items() if client in self._liars]
+        return area_under_curve(lying, [score for client, score in scores.items() if client not in self._liars])
+
+    def _estimate(self, client: int) -> np.ndarray | None:
+        if self._infers:
+            return self._selector.estimate(client)
+        found = None if self.audit is None else self.audit.estimate(client)
+        return None if found is None else found.shares
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable; empty without an audit."""
+        if self.audit is None:
+            return {}
+        marked = {str(number): sorted(kept.items()) for number, kept in self._marked.items()}
+        return {"audit": self.audit.state_dict(), "marked": {n: [list(pair) for pair in p] for n, p in marked.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[int]:
+        """Go on where a watch stood; gives the clients of whom something else is believed than they reported."""
+        if self.audit is None:
+            return []
+        self.audit.load_state_dict(state["audit"])
+        for number, kept in self._marked.items():
+            kept.clear()
+            kept.update(state.get("marked", {}).get(str(number), ()))
+        return self._seen() if self.audit.policy == "replace" else []
+
+    def _seen(self) -> list[int]:
+        return [k for k in range(self._config.clients) if self.audit is not None and self.audit.times_seen(k)]

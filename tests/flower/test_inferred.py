@@ -1,0 +1,312 @@
+"""FedEntOpt in Flower without a question for labels: a census of last layers before round 1, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+
+from fedentopt.errors import InputError
+from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, strategy_from
+from fedentopt.flower.checkpoint import load
+from fedentopt.flower.head_census import TRIES
+from fedentopt.flower.local_training import LocalTraining
+from fedentopt.selection import InferredSelector
+from fedentopt.selection.measures import entropy
+from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, silent
+from flower_learners import LOCAL, learners, skewed_labels, start_model
+
+LABELS = skewed_labels(12)
+COUNTS = np.stack([np.bincount(row, minlength=CLASSES) for row in LABELS])
+
+
+def made(selector: InferredSelector | None = None, **options: Any) -> LabelAware:
+    usual: dict[str, Any] = {"cohort_size": 4, "num_classes": CLASSES, "fraction_evaluate": 0.0, "local": LOCAL}
+    usual |= {"min_available_nodes": 1, "selector": selector or InferredSelector(4, 4)}
+    strategy = FedEntOpt(**{**usual, **options})
+    strategy.clock = FastClock()
+    return strategy
+
+
+def picked(strategy: LabelAware) -> list[tuple[Any, ...]]:
+    return [entry.cohort.clients for entry in strategy.history]
+
+
+def node_of(grid: FakeGrid, client: int) -> int:
+    return next(number for number, node in grid.nodes.items() if node.client == client)
+
+
+def errors(strategy: LabelAware, clients: dict[Any, int]) -> list[float]:
+    """Total variation between estimates and truth, of clients by the row that is theirs."""
+    shares = COUNTS / COUNTS.sum(axis=1, keepdims=True)
+    return [
+        float(np.abs(np.asarray(strategy.selector.estimate(client)) - shares[row]).sum() / 2)
+        for client, row in clients.items()
+    ]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_no_label_query_is_ever_sent_and_cohorts_are_even(follows: bool) -> None:
+    grid, strategy = learners(LABELS, follows=follows), made()
+    result = strategy.start(grid, start_model(), num_rounds=6)
+    assert {kind for kind, _ in grid.asked} == {"train"}
+    assert sorted(grid.sent("train")[0]) == sorted(grid.nodes)
+    assert [len(nodes) for nodes in grid.sent("train")] == [12] + [4] * 6
+    assert all(config["census"] == 1 and config["local-epochs"] == 1 for config in grid.configs[:12])
+    assert not any("census" in config or "local-epochs" in config for config in grid.configs[12:])
+    assert [config["server-round"] for config in grid.configs[12::4]] == [1, 2, 3, 4, 5, 6]
+    assert np.mean(errors(strategy, {client: client for client in range(12)})) < 0.12
+    even = np.mean([entropy(COUNTS[list(cohort)].sum(axis=0)) for cohort in picked(strategy)])
+    assert even > 2.1  # of 2.32; four clients drawn at random have 1.94
+    assert sorted(result.rounds) == [1, 2, 3, 4, 5, 6]
+
+
+def test_nothing_of_the_census_is_averaged() -> None:
+    grid = learners(LABELS)
+    sent: list[Any] = []
+    push = grid.push_messages
+
+    def noting(messages: Any) -> Any:
+        sent.append([message.content["arrays"]["fc.weight"].data for message in messages])
+        return push(messages)
+
+    grid.push_messages = noting  # type: ignore[method-assign]
+    made().start(grid, start_model(), num_rounds=1)
+    start = start_model()["fc.weight"].data
+    assert len(sent) == 2  # the census and round 1 both start from the start model
+    assert {data for batch in sent for data in batch} == {start}
+
+
+def test_picks_depend_on_names_not_on_node_ids() -> None:
+    cohorts = []
+    for first, step in ((1000, 17), (2**40, -3)):
+        strategy = made()
+        strategy.start(learners(LABELS, first=first, step=step), start_model(), num_rounds=4)
+        cohorts.append(picked(strategy))
+    assert cohorts[0] == cohorts[1]
+    nameless = made()
+    nameless.start(learners(LABELS, named=False), start_model(), num_rounds=2)
+    assert set(nameless.census.members) == {f"node-{1000 - 17 * k}" for k in range(12)}
+
+
+def test_a_client_may_send_its_last_layer_alone() -> None:
+    model = ArrayRecord({"conv": Array(np.zeros((3, 3), dtype=np.float32)), **start_model()})
+    grid, strategy = learners(LABELS, follows=True), made()
+    strategy.start(grid, model, num_rounds=2)
+    assert grid.alone == 12  # type: ignore[attr-defined]
+    assert len(strategy.history[-1].answered) == 4
+    assert np.mean(errors(strategy, {client: client for client in range(12)})) < 0.12
+
+
+# --- nodes that fail, come late, come back
+def test_a_node_that_fails_is_asked_again_and_one_that_recovers_is_estimated(caplog: pytest.LogCaptureFixture) -> None:
+    grid, strategy = learners(LABELS), made()
+    flaky, dead, mute = (node_of(grid, client) for client in (2, 5, 8))
+    asked = []
+
+    def once(message: Message) -> Message | None:
+        asked.append(message)
+        grid.nodes[flaky].train = None
+        return broken(message)
+
+    grid.nodes[flaky].train, grid.nodes[dead].train, grid.nodes[mute].train = once, broken, silent
+    with caplog.at_level(logging.INFO, "flwr"):
+        strategy.start(grid, start_model(), num_rounds=1, timeout=50)
+    sent = grid.sent("train")
+    assert sorted(sent[1]) == sorted([flaky, dead])  # silent ones are not waited for twice
+    assert [batch for batch in sent[2:] if batch == [dead]] == [[dead]] * (TRIES - 2)
+    assert strategy.selector.estimate(2) is not None
+    assert "census: 10 client(s) estimated, 2 failed" in caplog.text
+    assert f"client node-{dead} did not train" in caplog.text
+    assert f"client node-{mute} did not train: no answer within 50 s" in caplog.text
+    assert {f"node-{dead}", f"node-{mute}"} <= set(strategy.census.members)
+    assert not {f"node-{dead}", f"node-{mute}"} & set(picked(strategy)[0])  # they sit out round 1
+
+
+def test_a_census_in_which_nobody_trains_ends_the_run_with_the_reason() -> None:
+    grid = learners(LABELS)
+    for node in grid.nodes.values():
+        node.train = broken
+    with pytest.raises(NoClientsError, match=r"census: no node trained.*division by zero"):
+        made().start(grid, start_model(), num_rounds=1)
+    with pytest.raises(NoClientsError, match=r"census: 12 node.s. online, min_available_nodes asks for 13"):
+        made(min_available_nodes=13, node_timeout=5).start(learners(LABELS), start_model(), num_rounds=1)
+
+
+def test_a_late_joiner_is_estimated_when_it_first_trains() -> None:
+    grid, strategy = learners(LABELS), made(InferredSelector(4, 0))
+    late = node_of(grid, 3)
+    grid.offline.add(late)
+
+    def join(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            grid.offline.clear()
+            grid.offline.update(node for node in list(grid.nodes)[:9] if node != late)  # so that it is picked
+
+    strategy.start(grid, start_model(), num_rounds=3, evaluate_fn=join)
+    assert late not in grid.sent("train")[0]
+    assert any(f"node-{late}" in cohort for cohort in picked(strategy)[1:])
+    assert errors(strategy, {f"node-{late}": 3})[0] < 0.3
+    assert {kind for kind, _ in grid.asked} == {"train"}
+
+
+def test_a_known_client_on_another_node_takes_its_old_place(caplog: pytest.LogCaptureFixture) -> None:
+    grid, strategy = learners(LABELS), made(InferredSelector(4, 0))
+    old = node_of(grid, 3)
+
+    def restart(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            grid.nodes[77] = grid.nodes.pop(old)
+            grid.offline.update(node for node in list(grid.nodes)[:8] if node != 77)
+
+    with caplog.at_level(logging.INFO, "flwr"):
+        strategy.start(grid, start_model(), num_rounds=4, evaluate_fn=restart)
+    assert f"client 3 is back on node 77 (before: node {old})" in caplog.text
+    assert strategy.census.node_of(3) == 77
+    assert "node-77" not in strategy.census.members
+    assert "node-77" not in strategy.selector.clients
+    assert strategy.selector.estimate(3) is not None
+
+
+def test_two_nodes_under_one_name_are_known_by_their_ids(caplog: pytest.LogCaptureFixture) -> None:
+    grid = learners(LABELS)
+    twins = [node_of(grid, 2), node_of(grid, 3)]
+    for node in twins:
+        grid.nodes[node].client = 3
+    strategy = made(exclude=[7])
+    strategy.start(grid, start_model(), num_rounds=1)
+    assert {f"node-{node}" for node in twins} <= set(strategy.census.members)
+    assert 3 not in strategy.census.members
+    assert 7 not in strategy.census.members
+    assert caplog.text.count("a name that others have too") == 2
+
+
+def test_a_size_is_what_the_reply_says_within_the_cap(caplog: pytest.LogCaptureFixture) -> None:
+    labels = [*LABELS[:11], np.tile(LABELS[11], 9)]
+    strategy = made(size_cap=2.0)
+    strategy.start(learners(labels), start_model(), num_rounds=1)
+    sizes = strategy.selector.counts.sum(axis=1)
+    assert sizes == pytest.approx([48.0] * 11 + [96.0])
+    assert "client 11 claims 432 samples: taken for 96" in caplog.text
+
+
+# --- no census
+def test_without_a_census_those_never_seen_train_first() -> None:
+    grid, strategy = learners(LABELS), made(InferredSelector(4, 0, census_epochs=0))
+    strategy.start(grid, start_model(), num_rounds=5)
+    first = [client for cohort in picked(strategy)[:3] for client in cohort]
+    assert len(set(first)) == 12
+    assert all(len(nodes) == 4 for nodes in grid.sent("train"))
+    assert {kind for kind, _ in grid.asked} == {"train"}
+    assert not any("census" in config for config in grid.configs)
+
+
+# --- stopped and continued
+def test_a_stopped_run_goes_on_with_the_same_picks_and_without_another_census(tmp_path: Path) -> None:
+    whole = made()
+    want = whole.start(learners(LABELS), start_model(), num_rounds=6)
+    cohorts, sent = [], []
+    for rounds in (1, 3, 6):
+        strategy, grid = made(checkpoint_dir=tmp_path), learners(LABELS)
+        result = strategy.start(grid, start_model(), num_rounds=rounds)
+        cohorts += picked(strategy)
+        sent += [len(nodes) for nodes in grid.sent("train")]
+    assert cohorts == picked(whole)
+    assert sent == [12] + [4] * 6
+    for name, array in want.arrays.items():
+        assert array.data == result.arrays[name].data
+
+
+def test_a_stop_after_the_census_does_not_lose_it(tmp_path: Path) -> None:
+    strategy, grid = made(checkpoint_dir=tmp_path), learners(LABELS)
+
+    def stop(kind: str) -> None:
+        if len(grid.asked) == 2:
+            raise KeyboardInterrupt
+
+    grid.before_send = stop
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid, start_model(), num_rounds=3)
+    found = load(tmp_path)
+    assert found is not None
+    assert found.round == 0
+    again, grid = made(checkpoint_dir=tmp_path), learners(LABELS)
+    again.start(grid, start_model(), num_rounds=3)
+    assert [len(nodes) for nodes in grid.sent("train")] == [4, 4, 4]
+    whole = made()
+    whole.start(learners(LABELS), start_model(), num_rounds=3)
+    assert picked(again) == picked(whole)
+
+
+# --- what it must know
+def test_a_census_that_clients_follow_is_counted_in_their_steps() -> None:
+    seen: dict[Any, float] = {}
+
+    class Noting(InferredSelector):
+        def observe(self, observations: Any) -> None:
+            seen.update({client: told.travel for client, told in observations.items()})
+            super().observe(observations)
+
+    for follows, config, want in (
+        (False, None, 1.2),
+        (True, None, 0.6),
+        (False, ConfigRecord({"local-epochs": 2}), 0.6),
+    ):
+        strategy = made(Noting(4, 4))
+        seen.clear()
+        strategy.start(learners(LABELS, follows=follows), start_model(), num_rounds=1, train_config=config)
+        first = next(client for client in seen if client not in picked(strategy)[0])
+        assert seen[first] == pytest.approx(want)  # 48 samples in batches of 8 at 0.1, two epochs or one
+
+
+def test_steps_that_nobody_can_count_are_refused() -> None:
+    with pytest.raises(InputError, match="local: the sizes of clients' steps are not known"):
+        made(local=None).start(learners(LABELS), start_model(), num_rounds=1)
+    grid = learners(LABELS)
+    inner = grid._app
+
+    def uniform(message: Message, context: Any) -> Message:
+        reply = inner(message, context)
+        reply.content["metrics"] = MetricRecord({"num-examples": 1})
+        return reply
+
+    grid._app = uniform  # type: ignore[assignment]
+    with pytest.raises(InputError, match="local: batch_size, but every reply says 1 sample"):
+        made().start(grid, start_model(), num_rounds=1)
+    strategy = made(local={"lr": 0.1, "steps": 12})
+    strategy.start(grid, start_model(), num_rounds=1)
+    assert np.mean(errors(strategy, {client: client for client in range(12)})) < 0.12
+
+
+def test_from_the_run_config() -> None:
+    told = {
+        "selector": "inferred", "cohort-size": 4, "buffer-size": 4, "num-classes": CLASSES, "seed": 3,
+        "census-epochs": 2, "census-samples": 40, "release": "random", "local-lr": 0.1, "local-batch-size": 8,
+        "fraction-evaluate": 0.0, "min-available-nodes": 1,
+    }  # fmt: skip
+    strategy = strategy_from({f"fedentopt.{name}": value for name, value in told.items()})
+    assert isinstance(strategy.selector, InferredSelector)
+    selector = strategy.selector
+    assert (selector.buffer_size, selector.seed, selector.release) == (4, 3, "random")
+    assert (selector.census_epochs, selector.census_samples) == (2, 40)
+    assert strategy.learning.heads.local == LocalTraining(lr=0.1, batch_size=8)
+    strategy.clock = FastClock()
+    grid = learners(LABELS)
+    strategy.start(grid, start_model(), num_rounds=1)
+    assert grid.configs[0]["samples"] == 40
+    assert grid.configs[0]["local-epochs"] == 2
+
+
+def test_evaluation_may_go_by_inferred_labels() -> None:
+    grid, strategy = learners(LABELS), made(fraction_evaluate=0.4, evaluate_by="labels", min_evaluate_nodes=4)
+    strategy.start(grid, start_model(), num_rounds=2)
+    by_node = {number: int(node.client) for number, node in grid.nodes.items()}
+    for nodes in grid.sent("evaluate"):
+        assert entropy(COUNTS[[by_node[node] for node in nodes]].sum(axis=0)) > 1.9

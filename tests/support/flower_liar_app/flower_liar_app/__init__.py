@@ -1,0 +1,1 @@
+"""A federation for tests, some of whose nodes lie."""
