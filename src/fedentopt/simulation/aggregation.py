@@ -54,7 +54,7 @@ def _blend_together(
     starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], new: torch.Tensor, width: int, end: int
 ) -> None:
     """All blends in one launch."""
-    from fedentopt.simulation.triton.blend import blend_rows
+    from fedentopt.simulation.triton import blend
 
     def put(values: Sequence[float] | np.ndarray, dtype: type) -> torch.Tensor:
         return to_device(np.asarray(values, dtype=dtype), starts.device)
@@ -62,7 +62,7 @@ def _blend_together(
     def joined(field: str, dtype: type) -> torch.Tensor:
         return put(np.concatenate([getattr(b, field) for b in blends]), dtype)
 
-    blend_rows(
+    blend.blend_rows(
         trained, starts, new, ends=put(np.cumsum([0, *(len(b.trained) for b in blends)]), np.int32),
         places=joined("trained", np.int32), factors=joined("factors", np.float32), shares=joined("shares", np.float32),
         own=put([b.own for b in blends], np.float32), rows=put([b.row for b in blends], np.int32), width=width, end=end,

@@ -18,11 +18,10 @@ import torch
 
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideConv
-from fedentopt.simulation.triton import Kernels
-from fedentopt.simulation.triton.interface import Optimiser
+from fedentopt.simulation.triton import Kernels, Optimiser
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.triton.wide_update import Copies
+    from fedentopt.simulation.triton import wide_update
 
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
@@ -59,7 +58,7 @@ class WideNet:
         self._turned = not (form.untransposed and self.products.bf16)
         self._first_alone = form.first and blocks.convolutions[0].pooled
         self.updates, self._described = form.update, form.descriptors
-        self._copies: dict[int, Copies] = {}
+        self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
     def _rest_of(self, width: int) -> list[tuple[int, int]]:
@@ -74,14 +73,14 @@ class WideNet:
         """The layers whose weight gradient moves the weights."""
         if not self.updates:
             return []
-        from fedentopt.simulation.triton.wide_update import fuses
+        from fedentopt.simulation.triton import wide_update
 
         every = enumerate(self.blocks.convolutions)
-        return [i for i, c in every if i and not c.window and fuses(c.inputs, c.outputs, c.side**2)]
+        return [i for i, c in every if i and not c.window and wide_update.fuses(c.inputs, c.outputs, c.side**2)]
 
     def reserve(self, rows: torch.Tensor) -> None:
         """Make room for copies of the weights of as many models."""
-        from fedentopt.simulation.triton.wide_update import Copies
+        from fedentopt.simulation.triton import wide_update
 
         def room(*shape: int) -> torch.Tensor:
             return torch.empty((len(rows), *shape), dtype=self._dtype, device=rows.device)
@@ -89,7 +88,7 @@ class WideNet:
         for i in self._fused:
             c = self.blocks.convolutions[i]
             plain = room(c.outputs, c.side**2, c.inputs) if self.products.bf16 else None
-            self._copies[i] = Copies(plain, room(c.side**2, c.inputs, c.outputs) if self._turned else None)
+            self._copies[i] = wide_update.Copies(plain, room(c.side**2, c.inputs, c.outputs) if self._turned else None)
 
     def begin(self, rows: torch.Tensor) -> None:
         """Copy the weights of models that begin a round."""
@@ -255,8 +254,7 @@ class WideNet:
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
     ) -> None:
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import wide, wide_first, wide_maps
-        from fedentopt.simulation.triton.wide_update import weight_step
+        from fedentopt.simulation.triton import wide, wide_first, wide_maps, wide_update
 
         precision = self.products.precision
         for i in range(len(kept) - 1, -1, -1):
@@ -284,7 +282,7 @@ class WideNet:
                 )  # fmt: skip
             # After the input gradient, which wants the weights as they were.
             if optimiser is not None and i in self._copies:
-                weight_step(
+                wide_update.weight_step(
                     layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
                     layer.padding, side=block.side, turned=self._turned, described=self._described,
                     precision=precision,

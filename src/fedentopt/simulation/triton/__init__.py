@@ -13,7 +13,15 @@ import os
 import torch
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.triton.interface import AFTER_STEP, DEAD, IN_GRADIENT, NO_CORRECTION, Kernels, WideForm
+from fedentopt.simulation.triton.interface import (
+    AFTER_STEP,
+    DEAD,
+    IN_GRADIENT,
+    NO_CORRECTION,
+    Kernels,
+    Optimiser,
+    WideForm,
+)
 from fedentopt.simulation.triton.plain import PlainKernels
 
 __all__ = [
@@ -22,7 +30,9 @@ __all__ = [
     "IN_GRADIENT",
     "NO_CORRECTION",
     "Kernels",
+    "Optimiser",
     "PlainKernels",
+    "WideForm",
     "ops",
     "runs_on",
     "wide_runs_on",
