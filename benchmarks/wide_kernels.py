@@ -144,23 +144,23 @@ class Step:
             self.net.kernels.sgd_update(n=len(self.x), **o._asdict())
 
 
-def time_steps(models: list[int], batch: int, late: Callable[[], bool], peak: dict[str, float]) -> list[dict[str, Any]]:
+def is_lost(problem: Exception) -> bool:
+    """Whether the device is of no more use to this process."""
+    return "CUDA error" in str(problem) or "illegal" in str(problem)
+
+
+def time_steps(precision: str, forms: list[str], models: list[int], batch: int, until: float, peak: dict[str, float]) \
+        -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
+    """What was found, and the forms that are left after one has lost the device."""
     found: list[dict[str, Any]] = []
-    for precision in PRECISIONS:
-        wanted = None
-        for name, form in FORMS[precision].items():
-            try:
-                check = Step(2, 37, precision, form)
-                for _ in range(3):
-                    check.run()
-                moved = check.optimiser.w.clone()
-                wanted = moved if wanted is None else wanted
-                off = float((moved - wanted).norm() / (wanted - check.optimiser.start).norm())
-            except Exception as problem:
-                print(f"{precision} {name}: {type(problem).__name__} {str(problem)[:200]}", flush=True)
-                continue
+    wanted = moved_by(precision, WideForm())
+    for place, name in enumerate(forms):
+        form = FORMS[precision][name]
+        try:
+            moved = moved_by(precision, form)
+            off = float((moved - wanted).norm() / wanted.norm())
             for n in models:
-                if late():
+                if time.time() > until:
                     continue
                 torch.cuda.empty_cache()
                 step = Step(n, batch, precision, form)
@@ -170,11 +170,26 @@ def time_steps(models: list[int], batch: int, late: Callable[[], bool], peak: di
                 found.append({"precision": precision, "form": name, "models": n, "microseconds": us,
                               "samples_per_s": rate, "of_peak": share, "off": off})  # fmt: skip
                 print(f"{precision} {n:4d} models, {name:20s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} of "
-                      f"peak, {off:.1e} from the first form", flush=True)  # fmt: skip
+                      f"peak, {off:.1e} from the usual form", flush=True)  # fmt: skip
                 if n == max(models) and name in ("as it is", "all"):
                     found[-1]["kernels"] = kernels_of(step.run)
                 del step
-    return found
+        except Exception as problem:
+            print(f"{precision} {name}: {type(problem).__name__} {str(problem)[:200]}", flush=True)
+            if is_lost(problem):
+                return found, forms[place + 1 :]
+    return found, []
+
+
+def moved_by(precision: str, form: WideForm) -> Tensor:
+    """The weights of two models after three steps with a batch that is no whole tile."""
+    step = Step(2, 37, precision, form)
+    for _ in range(3):
+        step.run()
+    moved: Tensor = step.optimiser.w - step.optimiser.start
+    if not bool(moved.isfinite().all()):
+        raise ArithmeticError("not finite")
+    return moved
 
 
 def kernels_of(call: Callable[[], None]) -> dict[str, float]:
@@ -298,34 +313,51 @@ def compile_some(job: tuple[list[Any], int, float]) -> list[str]:
 
 
 def time_layers(
-    models: list[int], batch: int, late: Callable[[], bool], peak: dict[str, float]
+    precision: str, models: list[int], batch: int, until: float, peak: dict[str, float]
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     jobs = jobs_of(batch)
     for n in sorted(models, reverse=True):
-        for precision in PRECISIONS:
-            for place, layer in enumerate(LAYERS):
-                if late():
-                    return found
-                torch.cuda.empty_cache()
-                work = Work(layer, n, batch, precision)
-                for product in products_of(precision):
-                    rows = []
-                    for tiles in [job[3] for job in jobs if job[:3] == (precision, place, product)]:
-                        try:
-                            rows.append((time_us(work.calls(product, tiles)), tiles))
-                        except Exception as problem:
-                            print(f"{layer.name} {product} {tiles}: {type(problem).__name__} {str(problem)[:100]}")
-                    for us, tiles in rows:
-                        share = n * batch * layer.flops() / (1e-6 * us) / peak[precision]
-                        found.append({"models": n, "precision": precision, "layer": layer.name, "product": product,
-                                      "tiles": tiles, "microseconds": us, "of_peak": share})  # fmt: skip
-                    if rows:
-                        (first, _), (best, tiles) = rows[0], min(rows, key=lambda row: row[0])
-                        share = n * batch * layer.flops() / (1e-6 * first) / peak[precision]
-                        print(f"{precision} {n:4d} {layer.name:9s} {product:34s} {first:8.0f} us {share:4.0%}, best "
-                              f"{best:8.0f} us {tiles and tuple(tiles)}", flush=True)  # fmt: skip
+        for place, layer in enumerate(LAYERS):
+            torch.cuda.empty_cache()
+            work = Work(layer, n, batch, precision)
+            for product in products_of(precision):
+                rows: list[tuple[float, WideTiles | None]] = []
+                for tiles in [job[3] for job in jobs if job[:3] == (precision, place, product)]:
+                    if time.time() > until:
+                        return found
+                    try:
+                        rows.append((time_us(work.calls(product, tiles)), tiles))
+                    except Exception as problem:
+                        text = f"{type(problem).__name__} {str(problem)[:100]}"
+                        print(f"{layer.name} {product} {tiles}: {text}", flush=True)
+                        if is_lost(problem):
+                            return found
+                for us, tiles in rows:
+                    share = n * batch * layer.flops() / (1e-6 * us) / peak[precision]
+                    found.append({"models": n, "precision": precision, "layer": layer.name, "product": product,
+                                  "tiles": tiles, "microseconds": us, "of_peak": share})  # fmt: skip
+                if rows:
+                    (first, _), (best, tiles) = rows[0], min(rows, key=lambda row: row[0])
+                    share = n * batch * layer.flops() / (1e-6 * first) / peak[precision]
+                    print(f"{precision} {n:4d} {layer.name:9s} {product:34s} {first:8.0f} us {share:4.0%}, best "
+                          f"{best:8.0f} us {tiles and tuple(tiles)}", flush=True)  # fmt: skip
     return found
+
+
+def apart(task: Callable[..., Any], *arguments: Any) -> Any:
+    """In a process of its own: one that loses the device takes no other with it. None where it ended badly."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        try:
+            return pool.apply(task, arguments)
+        except Exception as problem:
+            print(f"{task.__name__}: {type(problem).__name__} {str(problem)[:200]}", flush=True)
+            return None
+
+
+def save(report: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def main() -> int:
@@ -338,10 +370,6 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1), help="processes that compile")
     options = parser.parse_args()
     begin = time.time()
-
-    def late() -> bool:
-        return time.time() - begin > options.seconds
-
     wanted: list[Any] = [(precision, form) for precision in PRECISIONS for form in FORMS[precision]]
     wanted += [] if options.steps_only else jobs_of(options.batch)
     until = begin + 0.5 * options.seconds
@@ -351,19 +379,23 @@ def main() -> int:
             for problem in problems:
                 print(problem, flush=True)
     print(f"compiled after {time.time() - begin:.0f} s", flush=True)
-    peak = rates()
+    peak = apart(rates)
     print(f"{torch.cuda.get_device_name()}: TF32 {peak['tf32'] / 1e12:.0f} TFLOP/s, bf16 {peak['bf16'] / 1e12:.0f} "
           f"TFLOP/s, copy {peak['copy'] / 1e12:.2f} TB/s", flush=True)  # fmt: skip
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "peak": peak,
-                              "batch": options.batch}  # fmt: skip
-    report["steps"] = time_steps(options.models, options.batch, late, peak)
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-    if not options.steps_only:
-        report["layers"] = time_layers(options.models, options.batch, late, peak)
+                              "batch": options.batch, "steps": [], "layers": []}  # fmt: skip
+    common = (options.models, options.batch, begin + options.seconds, peak)
+    for precision in PRECISIONS:
+        left = list(FORMS[precision])
+        while left:
+            found, left = apart(time_steps, precision, left, *common) or ([], left[1:])
+            report["steps"] += found
+            save(report, options.out)
+    for precision in PRECISIONS if not options.steps_only else ():
+        report["layers"] += apart(time_layers, precision, *common) or []
+        save(report, options.out)
     report["seconds"] = time.time() - begin
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    save(report, options.out)
     print(f"\n{report['seconds']:.0f} s")
     for row in report["steps"]:
         print(f"{row['precision']} {row['models']:4d} models, {row['form']:20s} {row['samples_per_s']:9,.0f} samples/s")
