@@ -269,14 +269,15 @@ FORWARD_TILES = {
               FT(128, 3, 32, 4)],
 }  # fmt: skip
 WEIGHT_TILES = {
-    "conv1": [WT(64, 64, 3, 264, 4), WT(64, 64, 3, 528, 4), WT(64, 64, 3, 1056, 4), WT(64, 64, 3, 528, 4, None, 2),
-              WT(32, 64, 3, 528, 4), WT(32, 64, 3, 528, 4, None, 2), WT(64, 64, 3, 528, 4, None, 1, 168),
-              WT(64, 64, 2, 528, 4, 1), WT(64, 64, 2, 528, 4, 1, 2), WT(64, 64, 1, 2112, 4, None, 2),
-              WT(64, 64, 3, 400, 4, None, 1, 168), WT(64, 64, 3, 800, 4)],
-    "conv2": [WT(64, 64, 2, 528, 4), WT(32, 64, 4, 264, 4), WT(32, 64, 4, 264, 4, None, 2),
-              WT(64, 64, 2, 528, 4, None, 2), WT(64, 64, 1, 1056, 4, None, 2), WT(64, 64, 1, 1056, 4),
-              WT(32, 64, 2, 528, 4), WT(64, 64, 2, 528, 4, None, 1, 168), WT(32, 64, 2, 800, 4, None, 1, 168)],
-}  # fmt: skip
+    name: [
+        WT(fine=True),
+        WT(fine=False),
+        WT(fine=False, registers=168),
+        WT(fine=False, stages=2),
+        WT(fine=True, stages=2),
+    ]
+    for name in LAYERS
+}
 INPUT_TILES = [IT(64, 4), IT(64, 4, 2), IT(128, 8), IT(128, 4)]
 LINEAR_FORWARD_TILES = [LT(64, 128, 32, 4, 3), LT(64, 32, 32, 4, 3), LT(64, 64, 32, 4, 4), LT(64, 32, 64, 4, 2)]
 LINEAR_WEIGHT_TILES = [

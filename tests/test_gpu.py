@@ -18,9 +18,9 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StreamsTrainer
+from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
-from fedentopt.simulation.triton import ops
+from fedentopt.simulation.triton import WideForm, ops
 from fedentopt.simulation.work import LocalCode, build_work
 from second_stages import in_second_stage, spoilt_checkpoint
 from straight_line import clients, world
@@ -403,3 +403,127 @@ def test_masked_statistics(dtype, shape, memory):
         pairs += [(p.grad / scale, q.grad / scale) for p, q in zip(norm.parameters(), exact.parameters(), strict=True)]
         for mine, its in pairs:
             torch.testing.assert_close(mine.detach().cpu().double(), its.detach().double(), atol=near, rtol=near)
+
+
+# Same bits: a run alone, again, and beside others; see `support/stacks_interpreted.py` for the kernels one by one.
+
+STACKS = {"lenet5": (2, 7, 40), "vgg11": (2, 7)}
+SHORT = {"clients": 12, "cohort": "5", "rounds": 3, "epochs": 1, "lr": 0.02, "evaluate_every": 1}
+
+
+def others(number: int, common: dict[str, object]) -> list[object]:
+    """So many configs of other methods, seeds, cohorts and lengths."""
+    made = [m for m in METHODS if m["algorithm"] != "fedconcat"]
+    changes = [{}, {"cohort": "3"}, {"stragglers": 0.5, "epochs": 3}, {"lr": 0.05}]
+    return [
+        toy.config(**(common | made[i % len(made)] | changes[i % len(changes)] | {"seed": 10 + i}))
+        for i in range(number)
+    ]
+
+
+def assert_same_bits(a, b, what):
+    assert a.model.keys() == b.model.keys()
+    for name, value in a.model.items():
+        assert torch.equal(value, b.model[name]), (what, name, float((value - b.model[name]).abs().max()))
+    assert [(r.clients, r.accuracy, r.loss) for r in a.records] == [(r.clients, r.accuracy, r.loss) for r in b.records]
+
+
+@pytest.mark.parametrize("model", STACKS)
+@pytest.mark.parametrize(("algorithm", "precision"), [("fednova", "fp32"), ("scaffold", "fp32"), ("scaffold", "bf16")])
+def test_same_bits_alone_and_in_any_stack(model, algorithm, precision):
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision, "batch_size": 16 if model == "lenet5" else 64}
+    config = toy.config(**common, algorithm=algorithm)
+    alone = toy.run([config], data, device="cuda")[0]
+    assert all(value.isfinite().all() for value in alone.model.values())
+    assert_same_bits(alone, toy.run([config], data, device="cuda")[0], "again")
+    for size in STACKS[model]:
+        beside = others(size - 1, common)
+        place = size // 2
+        stack = [*beside[:place], config, *beside[place:]]
+        assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
+
+
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m["algorithm"] in ("fedentropy", "fedconcat", "fedlc")], ids=str
+)
+def test_same_bits_of_methods_that_judge_or_concatenate(method):
+    data = toy.images(samples=300, size=32, classes=10)
+    common = SHORT | {"model": "lenet5"}
+    config = toy.config(**(common | method | {"lr": 1e-3}))
+    alone = toy.run([config], data, device="cuda")[0]
+    stack = [*others(3, common), config, config.replace(seed=5, cohort="2")]
+    assert_same_bits(alone, toy.run(stack, data, device="cuda")[3], "beside others")
+
+
+@pytest.mark.parametrize("model", STACKS)
+def test_same_bits_when_resumed_beside_others(model):
+    data = toy.images(samples=300, size=32, classes=10)
+    common = SHORT | {"model": model}
+    config = toy.config(**common, algorithm="scaffold")
+    straight, resumed = toy.Memory(), toy.Memory()
+    outcome = run_stack([Task(config, straight)], data, RunOptions(device="cuda", checkpoint_every=1))[0]
+    resumed.saved = straight.saves[0]
+    beside = [Task(other, toy.Memory()) for other in others(2, common)]
+    again = run_stack([*beside, Task(config, resumed)], data, RunOptions(device="cuda"))[2]
+    assert_same_bits(outcome, again, "resumed")
+
+
+FORMS = {
+    "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
+    "all": WideForm(first=True, update=True, descriptors=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_wide_convolutions_in_other_forms(form, precision, monkeypatch):
+    """They come to what the usual form comes to; what is summed in another order differs by its rounding."""
+    config = toy.config(**(HARD | {"model": "toy:wide", "precision": precision, "algorithm": "scaffold"}))
+    data = toy.images(samples=90)
+    usual = toy.run([config], data, device="cuda", trainer="stacked")[0]
+    monkeypatch.setattr(
+        "fedentopt.simulation.triton.wide_update.SHARED", 1
+    )  # layers as small as these count as large ones
+    bf16 = precision == "bf16"
+    chosen = FORMS[form]._replace(untransposed=bf16)
+    monkeypatch.setattr("fedentopt.simulation.triton.FORM", chosen)
+    other = toy.run([config], data, device="cuda", trainer="stacked")[0]
+    gap = toy.difference(usual, other)
+    print(f"{form}, {precision}: largest difference {gap:.1e}")
+    assert gap < {"fp32-exact": 1e-4, "fp32": 5e-3, "bf16": 5e-2}[precision]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["TF32", "fp32"])
+@pytest.mark.parametrize(
+    ("name", "form"), [("lenet5", WideForm()), ("toy:wide", WideForm()), ("toy:wide", FORMS["all"])], ids=str
+)
+def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch):
+    """Its model and its loss, from one client to many: prefixes of all lengths, finished rows among them."""
+    if form.update:
+        monkeypatch.setattr("fedentopt.simulation.triton.wide_update.SHARED", 1)
+    with torch_settings(CUDA, "fp32-exact" if exact else "fp32"):
+        made = world(name, "stacked", CUDA)
+        size = straight_line.SIZES.get(name, 8)
+        module = build(name, straight_line.CLASSES, seed=5, image_size=size)
+        trainer = StackedTrainer(module, made.layout, made.data, made.transform, ops(CUDA, exact=exact, form=form))
+        first, *rest = clients(9)
+        alone = trainer.train(made.starts, made.work([first], wants_losses=True))
+        for number in (2, 3, 9, 17, 64, 130):
+            beside = [replace(rest[i % len(rest)], order_key=1000 + i) for i in range(number - 1)]
+            work = made.work([first, *beside], wants_losses=True)
+            many = trainer.train(made.starts, work)
+            place = int(np.flatnonzero(work.source == 0)[0])
+            assert torch.equal(many.models[place], alone.models[0]), number
+            assert torch.equal(many.losses[place], alone.losses[0]), number
+
+
+@pytest.mark.parametrize("name", ["lenet5", "toy:wide"])
+def test_same_losses_of_candidates_whoever_else_is_asked(name):
+    with torch_settings(CUDA, "fp32"):
+        made = world(name, "stacked", CUDA)
+        own = np.arange(11)
+        alone = made.trainer.mean_losses(made.starts, [1], [own])
+        for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
+            rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
+            assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]

@@ -378,35 +378,6 @@ def test_a_client_that_is_not_finite_spoils_its_own_model_only(device):
     torch.testing.assert_close(new[2, parameters:], 0.5 * (trained[2] + trained[3])[parameters:])
 
 
-class AsOnCuda(torch.Tensor):
-    """In host memory, and yet taken through the branch for CUDA, where all rows are one product."""
-
-    is_cuda = True
-
-
-@pytest.mark.parametrize("model", [toy.linear, toy.normed])
-def test_all_rows_in_one_product_equal_row_by_row(model):
-    from fedentopt.simulation.aggregation import Blend, blend_models
-
-    layout = FlatLayout(model(3))
-    rng = torch.Generator().manual_seed(1)
-    starts, trained = torch.rand(4, layout.width, generator=rng), torch.rand(5, layout.width, generator=rng)
-    trained[4, 3] = torch.inf
-    blends = [
-        Blend(2, 0.25, np.array([0, 3]), np.array([0.5, 0.25]), np.array([0.75, 0.25])),
-        Blend(0, 0.0, np.array([1]), np.array([2.0]), np.array([1.0])),
-        Blend(3, 0.5, np.array([2, 4]), np.array([0.25, 0.25]), np.array([0.5, 0.5])),
-    ]
-    by_row = blend_models(starts, trained, blends, layout)
-    at_once = blend_models(starts.as_subclass(AsOnCuda), trained, blends, layout).as_subclass(torch.Tensor)
-    torch.testing.assert_close(at_once[:3], by_row[:3])
-    width, end = layout.parameter_width, layout.moving_width
-    assert at_once[3, :width].isnan().all()  # spoilt by its own client
-    assert at_once[:3, :end].isfinite().all()
-    assert at_once[1].equal(starts[1])
-    assert at_once[:, end:].equal(starts[:, end:])
-
-
 def test_a_class_without_test_samples_has_no_accuracy():
     data = toy.images(samples=90)
     keep = data.y_test != 1

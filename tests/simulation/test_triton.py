@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("file", "tests"), [("kernels_interpreted.py", 35), ("wide_interpreted.py", 12)])
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("kernels_interpreted.py", 35),
+        ("wide_interpreted.py", 12),
+        ("stacks_interpreted.py", 11),
+        ("wide_forms_interpreted.py", 7),
+    ],
+)
 def test_the_kernels_in_tritons_interpreter(file: str, tests: int) -> None:
     pytest.importorskip("triton")
     here = Path(__file__).parent.parent / "support"

@@ -17,6 +17,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
@@ -34,6 +35,8 @@ def compile_instead(self, *args, grid, warmup, **named):
         value = bound[parameter.name]
         if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
         elif isinstance(value, torch.Tensor):
             signature[parameter.name], hints[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
         else:
@@ -48,6 +51,7 @@ zeros = torch.zeros
 """
 
 FEW_CHANNELS = """
+from fedentopt.simulation.triton import blend, convolution_weight_grad
 images, labels = zeros(9, 3, 32, 32, dtype=torch.uint8), zeros(9, dtype=torch.int64)
 plan, keys, step = zeros(2, n, batch, dtype=torch.int32), zeros(n, dtype=torch.int64), zeros(1, dtype=torch.int64)
 transform = ImageTransform((0.5,) * 3, (0.2,) * 3, jitter=0.2, flip=0.5, grayscale=0.1)
@@ -69,6 +73,10 @@ kernels.add_sample_losses(logits, zeros(n, batch, dtype=torch.int64), zeros(n, 2
 kernels.linear_weight_grad(hidden, logits, fc, bias)
 kernels.linear_input_grad(logits, fc, hidden)
 one, row = zeros(n), zeros(n, dtype=torch.int32)
+blend.blend_rows(w, w, v, ends=zeros(n + 1, dtype=torch.int32), places=row,
+                 factors=one, shares=one, own=one, rows=row, width=62000, end=62012)
+convolution_weight_grad.FEW_PROGRAMS = 0
+kernels.conv_relu_pool_weight_grad(x2, x3, top2, w2, b2)
 kernels.sgd_update(w, v, g, n=n, lr=one, momentum=one, weight_decay=one, mu=one, start=w, start_row=row, steps=row,
                    step=step, correction=w, correction_row=row, correction_mode=row)
 print(" ".join(sorted(compiled)))
@@ -80,6 +88,8 @@ from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import WideForm, wide_update
+from fedentopt.simulation.triton.interface import Optimiser
 
 same = nn.Sequential(
     nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
@@ -97,20 +107,38 @@ for model, size, batch in ((same, 8, 64), (less, 11, 10)):
         net = WideNet(wide_blocks(model, size), layout, TritonKernels(bf16=bf16))
         net.step(rows, rows.clone(), x, labels, None, None, zeros(n, dtype=torch.int64))
         net.logits(rows, x[:1])
+wide_update.SHARED = 1  # layers as small as these count as large ones
+tiny = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(32 * 16, 10),
+)
+layout, o = FlatLayout(tiny, channels_last=True), zeros(n, dtype=torch.int32)
+rows, one = zeros(n, layout.width), zeros(n)
+for bf16 in (False, True):
+    form = WideForm(first=True, update=True, untransposed=True, descriptors=True)
+    net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=form))
+    net.reserve(rows)
+    terms = Optimiser(rows, rows, rows, one, one, one, one, rows, o, o, zeros(1, dtype=torch.int64),
+                      rows if bf16 else None, o, o)
+    x, labels = zeros(n, 64, 3, 8, 8), zeros(n, 64, dtype=torch.int64)
+    net.step(rows, rows.clone(), x, labels, None, None, None, terms)
 print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 
 
 KERNELS = {
     FEW_CHANNELS: [
-        "convolution.forward_kernel", "convolution_input_grad.input_grad_kernel", "convolution_weight_grad.fold_kernel",
-        "convolution_weight_grad.weight_grad_kernel", "gather.gather_kernel", "linear.forward_kernel",
+        "blend.blend_kernel", "convolution.forward_kernel", "convolution_input_grad.input_grad_kernel",
+        "convolution_weight_grad.fold_kernel", "convolution_weight_grad.weight_grad_kernel",
+        "gather.gather_kernel", "linear.forward_kernel",
         "linear.input_grad_kernel", "linear.weight_grad_kernel", "loss.sample_losses_kernel",
         "loss.softmax_xent_kernel", "update.sgd_kernel",
     ],
     MANY_CHANNELS: [
-        "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_maps.dropout_kernel", "wide_maps.pool_kernel",
-        "wide_maps.turn_kernel", "wide_maps.unpool_kernel", "wide_maps.windows_kernel",
+        "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
+        "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel",
+        "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
+        "wide_maps.windows_kernel", "wide_update.weight_step_kernel",
     ],
 }  # fmt: skip
 

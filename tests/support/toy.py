@@ -48,6 +48,14 @@ def wide(num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def pooled(num_classes: int) -> nn.Module:
+    """A LeNet-5 for 8x8 images: convolution, ReLU and pool that one kernel takes, and two linear layers."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 6), nn.ReLU(),
+        nn.Linear(6, num_classes),
+    )  # fmt: skip
+
+
 def dropping(num_classes: int) -> nn.Module:
     """A plain CNN with dropout behind its map and between its linear layers, for 8x8 images."""
     return nn.Sequential(

@@ -1,9 +1,9 @@
-"""Server steps of all runs of a stack: factors on the host, one matrix product on the device."""
+"""Server steps of all runs of a stack: factors on the host, weighted sums of models on the device."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.triton import runs_on
 
 
 @dataclass
@@ -27,41 +28,45 @@ class Blend:
 def blend_models(starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], layout: FlatLayout) -> torch.Tensor:
     """New global models (G, width); rows without a blend stay as they are, and so does what never changes.
 
-    On CUDA all rows are one exact fp32 product; on the CPU each row is computed by itself, so that its bits do not
-    depend on the other runs.
+    Each row is computed by itself, in the order of its clients, so that its bits do not depend on the other runs.
     """
     new = starts.clone()
     if not blends:
         return new
     width, end = layout.parameter_width, layout.moving_width
-    if starts.is_cuda:
-        factors = np.zeros((2, len(blends), len(trained)), dtype=np.float32)
-        for i, b in enumerate(blends):
-            factors[0, i, b.trained] = b.factors
-            factors[1, i, b.trained] = b.shares
-        table = to_device(factors, starts.device)
-        own = to_device(torch.tensor([b.own for b in blends], dtype=torch.float32), starts.device)
-        index = to_device(torch.tensor([b.row for b in blends]), starts.device)
-        # Zero times NaN is NaN: a client that diverged must spoil its own run's model and no other.
-        trained = trained[:, :end]
-        sound = torch.isfinite(trained).all(1)
-        clean = torch.where(sound[:, None], trained, 0.0)
-        with exact_products():
-            mixed = table[0] @ clean[:, :width] + own[:, None] * starts[index, :width]
-            spoilt = ((table[1] != 0).float() @ (~sound).float()) > 0
-            new[index, :width] = torch.where(spoilt[:, None], torch.nan, mixed)
-            if end > width:
-                new[index, width:end] = table[1] @ clean[:, width:]
+    if runs_on(starts.device):
+        _blend_together(starts, trained, blends, new, width, end)
         return new
-    for b in blends:
-        rows_t = torch.from_numpy(b.trained)
-        mine = trained[rows_t]
-        new[b.row, :width] = mine[:, :width].t() @ torch.from_numpy(b.factors).float()
-        if b.own:
-            new[b.row, :width] += b.own * starts[b.row, :width]
-        if end > width:
-            new[b.row, width:end] = mine[:, width:end].t() @ torch.from_numpy(b.shares).float()
+    with exact_products():
+        for b in blends:
+            rows_t = to_device(b.trained, starts.device)
+            factors, shares = (to_device(f.astype(np.float32), starts.device) for f in (b.factors, b.shares))
+            mine = trained[rows_t]
+            new[b.row, :width] = mine[:, :width].t() @ factors
+            if b.own:
+                new[b.row, :width] += b.own * starts[b.row, :width]
+            if end > width:
+                new[b.row, width:end] = mine[:, width:end].t() @ shares
     return new
+
+
+def _blend_together(
+    starts: torch.Tensor, trained: torch.Tensor, blends: list[Blend], new: torch.Tensor, width: int, end: int
+) -> None:
+    """All blends in one launch."""
+    from fedentopt.simulation.triton import blend
+
+    def put(values: Sequence[float] | np.ndarray, dtype: type) -> torch.Tensor:
+        return to_device(np.asarray(values, dtype=dtype), starts.device)
+
+    def joined(field: str, dtype: type) -> torch.Tensor:
+        return put(np.concatenate([getattr(b, field) for b in blends]), dtype)
+
+    blend.blend_rows(
+        trained, starts, new, ends=put(np.cumsum([0, *(len(b.trained) for b in blends)]), np.int32),
+        places=joined("trained", np.int32), factors=joined("factors", np.float32), shares=joined("shares", np.float32),
+        own=put([b.own for b in blends], np.float32), rows=put([b.row for b in blends], np.int32), width=width, end=end,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -62,9 +62,9 @@ class Evaluator:
         second = [(i, run.stage) for i, run in enumerate(runs) if run.stage is not None]
         for chosen in self.second.test_groups([stage for _, stage in second]):
             logits = self.second.test_logits([second[k][1] for k in chosen])
-            c, l = torch.zeros_like(correct[: len(chosen)]), torch.zeros_like(loss[: len(chosen)])
-            self._count(c, l, logits, self.data.test_labels)
-            self._put([second[k][0] for k in chosen], (correct, c), (loss, l))
+            c = torch.zeros_like(correct[: len(chosen)])
+            losses = self._count(c, logits, self.data.test_labels)
+            self._put([second[k][0] for k in chosen], (correct, c), (loss, total_losses([losses])))
         # On the CPU each run is evaluated by itself, so that its bits do not depend on its neighbours.
         for group in [plain] if device.type == "cuda" and plain else [[i] for i in plain]:
             self._evaluate(runs, group, correct, loss)
@@ -107,8 +107,7 @@ class Evaluator:
         assert held is not None
         shown = [run.evaluated_models() for run in runs]
         models, sizes = torch.cat(shown), [len(rows) for rows in shown]
-        right = []
-        loss = torch.zeros(len(runs), dtype=torch.float64, device=self.data.labels.device)
+        right, losses = [], []
         for start in range(0, len(held.samples), TEST_BATCH):
             index = to_device(held.samples[start : start + TEST_BATCH], self.data.labels.device)
             images, labels = self.data.images[index], self.data.labels[index]
@@ -119,21 +118,20 @@ class Evaluator:
                 if max(sizes) > 1:
                     logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
             right.append(logits.argmax(-1) == labels)
-            flat = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-            loss += flat.view(len(logits), -1).sum(1, dtype=torch.float64)
-        return torch.cat(right, dim=1), loss
+            losses.append(sample_losses(logits, labels))
+        return torch.cat(right, dim=1), total_losses(losses)
 
     def _evaluate(self, runs: list[RunState], group: list[int], correct: torch.Tensor, loss: torch.Tensor) -> None:
         shown = [runs[i].evaluated_models() for i in group]
         models, sizes = torch.cat(shown), [len(rows) for rows in shown]
-        c, l = torch.zeros_like(correct[: len(group)]), torch.zeros_like(loss[: len(group)])
+        c, losses = torch.zeros_like(correct[: len(group)]), []
         for start in range(0, len(self.data.test_labels), TEST_BATCH):
             part = slice(start, start + TEST_BATCH)
             logits = self.trainer.predict(models, self.data.test_images[part])
             if max(sizes) > 1:
                 logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
-            self._count(c, l, logits, self.data.test_labels[part])
-        self._put(group, (correct, c), (loss, l))
+            losses.append(self._count(c, logits, self.data.test_labels[part]))
+        self._put(group, (correct, c), (loss, total_losses(losses)))
 
     @staticmethod
     def _put(rows: list[int], *figures: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -143,8 +141,33 @@ class Evaluator:
             into.index_copy_(0, index, values)
 
     @staticmethod
-    def _count(correct: torch.Tensor, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    def _count(correct: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Add what is right to `correct` (R, C); the samples' losses, (R, m)."""
         hits = (logits.argmax(-1) == labels).to(torch.int64)
         correct.scatter_add_(1, labels.expand(len(logits), -1), hits)
-        flat = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-        loss += flat.view(len(logits), -1).sum(1, dtype=torch.float64)
+        return sample_losses(logits, labels)
+
+
+def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropies (R, m) of logits (R, m, C)."""
+    flat = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+    return flat.view(len(logits), -1)
+
+
+def total_losses(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Sums of losses (R, m) over all parts, (R,) float64, whose bits do not depend on R.
+
+    On CUDA halves are added to halves: how torch splits a sum there depends on how many sums there are.
+    """
+    if not parts[0].is_cuda:
+        total = torch.zeros(len(parts[0]), dtype=torch.float64)
+        for part in parts:
+            total += part.sum(1, dtype=torch.float64)
+        return total
+    filled = sum(part.shape[1] for part in parts)
+    length = 1 << (filled - 1).bit_length()
+    sums = F.pad(torch.cat(parts, 1).double(), (0, length - filled))
+    while length > 1:
+        length //= 2
+        sums = sums[:, :length] + sums[:, length:]
+    return sums[:, 0]

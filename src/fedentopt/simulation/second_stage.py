@@ -145,7 +145,7 @@ class SecondStages:
             self._kernels.linear_weight_grad(features, upstream, into, into_bias)
             self._kernels.sgd_update(w, v, g, n=n, start=start, start_row=start_row, steps=limit, step=step, **rates)
         # Each run sums its own line: a layer that is not finite spoils no other run's mean.
-        total = torch.where(real[:, None], w, 0.0).unflatten(0, (runs, line)).sum(1)
+        total = _line_sums(torch.where(real[:, None], w, 0.0).unflatten(0, (runs, line)))
         heads = total / real.view(runs, line).sum(1, keepdim=True)
         sound = torch.isfinite(heads).all(1)
         # As in the first stage: a layer that is not finite is never kept, and the flag tells of it.
@@ -169,14 +169,21 @@ class SecondStages:
             assert tests[0] is not None
             features = tests[0].block[tests[0].line : tests[0].line + len(line)]
             weight, bias = line[0].views(torch.stack([stage.head for stage in line]))
-            parts.append(torch.baddbmm(bias[:, None], features, weight.transpose(1, 2)))
+            parts.append(self._apply(features, weight, bias))
         return joined(parts)
+
+    def _apply(self, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """New layers (n, classes, inputs) on features (n, M, inputs); on CUDA through kernels whose sums do not depend
+        on n."""
+        if features.is_cuda:
+            return self._kernels.linear_forward(features.contiguous(), weight, bias)
+        return torch.baddbmm(bias[:, None], features, weight.transpose(1, 2))
 
     def logits(self, stage: HeadStage, images: torch.Tensor) -> torch.Tensor:
         """Logits (1, M, classes) of one stage for uint8 images."""
         features = self._encoders.features([stage.encoders], self._transform.standardise(images)[None])
         weight, bias = stage.views(stage.head[None])
-        return torch.baddbmm(bias[:, None], features, weight.transpose(1, 2))
+        return self._apply(features, weight, bias)
 
     def _place_test(self, stages: Sequence[HeadStage]) -> None:
         """Compute test features; those of runs with as many inputs lie in one block, so that one product reads them."""
@@ -190,6 +197,17 @@ class SecondStages:
                     block[line, filled : filled + len(images)] = self._encoders.features([stage.encoders], x)[0]
                     filled += len(images)
                 stage.test = TestFeatures(block, line)
+
+
+def _line_sums(layers: torch.Tensor) -> torch.Tensor:
+    """Sums of (runs, line, size) over the lines. On CUDA one row after the other: empty rows at a line's end, which
+    come from longer lines of other runs, then change no bit."""
+    if not layers.is_cuda:
+        return layers.sum(1)
+    total = layers[:, 0]
+    for row in range(1, layers.shape[1]):
+        total = total + layers[:, row]
+    return total
 
 
 def _lines(stages: Sequence[HeadStage]) -> list[list[HeadStage]]:

@@ -31,7 +31,7 @@ from fedentopt.simulation.trainers.client_samples import (
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import Kernels
+from fedentopt.simulation.triton import Kernels, Optimiser
 from fedentopt.simulation.work import Room, Trained, Work
 
 LINE = 32  # floats
@@ -74,7 +74,9 @@ class StepBuffers:
         self.w, self.v, self.g = (_lines(n, p, device) for _ in range(3))
         self.start = torch.zeros(room.starts, p, device=device)
         self.index = torch.full((room.steps, n, batch), -1, dtype=torch.int32, device=device)
-        self.correction = torch.zeros(room.corrections, p, device=device) if room.corrections else None
+        # On a GPU there is always one, so that the compiled step does not depend on the other runs' methods.
+        corrections = max(room.corrections, int(device.type == "cuda"))
+        self.correction = torch.zeros(corrections, p, device=device) if corrections else None
         self.scale = torch.ones(n, classes, device=device)
         self.shift = torch.zeros(n, classes, device=device)
         self.per_row = {
@@ -157,14 +159,19 @@ class StackedTrainer:
         if self._buffers is None or self._buffers.room != replace(self._room, rows=ladder(self._room.rows)):
             self.close()
             self._buffers = StepBuffers(self._room, work, self.layout)
+            if isinstance(self.net, WideNet):
+                self.net.reserve(self._buffers.w)
         buffers = self._buffers
         buffers.load(work, starts)
+        if isinstance(self.net, WideNet):
+            self.net.begin(buffers.w[: work.rows])
         # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
         active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
         cuda = starts.device.type == "cuda"
         for n in active:
             rows = min(ladder(int(n)), buffers.room.rows) if cuda else int(n)
-            shape = StepShape(rows, work.plain_loss, work.wants_losses)
+            # Neutral terms change no bit, but another compiled kernel might.
+            shape = StepShape(rows, work.plain_loss and not cuda, work.wants_losses)
             if cuda:
                 self._replay(buffers, shape)
             else:
@@ -180,13 +187,17 @@ class StackedTrainer:
         )
         scale, shift = (None, None) if shape.plain_loss else (b.scale[:n], b.shift[:n])
         keys = mix64_torch(b.per_row["dropout_key"][:n] + b.step * signed(GOLDEN)) if self._draws else None
-        logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys)
-        if shape.wants_losses:  # rows that have finished see padding alone, and add nothing
-            self.kernels.add_sample_losses(logits, labels, b.losses)
-        self.kernels.sgd_update(
-            b.w, b.v, b.g, n=n, start=b.start, step=b.step, correction=b.correction,
+        optimiser = Optimiser(
+            b.w, b.v, b.g, start=b.start, step=b.step, correction=b.correction,
             **{k: v for k, v in b.per_row.items() if not k.endswith("_key")},
         )  # fmt: skip
+        if isinstance(self.net, WideNet) and self.net.updates:
+            logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys, optimiser)
+        else:
+            logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys)
+            self.kernels.sgd_update(n=n, **optimiser._asdict())
+        if shape.wants_losses:  # rows that have finished see padding alone, and add nothing
+            self.kernels.add_sample_losses(logits, labels, b.losses)
         b.step.add_(1)
 
     def _replay(self, b: StepBuffers, shape: StepShape) -> None:
@@ -208,6 +219,8 @@ class StackedTrainer:
         torch.cuda.current_stream().wait_stream(side)
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
+        if isinstance(self.net, WideNet):
+            self.net.begin(b.w)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(b, shape)
@@ -268,5 +281,7 @@ class StackedTrainer:
         """Give back buffers and graphs; they come back with the next round."""
         self._graphs.clear()
         self._buffers, self._pool = None, None
+        if isinstance(self.net, WideNet):
+            self.net.release()
         if self.data.images.is_cuda:
             torch.cuda.empty_cache()

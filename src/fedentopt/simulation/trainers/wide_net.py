@@ -9,21 +9,28 @@ and neither passes a gradient on.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideConv
-from fedentopt.simulation.triton import Kernels
+from fedentopt.simulation.triton import Kernels, Optimiser
+
+if TYPE_CHECKING:
+    from fedentopt.simulation.triton import wide_update
 
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
 
 @dataclass
 class _Kept:
-    """What the backward pass of a layer needs; maps that entered are turned, `size` and `grown` are those of the maps
-    before and after the convolution."""
+    """What the backward pass of a layer needs: the maps that entered as the weight gradient wants them (images, where
+    the first layer is one kernel), and those that left; `size` and `grown` are the sizes before and after the
+    convolution; the weights as the input gradient wants them."""
 
     entered: torch.Tensor
     left: torch.Tensor
@@ -35,13 +42,68 @@ class _Kept:
 
 
 class WideNet:
-    """Wide blocks on kernels; see `stacked_nets.StackedNet`. The layout's convolution weights are channels-last."""
+    """Wide blocks on kernels; see `stacked_nets.StackedNet`. The layout's convolution weights are channels-last.
+
+    Where the kernels' form says so, `step` takes the optimiser's settings and moves the weights itself. It then reads
+    copies of them that it keeps from step to step: `reserve` makes room for those, `begin` fills them from weights that
+    somebody else has written.
+    """
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
         assert kernels.wide is not None
         self.blocks, self.kernels, self.products = blocks, kernels, kernels.wide
         self._slots = {slot.name: slot for slot in layout.parameters}
         self._dtype = torch.bfloat16 if self.products.bf16 else torch.float32
+        form = self.products.form
+        self._turned = not (form.untransposed and self.products.bf16)
+        self._first_alone = form.first and blocks.convolutions[0].pooled
+        self.updates, self._described = form.update, form.descriptors
+        self._copies: dict[int, wide_update.Copies] = {}
+        self._rest = self._rest_of(layout.parameter_width)
+
+    def _rest_of(self, width: int) -> list[tuple[int, int]]:
+        """Runs of columns whose parameters the optimiser moves by itself."""
+        taken = [self._slots[self.blocks.convolutions[i].weight] for i in self._fused]
+        ends = [(slot.offset, slot.offset + slot.size) for slot in taken]
+        starts = [0, *(end for _, end in ends)]
+        return [(a, b) for a, b in zip(starts, [*(begin for begin, _ in ends), width], strict=True) if a < b]
+
+    @functools.cached_property
+    def _fused(self) -> list[int]:
+        """The layers whose weight gradient moves the weights."""
+        if not self.updates:
+            return []
+        from fedentopt.simulation.triton import wide_update
+
+        every = enumerate(self.blocks.convolutions)
+        return [i for i, c in every if i and not c.window and wide_update.fuses(c.inputs, c.outputs, c.side**2)]
+
+    def reserve(self, rows: torch.Tensor) -> None:
+        """Make room for copies of the weights of as many models."""
+        from fedentopt.simulation.triton import wide_update
+
+        def room(*shape: int) -> torch.Tensor:
+            return torch.empty((len(rows), *shape), dtype=self._dtype, device=rows.device)
+
+        for i in self._fused:
+            c = self.blocks.convolutions[i]
+            plain = room(c.outputs, c.side**2, c.inputs) if self.products.bf16 else None
+            self._copies[i] = wide_update.Copies(plain, room(c.side**2, c.inputs, c.outputs) if self._turned else None)
+
+    def begin(self, rows: torch.Tensor) -> None:
+        """Copy the weights of models that begin a round."""
+        from fedentopt.simulation.triton import wide_maps
+
+        for i, copies in self._copies.items():
+            weight = self._weight(rows, self.blocks.convolutions[i])
+            made = wide_maps.turn(weight, self._dtype, copy=copies.plain is not None, turned=copies.turned is not None)
+            for into, values in zip(copies, made, strict=True):
+                if into is not None and values is not None:
+                    into[: len(rows)].copy_(values)
+
+    def release(self) -> None:
+        """Give the copies back."""
+        self._copies.clear()
 
     def describe(self) -> str:
         return f"hand-written backward for wide convolutions on {self.kernels.describe()}"
@@ -51,33 +113,79 @@ class WideNet:
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
         return weight.flatten(2)[:, :, None] if block.window else weight
 
-    def _maps(self, rows: torch.Tensor, x: torch.Tensor, keep: bool) -> tuple[torch.Tensor, list[_Kept]]:
-        """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs."""
-        from fedentopt.simulation.triton import wide, wide_maps
+    @functools.cached_property
+    def _convolve(self) -> Callable[..., torch.Tensor]:
+        from fedentopt.simulation.triton import wide, wide_descriptors
 
-        n = len(rows)
+        return wide_descriptors.convolution if self._described else wide.convolution
+
+    def _operands(
+        self, rows: torch.Tensor, i: int, keep: bool, moving: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weights of layer i for the forward product and, with `keep`, for that of the input gradient."""
+        from fedentopt.simulation.triton import wide_maps
+
+        block, n = self.blocks.convolutions[i], len(rows)
+        weight, back = self._weight(rows, block), keep and i > 0
+        if block.window:
+            filled = torch.zeros((n, block.outputs, 1, block.window), dtype=self._dtype, device=rows.device)
+            filled[..., : weight.shape[3]].copy_(weight)
+            return filled, None
+        if moving and i in self._copies:
+            plain, turned = (None if copy is None else copy[:n] for copy in self._copies[i])
+            forward = weight if plain is None else plain
+        else:
+            bf16, turning = self.products.bf16, back and self._turned
+            forward, turned = wide_maps.turn(weight, self._dtype, copy=bf16, turned=turning)
+        return forward, (turned if self._turned else forward) if back else None
+
+    def _first_maps(
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, list[_Kept], tuple[int, int]]:
+        """The first layer as one kernel: its maps, the same turned, what its backward pass needs, their size."""
+        from fedentopt.simulation.triton import wide_first
+
+        block = self.blocks.convolutions[0]
+        images = wide_first.batch_last(x, whole=not keep)  # a batch that trains has one size in all of a run
+        weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2)
+        maps, maps_t, code, grown = wide_first.forward(
+            images, weight, self._slots[block.bias].view(rows), block.side, block.window, block.padding, self._dtype,
+            models=len(rows), keep=keep, turned=keep and self._turned, precision=self.products.precision,
+        )  # fmt: skip
+        size = (int(x.shape[-2]), int(x.shape[-1]))
+        kept = [_Kept(images, maps, code, size, grown, block.padding, None)] if keep else []
+        return maps, maps_t, kept, (grown[0] // 2, grown[1] // 2)
+
+    def _maps(
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, moving: bool = False
+    ) -> tuple[torch.Tensor, list[_Kept]]:
+        """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs; `moving` says that the copies
+        of weights are those of `rows`."""
+        from fedentopt.simulation.triton import wide_maps
+
+        n, turned = len(rows), keep and self._turned
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
-        maps, maps_t = wide_maps.windows(x, first.window, first.side, first.padding, self._dtype, keep)
-        trim = 2 * first.padding - first.side + 1
-        size = (int(x.shape[-2]) + trim, int(x.shape[-1]) + trim)
+        if self._first_alone:
+            maps, maps_t, kept, size = self._first_maps(rows, x, keep)
+        else:
+            maps, maps_t = wide_maps.windows(x, first.window, first.side, first.padding, self._dtype, turned)
+            trim = 2 * first.padding - first.side + 1
+            size = (int(x.shape[-2]) + trim, int(x.shape[-1]) + trim)
         for i, block in enumerate(self.blocks.convolutions):
-            weight, turned = self._weight(rows, block), None
+            if not i and self._first_alone:
+                continue
+            weight, back = self._operands(rows, i, keep, moving)
             padding = 0 if block.window else block.padding
-            if block.window:
-                filled = torch.zeros((n, block.outputs, 1, block.window), dtype=self._dtype, device=x.device)
-                filled[..., : weight.shape[3]].copy_(weight)
-                weight = filled
-            else:
-                weight, turned = wide_maps.turn(weight, self._dtype, copy=self.products.bf16, turned=keep and i > 0)
             bias = self._slots[block.bias].view(rows)
-            y = wide.convolution(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
+            y = self._convolve(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
-            out, out_t, code = wide_maps.pool(y, grown, pooled=block.pooled, keep=keep)
+            out, out_t, code = wide_maps.pool(y, grown, pooled=block.pooled, keep=keep, turned=turned)
             if keep:
-                assert maps_t is not None
-                kept.append(_Kept(maps_t, out, code, size, grown, padding, turned))
+                entered = maps_t if self._turned else maps
+                assert entered is not None
+                kept.append(_Kept(entered, out, code, size, grown, padding, back))
             maps, maps_t = out, out_t
             size = (grown[0] // 2, grown[1] // 2) if block.pooled else grown
         return maps, kept
@@ -105,17 +213,21 @@ class WideNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
+        optimiser: Optimiser | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `StackedNet`."""
+        """See `StackedNet`. With an optimiser, the weights in `rows`, which are its own, have moved afterwards."""
         n, samples = x.shape[:2]
         rows, gradient = rows[:n], gradient[:n]
-        maps, kept = self._maps(rows, x, keep=True)
+        maps, kept = self._maps(rows, x, keep=True, moving=optimiser is not None)
         *entered, logits = self._linears(rows, self._features(maps, samples), keys)
         upstream, _ = self.kernels.softmax_xent_grad(logits, labels, scale, shift)
         back = self._linears_back(rows, gradient, entered, upstream, drops=keys is not None)
         dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
         dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
-        self._convolutions_back(gradient, kept, dy)
+        self._convolutions_back(gradient, kept, dy, optimiser)
+        if optimiser is not None:
+            for begin, end in self._rest:
+                self.kernels.sgd_update(n=n, **optimiser.columns(begin, end)._asdict())
         return logits
 
     def _linears_back(
@@ -138,23 +250,47 @@ class WideNet:
                 upstream = upstream * wide_maps.scale_kept(before.chance)
         return upstream
 
-    def _convolutions_back(self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor) -> None:
-        """Write the gradients of the convolutions, given that of the last maps."""
-        from fedentopt.simulation.triton import wide, wide_maps
+    def _convolutions_back(
+        self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
+    ) -> None:
+        """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
+        from fedentopt.simulation.triton import wide, wide_first, wide_maps, wide_update
 
         precision = self.products.precision
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
-            dx, dx_t, sums = wide_maps.unpool(dy, layer.left, layer.code, layer.grown, passes=i > 0)
-            self._slots[block.bias].view(gradient).copy_(sums)
-            into = self._weight(gradient, block)
-            wide.weight_grad(layer.entered, dx_t, into, layer.size, layer.padding, precision=precision)
+            bias, into = self._slots[block.bias].view(gradient), self._weight(gradient, block)
+            if not i and self._first_alone:
+                assert layer.code is not None
+                wide_first.weight_grad(
+                    layer.entered, dy, layer.code, into, bias, block.side, block.window, block.padding,
+                    precision=precision,
+                )  # fmt: skip
+                continue
+            dx, dx_t, sums = wide_maps.unpool(
+                dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+            )
+            wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
+            out = dx_t if self._turned else dx
+            assert out is not None
             if i:
                 assert dx is not None
                 assert layer.weight is not None
-                dy = wide.convolution(
+                dy = self._convolve(
                     dx, layer.weight, None, layer.grown, block.side - 1 - block.padding, models=len(dx),
-                    taps_first=True, precision=precision,
+                    taps_first=self._turned, inputs_first=not self._turned, precision=precision,
+                )  # fmt: skip
+            # After the input gradient, which wants the weights as they were.
+            if optimiser is not None and i in self._copies:
+                wide_update.weight_step(
+                    layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
+                    layer.padding, side=block.side, turned=self._turned, described=self._described,
+                    precision=precision,
+                )  # fmt: skip
+            else:
+                wide.weight_grad(
+                    layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
+                    described=self._described, precision=precision,
                 )  # fmt: skip
 
     def _forward(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

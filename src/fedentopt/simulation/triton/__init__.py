@@ -13,37 +13,63 @@ import os
 import torch
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.triton.interface import AFTER_STEP, DEAD, IN_GRADIENT, NO_CORRECTION, Kernels
+from fedentopt.simulation.triton.interface import (
+    AFTER_STEP,
+    DEAD,
+    IN_GRADIENT,
+    NO_CORRECTION,
+    Kernels,
+    Optimiser,
+    WideForm,
+)
 from fedentopt.simulation.triton.plain import PlainKernels
 
-__all__ = ["AFTER_STEP", "DEAD", "IN_GRADIENT", "NO_CORRECTION", "Kernels", "PlainKernels", "ops", "wide_runs_on"]
+__all__ = [
+    "AFTER_STEP",
+    "DEAD",
+    "IN_GRADIENT",
+    "NO_CORRECTION",
+    "Kernels",
+    "Optimiser",
+    "PlainKernels",
+    "WideForm",
+    "ops",
+    "runs_on",
+    "wide_runs_on",
+]
 
 OLDEST_CAPABILITY = (8, 0)  # TF32 and bf16 tensor cores
 WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
 OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
 
-def ops(device: torch.device | str, *, exact: bool = False, bf16: bool = False) -> Kernels:
+FORM = WideForm()  # of wide convolutions, unless another is asked for
+
+
+def ops(
+    device: torch.device | str, *, exact: bool = False, bf16: bool = False, form: WideForm | None = None
+) -> Kernels:
     """The kernels for a device; `exact` keeps products at fp32's accuracy (no TF32), `bf16` rounds their operands."""
     if exact and bf16:
         raise InputError("precision: products cannot be exact and bf16 at once; accepted: one of the two, or neither")
-    if not _triton_runs_on(torch.device(device)):
+    if not runs_on(torch.device(device)):
         return PlainKernels(bf16=bf16)
     from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
-    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)))
+    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)), form=form or FORM)
 
 
 def wide_runs_on(device: torch.device) -> bool:
     """Whether the kernels for wide convolutions run there: their tiles want more shared memory than small GPUs have."""
-    if not _triton_runs_on(device):
+    if not runs_on(device):
         return False
     return device.type == "cpu" or (
         torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= WIDE_SHARED_MEMORY
     )
 
 
-def _triton_runs_on(device: torch.device) -> bool:
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton's kernels run there."""
     if importlib.util.find_spec("triton") is None or _triton_version() < OLDEST_TRITON:
         return False
     if device.type == "cuda":

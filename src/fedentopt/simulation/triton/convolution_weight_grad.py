@@ -4,8 +4,12 @@
 Only a pooled pixel's arg-max carries a gradient, so a row of the output gradient has one non-zero among the four
 positions of each (pooled pixel, channel); `spread` puts it there. Input windows times spread gradients, summed over the
 rows, is the gradient of the expanded filters. Programs share the rows of a model and write partial sums; a second
-kernel adds them in a fixed order and folds the shifted copies of the filter together. No atomics: the same input gives
-the same bits.
+kernel adds them in a fixed order and folds the shifted copies of the filter together.
+
+A model's gradient has the same bits whatever trains beside it. Its rows are cut into leaves, and leaves into groups, by
+the layer's shape alone; rows are added within a leaf, then leaves within a group, then groups. How many models there
+are decides only who adds a group's leaves: the program that takes the whole group, or, where that would leave a GPU
+idle, the second kernel. No atomics.
 """
 
 from __future__ import annotations
@@ -17,25 +21,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedentopt.simulation.triton.windows import WAVE, Windows
+from fedentopt.simulation.triton.windows import WAVE, Windows, power_of_two
 
-FEW_MODELS = 64
+LEAF_TILES = 7  # most row tiles of a leaf
+LEAVES = 13  # a layer of few rows is cut into so many leaves
+GROUP_TILES = 14  # row tiles of a group
+FEW_PROGRAMS = WAVE // 3  # with fewer programs than this a GPU waits for its memory
+FOUR_PROGRAMS = 128  # most registers per thread with which a multiprocessor holds four programs
 
 
 class WeightTiles(NamedTuple):
-    """Rows per tile, window entries per product, products per program, programs to aim for over all models, warps,
-    pooled pixels per row (None: by alignment), pipeline stages, most registers per thread, partial sums that are added
-    at once (None: by their number)."""
+    """Rows per tile, window entries per product, products per program, whether each leaf has a program of its own
+    (None: where there are few models), warps, pooled pixels per row (None: by alignment), pipeline stages, most
+    registers per thread (None: by what a program keeps)."""
 
     rows: int = 64
     entries: int = 64
     together: int = 1
-    programs: int = 2 * WAVE
+    fine: bool | None = None
     warps: int = 4
     px: int | None = None
     stages: int = 1
     registers: int | None = None
-    fold: int | None = None
 
 
 @triton.jit
@@ -81,29 +88,17 @@ def read_tile(x, dy, argmax, first_row, first, total, CI: tl.constexpr, CO: tl.c
     return code, grad, windows
 
 
-@triton.jit(do_not_specialize=["tiles"])
-def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.constexpr, CO: tl.constexpr,
-                       COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
-                       WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
-                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, BF16: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
-    BLOCKS: tl.constexpr = WP // PX
+@triton.jit
+def add_leaf(x, dy, argmax, row, tiles, first, total, CI: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr,
+             K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, PX: tl.constexpr,
+             V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, TOGETHER: tl.constexpr, BF16: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
+    """Sums over the `tiles` tiles from `row` on: of TOGETHER products, and of the gradients."""
     COLUMNS: tl.constexpr = PX * 4 * COP
-    part = tl.program_id(0)
-    model = tl.program_id(2).to(tl.int64)
-    x += model * batch * (CI * H * W)
-    dy += model * batch * (CO * HP * WP)
-    argmax += model * batch * (CO * HP * WP)
-    total = batch * (HP * BLOCKS)
-    first = 0
-    if GROUPS_OF > 1:
-        first = tl.program_id(1) * (TOGETHER * ENTRIES // V)
-    channel = tl.arange(0, COP)
     summed = tl.zeros((ROWS, PX, COP), tl.float32)
     sums = ()
     for _ in tl.static_range(TOGETHER):
         sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-    row = part * tiles * ROWS
     for tile in range(tiles):
         code, grad, windows = read_tile(x, dy, argmax, row + tile * ROWS, first, total, CI, CO, COP, K, H, W, HP, WP,
                                         PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
@@ -121,19 +116,58 @@ def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.cons
         for c in tl.static_range(TOGETHER):
             added = added + (tl.dot(operands[c], d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
         sums = added
+    return sums, tl.sum(tl.sum(summed, axis=0), axis=0)
+
+
+@triton.jit(do_not_specialize=["tiles", "leaves"])
+def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, leaves, CI: tl.constexpr, CO: tl.constexpr,
+                       COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
+                       WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
+                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, SHARE: tl.constexpr, BF16: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
+    """Program (part, group of entries, model) adds SHARE of the model's `leaves`, of so many `tiles` each."""
+    COLUMNS: tl.constexpr = PX * 4 * COP
+    part = tl.program_id(0)
+    model = tl.program_id(2).to(tl.int64)
+    x += model * batch * (CI * H * W)
+    dy += model * batch * (CO * HP * WP)
+    argmax += model * batch * (CO * HP * WP)
+    total = batch * (HP * (WP // PX))
+    first = 0
+    if GROUPS_OF > 1:
+        first = tl.program_id(1) * (TOGETHER * ENTRIES // V)
+    channel = tl.arange(0, COP)
+    if SHARE == 1:
+        sums, bias = add_leaf(x, dy, argmax, part * tiles * ROWS, tiles, first, total, CI, CO, COP, K, H, W, HP, WP, PX,
+                              V, ROWS, ENTRIES, TOGETHER, BF16, PRECISION)  # fmt: skip
+    else:
+        bias = tl.zeros((COP,), tl.float32)
+        sums = ()
+        for _ in tl.static_range(TOGETHER):
+            sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # noqa: RUF005
+        for leaf in range(part * SHARE, tl.minimum(part * SHARE + SHARE, leaves)):
+            more, more_bias = add_leaf(x, dy, argmax, leaf * tiles * ROWS, tiles, first, total, CI, CO, COP, K, H, W,
+                                       HP, WP, PX, V, ROWS, ENTRIES, TOGETHER, BF16, PRECISION)  # fmt: skip
+            bias += more_bias
+            grown = ()
+            for c in tl.static_range(TOGETHER):
+                grown = grown + (sums[c] + more[c],)  # type: ignore[assignment]  # noqa: RUF005
+            sums = grown
     slot = model * tl.num_programs(0) + part
     filters += slot * (GROUPS_OF * TOGETHER * ENTRIES * COLUMNS)
     for c in tl.static_range(TOGETHER):
         entry = (tl.program_id(1) * TOGETHER + c) * ENTRIES + tl.arange(0, ENTRIES)
-        tl.store(filters + entry[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], sums[c])
+        real = (entry < CI * (K + 1) * (2 * PX + K - 1))[:, None]  # the rest is padding that nobody reads
+        tl.store(filters + entry[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], sums[c], mask=real)
     if tl.program_id(1) == 0:
-        tl.store(biases + slot * COP + channel, tl.sum(tl.sum(summed, axis=0), axis=0))
+        tl.store(biases + slot * COP + channel, bias)
 
 
-@triton.jit(do_not_specialize=["parts"])
-def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI: tl.constexpr, CO: tl.constexpr,
-                COP: tl.constexpr, K: tl.constexpr, PX: tl.constexpr, AT_ONCE: tl.constexpr,
-                BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["parts", "groups"])
+def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, groups, filters_size, CI: tl.constexpr,
+                CO: tl.constexpr, COP: tl.constexpr, K: tl.constexpr, PX: tl.constexpr, SHARE: tl.constexpr,
+                AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Add `parts` partial sums of a model, SHARE of them to each of `groups`; shifted copies fold together."""
     WH: tl.constexpr = K + 1
     WW: tl.constexpr = 2 * PX + K - 1
     COLUMNS: tl.constexpr = PX * 4 * COP
@@ -151,26 +185,41 @@ def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, filters_size, CI
     total = tl.zeros((BLOCK, AT_ONCE), tl.float32)
     channel = tl.arange(0, COP)
     bias = tl.zeros((COP, AT_ONCE), tl.float32)
-    for first in range(0, parts, AT_ONCE):
-        part = first + tl.arange(0, AT_ONCE)
-        known = (part < parts)[None, :]
+    for first in range(0, groups, AT_ONCE):
+        part = (first + tl.arange(0, AT_ONCE)) * SHARE
         for position in tl.static_range(4 * PX):
             entry = (ci * WH + ky + position // 2 % 2) * WW + kx + position % 2 + position // 4 * 2
             at = entry * COLUMNS + (position // 4 * COP + co) * 4 + position % 4
-            at = at[:, None] + part[None, :] * filters_size
-            total += tl.load(filters + at, mask=known & there[:, None], other=0.0)
-        bias += tl.load(biases + channel[:, None] + part[None, :] * COP, mask=known, other=0.0)
+            group = tl.zeros((BLOCK, AT_ONCE), tl.float32)
+            for leaf in tl.static_range(SHARE):
+                known = there[:, None] & (part + leaf < parts)[None, :]
+                group += tl.load(filters + at[:, None] + ((part + leaf) * filters_size)[None, :], mask=known, other=0.0)
+            total += group
+        own = tl.zeros((COP, AT_ONCE), tl.float32)
+        for leaf in tl.static_range(SHARE):
+            known = (part + leaf < parts)[None, :]
+            own += tl.load(biases + channel[:, None] + ((part + leaf) * COP)[None, :], mask=known, other=0.0)
+        bias += own
     tl.store(dw + model * dw_row + co * (CI * K * K) + tap, tl.sum(total, axis=1), mask=there)
     if tl.program_id(0) == 0:
         tl.store(db + model * db_row + channel, tl.sum(bias, axis=1), mask=channel < CO)
 
 
-def _default_tiles(size: Windows, n: int) -> WeightTiles:
-    """Few models: one wave of programs, as more would only mean more partial sums to write and to fold. Many: several
-    waves, which even out."""
-    if n < FEW_MODELS:
-        return WeightTiles(programs=WAVE)
-    return WeightTiles(programs=4 * WAVE if size.px == 2 else 2 * WAVE)
+class Shares(NamedTuple):
+    """How the row tiles of a layer are cut: tiles per leaf, leaves, leaves per group, groups."""
+
+    tiles: int
+    leaves: int
+    group: int
+    groups: int
+
+    @classmethod
+    def of(cls, row_tiles: int) -> Shares:
+        """By the number of row tiles of one model alone: no sum may depend on how many models there are."""
+        tiles = min(LEAF_TILES, triton.cdiv(row_tiles, LEAVES))
+        leaves = triton.cdiv(row_tiles, tiles)
+        group = min(leaves, max(1, GROUP_TILES // tiles))
+        return cls(tiles, leaves, group, triton.cdiv(leaves, group))
 
 
 def weight_grad(
@@ -180,26 +229,28 @@ def weight_grad(
     """See `interface.Kernels.conv_relu_pool_weight_grad`."""
     n, batch, ci, height, width = x.shape
     co, k = dw.shape[1], dw.shape[3]
-    size = Windows(ci, co, k, height, width, block=tiles.px if tiles else None)
-    tiles = tiles or _default_tiles(size, n)
+    tiles = tiles or WeightTiles()
+    size = Windows(ci, co, k, height, width, block=tiles.px)
     hp, wp = size.pooled
-    groups = triton.cdiv(size.entries, tiles.entries * tiles.together)
-    row_tiles = triton.cdiv(batch * size.blocks, tiles.rows)
-    parts = min(row_tiles, max(1, tiles.programs // (n * groups)))
-    part_tiles = triton.cdiv(row_tiles, parts)
-    parts = triton.cdiv(row_tiles, part_tiles)
-    filters_size = groups * tiles.together * tiles.entries * size.columns
+    cuts = triton.cdiv(size.entries, tiles.entries * tiles.together)
+    shares = Shares.of(triton.cdiv(batch * size.blocks, tiles.rows))
+    fine = n * cuts * shares.groups < FEW_PROGRAMS if tiles.fine is None else tiles.fine
+    parts = shares.leaves if fine else shares.groups
+    filters_size = cuts * tiles.together * tiles.entries * size.columns
     filters = torch.empty((n, parts, filters_size), dtype=torch.float32, device=x.device)
     biases = torch.empty((n, parts, size.padded_out), dtype=torch.float32, device=x.device)
-    weight_grad_kernel[(parts, groups, n)](
-        x, dy, argmax, filters, biases, batch, part_tiles, CI=ci, CO=co, COP=size.padded_out, K=k, H=height, W=width,
-        HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries, TOGETHER=tiles.together,
-        GROUPS_OF=groups, BF16=bf16, PRECISION=precision, num_warps=tiles.warps,
-        num_stages=tiles.stages, maxnreg=tiles.registers,
+    # What a group has so far is needed at the end of a leaf only: better out of the way than one program fewer.
+    registers = tiles.registers or (FOUR_PROGRAMS if not fine and precision == "tf32" else None)
+    weight_grad_kernel[(parts, cuts, n)](
+        x, dy, argmax, filters, biases, batch, shares.tiles, shares.leaves, CI=ci, CO=co, COP=size.padded_out, K=k,
+        H=height, W=width, HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries,
+        TOGETHER=tiles.together, GROUPS_OF=cuts, SHARE=1 if fine else shares.group, BF16=bf16, PRECISION=precision,
+        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=registers,
     )  # fmt: skip
-    at_once = tiles.fold or (8 if parts <= 8 else 32)
-    block = 1024 // at_once
+    at_once = min(8, power_of_two(shares.groups))
+    block = 512 // at_once
     fold_kernel[(triton.cdiv(co * ci * k * k, block), n)](
-        filters, biases, dw, db, dw.stride(0), db.stride(0), parts, filters_size, CI=ci, CO=co, COP=size.padded_out,
-        K=k, PX=size.px, AT_ONCE=at_once, BLOCK=block, num_warps=4,
+        filters, biases, dw, db, dw.stride(0), db.stride(0), parts, shares.groups, filters_size, CI=ci, CO=co,
+        COP=size.padded_out, K=k, PX=size.px, SHARE=shares.group if fine else 1, AT_ONCE=at_once, BLOCK=block,
+        num_warps=4,
     )  # fmt: skip

@@ -145,9 +145,50 @@ class Kernels(Protocol):
         ...
 
 
+class Optimiser(NamedTuple):
+    """What `Kernels.sgd_update` is told, but for the number of rows: parameters, momentum and gradients (N, P), and
+    the settings of every row."""
+
+    w: Tensor
+    v: Tensor
+    g: Tensor
+    lr: Tensor
+    momentum: Tensor
+    weight_decay: Tensor
+    mu: Tensor
+    start: Tensor
+    start_row: Tensor
+    steps: Tensor
+    step: Tensor
+    correction: Tensor | None
+    correction_row: Tensor
+    correction_mode: Tensor
+
+    def columns(self, begin: int, end: int) -> Optimiser:
+        """The same for the parameters from `begin` to `end` alone."""
+        cut = {name: getattr(self, name)[:, begin:end] for name in ("w", "v", "g", "start")}
+        return self._replace(correction=None if self.correction is None else self.correction[:, begin:end], **cut)
+
+
+class WideForm(NamedTuple):
+    """In which form a step of wide convolutions runs; what it computes is the same.
+
+    `first`: convolution, bias, ReLU and pool of the images are one kernel each way (`triton.wide_first`). `update`: the
+    optimiser rides along with the weight gradients (`triton.wide_update`). `untransposed`: bf16 products read maps and
+    weights as they lie, which tensor cores allow for 16 bits alone, instead of transposed copies. `descriptors`: the
+    copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`).
+    """
+
+    first: bool = False
+    update: bool = False
+    untransposed: bool = False
+    descriptors: bool = False
+
+
 class Products(NamedTuple):
-    """Operands of matrix products in bf16 or fp32, and how tensor cores take fp32: "tf32", or "tf32x3" for fp32's
-    accuracy."""
+    """Operands of matrix products in bf16 or fp32, how tensor cores take fp32 ("tf32", or "tf32x3" for fp32's
+    accuracy), and the form of wide convolutions."""
 
     bf16: bool
     precision: str
+    form: WideForm = WideForm()

@@ -18,7 +18,7 @@ from fedentopt.simulation.triton import (
     loss,
     update,
 )
-from fedentopt.simulation.triton.interface import Products
+from fedentopt.simulation.triton.interface import Products, WideForm
 from fedentopt.simulation.triton.plain import PlainKernels
 from fedentopt.simulation.triton.windows import Windows
 
@@ -28,12 +28,14 @@ LARGEST_KERNEL = 7
 class TritonKernels:
     """See `interface.Kernels`; what has no Triton kernel (a convolution without pooling) runs in plain torch."""
 
-    def __init__(self, exact: bool = False, bf16: bool = False, wide: bool = True) -> None:
+    def __init__(
+        self, exact: bool = False, bf16: bool = False, wide: bool = True, form: WideForm | None = None
+    ) -> None:
         self._plain = PlainKernels(bf16=bf16)
         # "tf32x3" splits an fp32 operand into two TF32 ones: fp32's accuracy from tensor cores.
         self._precision = "tf32x3" if exact else "tf32"
         self._products: dict[str, Any] = {"bf16": bf16, "precision": self._precision}
-        self.wide = Products(bf16, self._precision) if wide else None
+        self.wide = Products(bf16, self._precision, form or WideForm()) if wide else None
 
     def describe(self) -> str:
         products = "bf16" if self._products["bf16"] else {"tf32x3": "fp32", "tf32": "TF32"}[self._precision]

@@ -9,12 +9,15 @@ kernels between the products write along the way. B is padded to whole tiles wit
 Channels come in multiples of 16, but for images: `windows` makes a convolution of few channels one of a single tap.
 
 Products take fp32 maps as TF32 (or as three TF32 products, fp32's accuracy) and bf16 maps as they are; sums are fp32.
+
+A model's results have the same bits whatever trains beside it: the order of every sum follows from the layer's shape.
+The number of models decides only which rows and columns one program takes, never what it adds in which order.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,9 +25,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fedentopt.simulation.triton.linear import aligned
-from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, cut
+from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, add_parts, cut
 
-FILL = 264  # programs that keep every multiprocessor of a large GPU busy
+SHARED = 26  # programs that may share the sums of one model's layer: those of ten models then fill a large GPU
+FEW_PROGRAMS = 132  # with fewer than this, multiprocessors of a large GPU have nothing to do
 
 
 class WideTiles(NamedTuple):
@@ -40,9 +44,10 @@ class WideTiles(NamedTuple):
 @triton.jit
 def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: tl.constexpr, WI: tl.constexpr,
                        HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-                       SIDE: tl.constexpr, W_COLUMN: tl.constexpr, W_TAP: tl.constexpr, ALIGNED: tl.constexpr,
-                       FLIPPED: tl.constexpr, BIASED: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                       SIDE: tl.constexpr, W_COLUMN: tl.constexpr, W_TAP: tl.constexpr, W_ENTRY: tl.constexpr,
+                       ALIGNED: tl.constexpr, FLIPPED: tl.constexpr, BIASED: tl.constexpr, PIXELS: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS + tl.arange(0, COLUMNS)
@@ -69,7 +74,7 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
     x += model * x_model
     w += model * w_model * ALIGNED
     a_at = (((h - PAD) * WI + v - PAD) * batch + row % batch)[:, None] * CI + entry[None, :]
-    b_at = column[:, None] * W_COLUMN + entry[None, :]
+    b_at = column[:, None] * W_COLUMN + entry[None, :] * W_ENTRY
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range((bottom - top) * across * BLOCKS):
         block = i % BLOCKS
@@ -90,7 +95,7 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
         which = ky * SIDE + kx
         if FLIPPED:
             which = SIDE * SIDE - 1 - which
-        b = tl.load(w + (which * W_TAP + block * STEP) + b_at)
+        b = tl.load(w + (which * W_TAP + block * STEP * W_ENTRY) + b_at)
         product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
     if BIASED:
         product += tl.load(bias + model * bias_model + column)[None, :]
@@ -104,16 +109,15 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
 
 
 @triton.jit
-def weight_grad_kernel(xt, dyt, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
-                       WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
-                       PARTS: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                       STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
-    rest = tl.program_id(0) // (CI // COLUMNS)
-    row = (rest % (CO // ROWS)) * ROWS + tl.arange(0, ROWS)
-    tap = rest // (CO // ROWS)
-    part = tl.program_id(1)
-    model = tl.program_id(2).to(tl.int64)
+def tap_products(x, dy, model, first_row, first_column, tap, part, batch, HI: tl.constexpr, WI: tl.constexpr,
+                 HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+                 SIDE: tl.constexpr, PARTS: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
+                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Part number `part` of the sum of dy' x over all pixels and samples for one tap, (ROWS, COLUMNS).
+
+    Maps come as pointers or, if DESCRIBED, as descriptors of all models' maps as one matrix, with the batch or, unless
+    TURNED, the channels in its lines.
+    """
     down = tap // SIDE - PAD
     over = tap % SIDE - PAD
     top = tl.maximum(0, -down)  # output pixels whose input under this tap lies inside the map
@@ -122,24 +126,65 @@ def weight_grad_kernel(xt, dyt, dw, dw_part, dw_model, batch, HI: tl.constexpr, 
     across = tl.maximum(0, tl.minimum(WO, WI - over) - left)
     chunks = batch // STEP
     count = lines * across * chunks
-    begin = count * part // PARTS
-    end = count * (part + 1) // PARTS
     entry = tl.arange(0, STEP)
-    xt += model * (HI * WI * CI) * batch
-    dyt += model * (HO * WO * CO) * batch
-    a_at = row[:, None] * batch + entry[None, :]
-    b_at = column[:, None] * batch + entry[None, :]
+    row = first_row + tl.arange(0, ROWS)
+    column = first_column + tl.arange(0, COLUMNS)
+    if not DESCRIBED:
+        x += model.to(tl.int64) * (HI * WI * CI) * batch
+        dy += model.to(tl.int64) * (HO * WO * CO) * batch
+    if TURNED:
+        a_at = row[:, None] * batch + entry[None, :]
+        b_at = column[:, None] * batch + entry[None, :]
+    else:
+        a_at = entry[:, None] * CO + row[None, :]
+        b_at = entry[:, None] * CI + column[None, :]
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range(begin, end):
+    for i in range(count * part // PARTS, count * (part + 1) // PARTS):
         chunk = i % chunks
         place = i // chunks
         h = top + place // across
         v = left + place % across
-        a = tl.load(dyt + ((h * WO + v) * CO * batch + chunk * STEP) + a_at)
-        b = tl.load(xt + (((h + down) * WI + v + over) * CI * batch + chunk * STEP) + b_at)
-        product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
-    at = row[:, None] * (SIDE * SIDE * CI) + tap * CI + column[None, :]
-    tl.store(dw + (model * dw_model + part * dw_part) * ALIGNED + at, product)
+        dy_pixel = h * WO + v
+        x_pixel = (h + down) * WI + v + over
+        if DESCRIBED:
+            dy_pixel += model * (HO * WO)
+            x_pixel += model * (HI * WI)
+            if TURNED:
+                a = dy.load([dy_pixel * CO + first_row, chunk * STEP])
+                b = x.load([x_pixel * CI + first_column, chunk * STEP])
+            else:
+                a = dy.load([dy_pixel * batch + chunk * STEP, first_row])
+                b = x.load([x_pixel * batch + chunk * STEP, first_column])
+        elif TURNED:
+            a = tl.load(dy + dy_pixel * CO * batch + chunk * STEP + a_at)
+            b = tl.load(x + x_pixel * CI * batch + chunk * STEP + b_at)
+        else:
+            a = tl.load(dy + dy_pixel * CO * batch + chunk * STEP * CO + a_at)
+            b = tl.load(x + x_pixel * CI * batch + chunk * STEP * CI + b_at)
+        if TURNED:
+            product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
+        else:
+            product = tl.dot(tl.trans(a), b, product, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
+def weight_grad_kernel(x, dy, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
+                       WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
+                       PARTS: tl.constexpr, ALIGNED: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
+    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
+    rest = tl.program_id(0) // (CI // COLUMNS)
+    row = (rest % (CO // ROWS)) * ROWS
+    tap = rest // (CO // ROWS)
+    part = tl.program_id(1)
+    model = tl.program_id(2)
+    product = tap_products(x, dy, model, row, column, tap, part, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, PARTS,
+                           TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+    rows = row + tl.arange(0, ROWS)
+    at = rows[:, None] * (SIDE * SIDE * CI) + tap * CI + (column + tl.arange(0, COLUMNS))[None, :]
+    tl.store(dw + (model.to(tl.int64) * dw_model + part * dw_part) * ALIGNED + at, product)
 
 
 def convolution_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, precision: str) -> WideTiles:
@@ -155,6 +200,13 @@ def convolution_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtyp
     return WideTiles(128 if large else 64, columns, step, 8 if many else 4, 3)
 
 
+def pixels_together(rows: int, batch: int, width: int) -> int:
+    """How a program's rows lie in a map: 1 for a part of one pixel's batch, more for that many neighbours on one line,
+    0 for anything else."""
+    together = max(1, rows // batch)
+    return 0 if batch % min(rows, batch) or rows % min(rows, batch) or width % together else together
+
+
 def weight_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, precision: str) -> WideTiles:
     """For the weight gradient, likewise. Products in three parts have no registers left for the widest tile."""
     rows, columns = cut(co, 128), cut(ci, 256 if width > 2 and precision == "tf32" else 128)
@@ -164,54 +216,78 @@ def weight_tiles(ci: int, co: int, batch: int, width: int, kind: torch.dtype, pr
 
 def convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
-    precision: str, tiles: WideTiles | None = None,
+    inputs_first: bool = False, precision: str, tiles: WideTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolution (stride 1) over maps x (n or 1, H * W, B, Ci) of `size` H, W: (models, H' * W', B, Co).
 
-    w (n, Co, side * side, Ci): with `bias` (n, Co) also bias and ReLU. With `taps_first`, w (n, side * side, Co, Ci)
-    holds the turned weights of a layer whose input gradient is wanted, and taps are mirrored.
+    w (n, Co, side * side, Ci): with `bias` (n, Co) also bias and ReLU. The weights of a layer whose input gradient is
+    wanted come turned, with `taps_first` (n, side * side, Co, Ci), or as they lie, with `inputs_first` (n, Ci, side *
+    side, Co); taps are then mirrored.
     """
     batch, ci = x.shape[2:]
-    taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[1])
+    taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[3 if inputs_first else 1])
+    columns, tap, entries = (2, 1, 3) if taps_first else (3, 2, 1) if inputs_first else (1, 2, 3)
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
     tiles = tiles or convolution_tiles(ci, co, batch, width, x.dtype, precision)
-    # How a program's rows lie in the map; see the kernel.
-    together = max(1, tiles.rows // batch)
-    if batch % min(tiles.rows, batch) or tiles.rows % min(tiles.rows, batch) or width % together:
-        together = 0
+    together = pixels_together(tiles.rows, batch, width)
     w_row, factor = aligned(w.stride(0))
     y = torch.empty((models, height * width, batch, co), dtype=x.dtype, device=x.device)
     convolution_kernel[(co // tiles.columns * triton.cdiv(height * width * batch, tiles.rows), models)](
         x, w, bias, y, 0 if len(x) == 1 else x.stride(0), w_row, 0 if bias is None else bias.stride(0), batch,
         HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
-        W_COLUMN=w.stride(2 if taps_first else 1), W_TAP=w.stride(1 if taps_first else 2), ALIGNED=factor,
-        FLIPPED=taps_first, BIASED=bias is not None, PIXELS=together, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        W_COLUMN=w.stride(columns), W_TAP=w.stride(tap), W_ENTRY=w.stride(entries), ALIGNED=factor,
+        FLIPPED=taps_first or inputs_first, BIASED=bias is not None, PIXELS=together, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y
 
 
+def operands(x: Tensor, dy: Tensor, tiles: WideTiles, *, turned: bool, described: bool) -> tuple[Any, Any]:
+    """Maps and gradients as `tap_products` takes them."""
+    if not described:
+        return x, dy
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    def made(maps: Tensor, channels: int) -> Any:
+        matrix = maps.view(-1, maps.shape[3])
+        block = [channels, tiles.step] if turned else [tiles.step, channels]
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+
+    return made(x, tiles.columns), made(dy, tiles.rows)
+
+
 def weight_grad(
-    xt: Tensor, dyt: Tensor, dw: Tensor, size: Size, padding: int, *, precision: str, parts: int | None = None,
-    tiles: WideTiles | None = None,
+    x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, *, precision: str, turned: bool = True,
+    described: bool = False, parts: int | None = None, tiles: WideTiles | None = None,
 ) -> None:  # fmt: skip
-    """Gradient of the weights from turned maps xt (n, H * W, Ci, B) of `size` and dyt (n, H' * W', Co, B) into dw
-    (n, Co, side * side, up to Ci). `parts` programs share the sum of an entry: as many as it takes to fill a GPU."""
-    n, _, ci, batch = xt.shape
-    pixels, co = dyt.shape[1:3]
+    """Gradient of the weights from turned maps x (n, H * W, Ci, B) of `size` and dy (n, H' * W', Co, B), or from maps
+    as they lie, into dw (n, Co, side * side, up to Ci), through tensor descriptors if `described`.
+
+    `parts` programs share the sum of an entry, by default as many as the layer's shape says.
+    """
+    n, pixels = dy.shape[:2]
+    ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])
+    co = dy.shape[2 if turned else 3]
     side = math.isqrt(dw.shape[2])
     height, width = (length + 2 * padding - side + 1 for length in size)
-    tiles = tiles or weight_tiles(ci, co, batch, width, xt.dtype, precision)
+    if tiles is None:
+        tiles = weight_tiles(ci, co, batch, width, x.dtype, precision)
+        programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
+        parts = parts or max(1, min(pixels // 4, SHARED // programs))
+        if n * parts * programs < FEW_PROGRAMS:
+            tiles = tiles._replace(rows=min(tiles.rows, 64), columns=min(tiles.columns, 128), warps=4)
     programs = side * side * (co // tiles.rows) * (ci // tiles.columns)
-    parts = parts or max(1, min(pixels // 4, FILL // (n * programs)))
+    parts = parts or max(1, min(pixels // 4, SHARED // programs))
     direct = parts == 1 and dw.shape[3] == ci
-    into = dw if direct else torch.empty((n, parts, co, side * side, ci), dtype=torch.float32, device=xt.device)
+    into = dw if direct else torch.empty((n, parts, co, side * side, ci), dtype=torch.float32, device=x.device)
     row, factor = aligned(into.stride(0))
     weight_grad_kernel[(programs, parts, n)](
-        xt, dyt, into, 0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height,
-        WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        *operands(x, dy, tiles, turned=turned, described=described), into,
+        0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding,
+        CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, TURNED=turned, DESCRIBED=described,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
     if not direct:
-        dw.copy_(into.sum(1)[..., : dw.shape[3]])
+        add_parts(into.flatten(2), ci, dw, dw.shape[3])

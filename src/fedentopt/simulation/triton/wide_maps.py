@@ -46,7 +46,7 @@ def windows_kernel(x, y, yt, x_model, samples, batch, H: tl.constexpr, W: tl.con
 
 @triton.jit
 def pool_kernel(x, y, yt, code, batch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, POOL: tl.constexpr,
-                KEEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+                KEEP: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     pixel = tl.program_id(0)
     row = (tl.program_id(1) // (C // COLUMNS)) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(1) % (C // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
@@ -69,13 +69,14 @@ def pool_kernel(x, y, yt, code, batch, H: tl.constexpr, W: tl.constexpr, C: tl.c
             tl.store(code + base + at, tl.where(best <= 0, _DEAD, top).to(tl.uint8))
     else:
         best = tl.load(x + base + at)
-    if KEEP:
+    if TURN:
         tl.store(yt + base + column[:, None] * batch + row[None, :], tl.trans(best).to(yt.dtype.element_ty))
 
 
 @triton.jit
 def unpool_kernel(dy, y, code, dx, dxt, sums, batch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-                  POOL: tl.constexpr, PASS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+                  POOL: tl.constexpr, PASS: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr):  # fmt: skip
     pixel = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     model = tl.program_id(2).to(tl.int64)
@@ -92,19 +93,36 @@ def unpool_kernel(dy, y, code, dx, dxt, sums, batch, H: tl.constexpr, W: tl.cons
             total += tl.where(top == _DEAD, 0.0, grad)
             corner = (pixel // (W // 2)) * 2 * W + (pixel % (W // 2)) * 2
             for place in tl.static_range(4):
-                value = tl.where(top == place, grad, 0.0).to(dxt.dtype.element_ty)
+                value = tl.where(top == place, grad, 0.0).to(dy.dtype.element_ty)
                 to = (model * (H * W) + corner + (place // 2) * W + place % 2) * matrix
                 if PASS:
                     tl.store(dx + to + at, value)
-                tl.store(dxt + to + turned, tl.trans(value))
+                if TURN:
+                    tl.store(dxt + to + turned, tl.trans(value))
         else:
             grad = tl.where(tl.load(y + base + at).to(tl.float32) <= 0, 0.0, grad)
             total += grad
-            value = grad.to(dxt.dtype.element_ty)
+            value = grad.to(dy.dtype.element_ty)
             if PASS:
                 tl.store(dx + base + at, value)
-            tl.store(dxt + base + turned, tl.trans(value))
+            if TURN:
+                tl.store(dxt + base + turned, tl.trans(value))
     tl.store(sums + (model * tl.num_programs(0) + pixel) * C + column, tl.sum(total, axis=0))
+
+
+@triton.jit(do_not_specialize=["parts"])
+def add_parts_kernel(x, y, y_model, parts, SIZE: tl.constexpr, WIDTH: tl.constexpr, KEPT: tl.constexpr,
+                     AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    model = tl.program_id(1).to(tl.int64)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wanted = (entry < SIZE) & (entry % WIDTH < KEPT)
+    x += model * parts * SIZE
+    total = tl.zeros((AT_ONCE, BLOCK), tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        there = (part < parts)[:, None] & wanted[None, :]
+        total += tl.load(x + part[:, None] * SIZE + entry[None, :], mask=there, other=0.0)
+    tl.store(y + model * y_model + entry // WIDTH * KEPT + entry % WIDTH, tl.sum(total, axis=0), mask=wanted)
 
 
 @triton.jit
@@ -164,47 +182,64 @@ def windows(
     return y, yt
 
 
-def pool(x: Tensor, size: Size, *, pooled: bool, keep: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def pool(
+    x: Tensor, size: Size, *, pooled: bool, keep: bool, turned: bool | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """2x2 max-pool of maps (n, H * W, B, C) that came out of a ReLU, or with `pooled` false the maps as they are.
 
-    Gives the maps and, with `keep`, the turned maps and (if pooled) the arg-max codes, DEAD where nothing is positive.
+    Gives the maps and, with `keep`, the turned maps (unless told otherwise) and, if pooled, the arg-max codes, DEAD
+    where nothing is positive.
     """
+    turned = keep if turned is None else turned
     n, pixels, batch, c = x.shape
     fewer = (size[0] // 2) * (size[1] // 2) if pooled else pixels
-    if not pooled and not keep:
+    if not pooled and not turned:
         return x, None, None
     y = torch.empty((n, fewer, batch, c), dtype=x.dtype, device=x.device) if pooled else x
-    yt = torch.empty((n, fewer, c, batch), dtype=x.dtype, device=x.device) if keep else None
+    yt = torch.empty((n, fewer, c, batch), dtype=x.dtype, device=x.device) if turned else None
     code = torch.empty((n, fewer, batch, c), dtype=torch.uint8, device=x.device) if pooled and keep else None
     rows, columns = min(batch, BATCH_TILE), cut(c, 64)
     pool_kernel[(fewer, batch // rows * (c // columns), n)](
-        x, y, yt, code, batch, H=size[0], W=size[1], C=c, POOL=pooled, KEEP=keep, ROWS=rows, COLUMNS=columns,
-        num_warps=4,
+        x, y, yt, code, batch, H=size[0], W=size[1], C=c, POOL=pooled, KEEP=keep, TURN=turned, ROWS=rows,
+        COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return y, yt, code
 
 
 def unpool(
-    dy: Tensor, y: Tensor, code: Tensor | None, size: Size, *, passes: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
+    dy: Tensor, y: Tensor, code: Tensor | None, size: Size, *, passes: bool, turned: bool = True
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Back through `pool` and ReLU: dy is the gradient of `pool`'s result y, `size` that of its input.
 
-    Gives the gradient of the convolution's output (None unless it `passes` on), the same turned, and its sum over
-    pixels and samples (n, C), which is the gradient of the bias.
+    Gives the gradient of the convolution's output (None unless it `passes` on), the same `turned`, and its sum over
+    samples (n, pixels, C), whose sum over pixels (`add_parts`) is the gradient of the bias.
     """
     n, pixels, batch, c = dy.shape
     more = size[0] * size[1]
     # A last line that pooling has left over has no gradient.
     make = torch.zeros if code is not None and more != 4 * pixels else torch.empty
     dx = make((n, more, batch, c), dtype=dy.dtype, device=dy.device) if passes else None
-    dxt = make((n, more, c, batch), dtype=dy.dtype, device=dy.device)
+    dxt = make((n, more, c, batch), dtype=dy.dtype, device=dy.device) if turned else None
     sums = torch.empty((n, pixels, c), dtype=torch.float32, device=dy.device)
     rows, columns = min(batch, BATCH_TILE), cut(c, 64)
     unpool_kernel[(pixels, c // columns, n)](
-        dy, y, code, dx, dxt, sums, batch, H=size[0], W=size[1], C=c, POOL=code is not None, PASS=passes, ROWS=rows,
-        COLUMNS=columns, num_warps=8,
+        dy, y, code, dx, dxt, sums, batch, H=size[0], W=size[1], C=c, POOL=code is not None, PASS=passes,
+        TURN=turned, ROWS=rows, COLUMNS=columns, num_warps=8,
     )  # fmt: skip
-    return dx, dxt, sums.sum(1)
+    return dx, dxt, sums
+
+
+def add_parts(x: Tensor, width: int, y: Tensor, kept: int) -> None:
+    """Sums of x (n, parts, size) over its parts into y (n, ...), in an order that `parts` alone decides.
+
+    Lines of `width` entries in x are lines of `kept` in y; the rest of a line is left out.
+    """
+    n, parts, size = x.shape
+    at_once = min(32, triton.next_power_of_2(parts))
+    block = 1024 // at_once
+    add_parts_kernel[(triton.cdiv(size, block), n)](
+        x, y, y.stride(0), parts, SIZE=size, WIDTH=width, KEPT=kept, AT_ONCE=at_once, BLOCK=block, num_warps=4
+    )
 
 
 def turn(w: Tensor, dtype: torch.dtype, *, copy: bool, turned: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,201 @@
+"""Every form in which wide convolutions can run (`interface.WideForm`) comes to the same, through Triton's interpreter.
+
+Not collected by itself: `test_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
+anything could import Triton.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import (
+    AFTER_STEP,
+    IN_GRADIENT,
+    WideForm,
+    ops,
+    wide,
+    wide_descriptors,
+    wide_maps,
+    wide_update,
+)
+from fedentopt.simulation.triton.interface import Optimiser
+
+pytest_plugins = ["interpreting"]
+torch.set_num_threads(1)
+CLOSE = 2e-6
+
+
+def same_size() -> nn.Sequential:
+    """Pool behind the first layer, none behind the second; for 4x4 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 4, 5),
+    )  # fmt: skip
+
+
+def floored() -> nn.Sequential:
+    """A first layer of another kernel, one channel, 48 outputs, whose pool leaves a line over; for 6x4 images."""
+    return nn.Sequential(
+        nn.Conv2d(1, 48, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(48, 16, 1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(16 * 2, 5),
+    )  # fmt: skip
+
+
+MODELS = {"same size": (same_size, (3, 4, 4), 5), "floored": (floored, (1, 6, 4), 18)}
+
+
+def nets(name: str, n: int, **settings: object) -> tuple[FlatLayout, Tensor, WideNet]:
+    made = [MODELS[name][0]() for _ in range(n)]
+    layout = FlatLayout(made[0], channels_last=True)
+    blocks = wide_blocks(made[0], 16)  # any size that leaves a map
+    assert blocks is not None
+    rows = torch.stack([layout.pack(model.state_dict()) for model in made])
+    return layout, rows, WideNet(blocks, layout, ops("cpu", **settings))  # type: ignore[arg-type]
+
+
+def error(out: Tensor, wanted: Tensor) -> float:
+    return float((out.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_first_layer_in_one_kernel(name: str) -> None:
+    make, shape, batch = MODELS[name]
+    layout, rows, net = nets(name, 2, exact=True, form=WideForm(first=True))
+    x, labels = torch.randn(2, batch, *shape), torch.randint(0, 5, (2, batch))
+    x[1, -2:], labels[1, -2:] = 0.0, -1
+    gradient = torch.full_like(rows, math.nan)
+    net.step(rows, gradient, x, labels, None, None)
+    logits = net.logits(rows, x[:1])
+    for i in range(2):
+        model = make().double()
+        model.load_state_dict({key: value.double() for key, value in layout.unpack(rows[i]).items()})
+        F.cross_entropy(model(x[i].double()), labels[i], ignore_index=-1).backward()
+        for slot in layout.parameters:
+            wanted = model.get_parameter(slot.name).grad
+            assert wanted is not None
+            assert error(slot.view(gradient)[i], wanted) < CLOSE, slot.name
+        assert error(logits[i], model(x[0].double()).detach()) < CLOSE
+
+
+def optimiser(rows: Tensor) -> Optimiser:
+    """Settings for two rows: a proximal term and a push in the gradient; a push after the step, and one step only."""
+    n = len(rows)
+    wide_rows = torch.zeros(n, -(-rows.shape[1] // 32) * 32 + 32)
+    w, v, g = (wide_rows.clone()[:, : rows.shape[1]] for _ in range(3))
+    w.copy_(rows)
+    v.copy_(torch.randn_like(rows) * 0.1)
+    return Optimiser(
+        w, v, g, lr=torch.rand(n), momentum=torch.rand(n), weight_decay=torch.rand(n),
+        mu=torch.tensor([0.5, 0.0]), start=torch.randn(3, rows.shape[1]),
+        start_row=torch.tensor([1, 0], dtype=torch.int32),
+        steps=torch.tensor([9, 1], dtype=torch.int32), step=torch.zeros(1, dtype=torch.int64),
+        correction=torch.randn(2, rows.shape[1]),
+        correction_row=torch.tensor([1, 0], dtype=torch.int32),
+        correction_mode=torch.tensor([IN_GRADIENT, AFTER_STEP], dtype=torch.int32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
+def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
+    ci, co, size = 32, 16, (2, 3)
+    x, dy = torch.randn(2, 6, 16, ci), torch.randn(2, 6, 16, co)
+    if turned:
+        x, dy = (m.transpose(2, 3).contiguous() for m in (x, dy))
+    rows = torch.randn(2, 8 + co * 9 * ci + 4)
+    inside = optimiser(rows)
+    beside = inside._replace(w=inside.w.clone(), v=inside.v.clone(), g=torch.zeros_like(inside.w))
+    copies = wide_update.Copies(torch.full((2, co, 9, ci), 7.0), torch.full((2, 9, ci, co), 7.0))
+    settings = {"precision": "tf32", "turned": turned}
+    for step in range(2):
+        inside.step.fill_(step)
+        frozen = inside.w[1].clone(), inside.v[1].clone(), *(copy[1].clone() for copy in copies if copy is not None)
+        wide_update.weight_step(x, dy, 8, inside, copies, size, 1, side=3, **settings)  # type: ignore[arg-type]
+        into = beside.g[:, 8:-4].unflatten(1, (co, 9, ci))
+        wide.weight_grad(x, dy, into, size, 1, **settings)  # type: ignore[arg-type]
+        ops("cpu").sgd_update(n=2, **beside.columns(8, 8 + co * 9 * ci)._asdict())
+        for ours, theirs in ((inside.w, beside.w), (inside.v, beside.v)):
+            assert error(ours, theirs.double()) < CLOSE
+        moved = inside.w[:, 8:-4].unflatten(1, (co, 9, ci))[: 2 - step]
+        assert copies.plain is not None
+        assert copies.turned is not None
+        assert torch.equal(copies.plain[: 2 - step], moved)
+        assert torch.equal(copies.turned.permute(0, 3, 1, 2)[: 2 - step], moved)
+    # Finished after its one step, and nothing outside the layer has moved.
+    after = inside.w[1], inside.v[1], copies.plain[1], copies.turned[1]
+    assert all(torch.equal(a, b) for a, b in zip(after, frozen, strict=True))
+    assert torch.equal(inside.w[:, :8], rows[:, :8])
+    assert torch.equal(inside.w[:, -4:], rows[:, -4:])
+
+
+def test_maps_and_weights_as_they_lie(bf16_numbers: None) -> None:
+    """Whole numbers that bf16 holds, so that products from transposed copies and from originals are equal."""
+    x, dy = (torch.randint(-1, 2, (2, 6, 16, c)).bfloat16() for c in (16, 32))
+    w = torch.randint(-1, 2, (2, 32, 9, 16)).float()
+    plain, turned = wide_maps.turn(w, torch.bfloat16, copy=True, turned=True)
+    assert turned is not None
+    settings = {"models": 2, "precision": "tf32"}
+    back = wide.convolution(dy, turned, None, (2, 3), 1, taps_first=True, **settings)  # type: ignore[arg-type]
+    same = wide.convolution(dy, plain, None, (2, 3), 1, inputs_first=True, **settings)  # type: ignore[arg-type]
+    assert torch.equal(back, same)
+    gradients = torch.full((2, 2, 32, 9, 16), math.nan)
+    across = [m.transpose(2, 3).contiguous() for m in (x, dy)]
+    wide.weight_grad(*across, gradients[0], (2, 3), 1, precision="tf32")
+    wide.weight_grad(x, dy, gradients[1], (2, 3), 1, turned=False, precision="tf32")
+    assert torch.equal(gradients[0], gradients[1])
+    assert gradients.any()
+
+
+def test_tiles_through_descriptors() -> None:
+    """Tiles of a part of a pixel, of two neighbours, and of several lines, which no descriptor fits."""
+    x, dy = torch.randn(2, 4, 16, 32), torch.randn(2, 4, 16, 16)
+    w, bias, size = torch.randn(2, 16, 9, 32), torch.randn(2, 16), (2, 2)
+    _, turned = wide_maps.turn(w, torch.float32, copy=False, turned=True)
+    assert turned is not None
+    cases = [
+        (16, w, {}, x, bias), (32, w, {}, x, bias), (64, w, {}, x, bias), (32, turned, {"taps_first": True}, dy, None),
+        (32, w, {"inputs_first": True}, dy, None),
+    ]  # fmt: skip
+    for rows, weight, order, maps, b in cases:
+        settings = {"models": 2, "precision": "tf32", "tiles": wide.WideTiles(rows, 16, 16, 4, 2), **order}
+        both = [
+            convolve(maps, weight, b, size, 1, **settings)  # type: ignore[arg-type]
+            for convolve in (wide.convolution, wide_descriptors.convolution)
+        ]
+        assert torch.equal(*both)
+    for across in (True, False):
+        a, b = (m.transpose(2, 3).contiguous() for m in (x, dy)) if across else (x, dy)
+        gradients = torch.full((2, 2, 16, 9, 32), math.nan)
+        for into, described in zip(gradients, (False, True), strict=True):
+            wide.weight_grad(a, b, into, size, 1, turned=across, described=described, precision="tf32")
+        assert torch.equal(gradients[0], gradients[1])
+
+
+def test_all_forms_at_once_in_bf16(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_update, "SHARED", 1)
+    _, shape, batch = MODELS["same size"]
+    layout, rows, net = nets("same size", 2, bf16=True, form=WideForm(True, True, True, True))
+    apart = WideNet(net.blocks, layout, ops("cpu", bf16=True))
+    torch.manual_seed(2)
+    inside = optimiser(rows)
+    torch.manual_seed(2)
+    beside = optimiser(rows)
+    net.reserve(inside.w)
+    net.begin(inside.w)
+    assert all(copies.turned is None for copies in net._copies.values())
+    for _ in range(2):
+        x, labels = torch.randn(2, batch, *shape), torch.randint(0, 5, (2, batch))
+        net.step(inside.w, inside.g, x, labels, None, None, None, inside)
+        apart.step(beside.w, beside.g, x, labels, None, None)
+        apart.kernels.sgd_update(n=2, **beside._asdict())
+    assert error(inside.w, beside.w.double()) < 2e-2  # pixels that bf16 makes equal are told apart by one of the two
+    for copies in net._copies.values():
+        assert copies.plain is not None
+        assert copies.plain.float().isfinite().all()
