@@ -46,6 +46,11 @@ def _own(draw) -> object:
     return lambda num_classes: _Functional(num_classes, draw)
 
 
+def _mixes(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    share = torch.rand(len(x), 1, device=x.device)
+    return x.lerp(x[torch.randperm(len(x), device=x.device)], share)
+
+
 def _attends(self, x: torch.Tensor) -> torch.Tensor:
     tokens = x.unflatten(1, (8, WIDTH))
     return F.scaled_dot_product_attention(tokens, tokens, tokens, dropout_p=0.4).flatten(1)
@@ -55,17 +60,10 @@ f_dropout = _own(lambda self, x: F.dropout(x, 0.4, self.training))
 f_dropout_in_place = _own(lambda self, x: F.dropout(x * 1.0, 0.4, self.training, inplace=True))
 f_dropout2d = _own(lambda self, x: F.dropout2d(x.unflatten(1, (3, 8, 8)), 0.4, self.training).flatten(1))
 f_alpha_dropout = _own(lambda self, x: F.alpha_dropout(x, 0.4, self.training))
-def _mixes(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    share = torch.rand(len(x), 1, device=x.device)
-    return x.lerp(x[torch.randperm(len(x), device=x.device)], share)
-
-
 f_attention = _own(_attends)
 f_gumbel = _own(lambda self, x: x * F.gumbel_softmax(x, tau=2.0))
 noise = _own(lambda self, x: x + 0.3 * torch.randn_like(x))
 mixed_up = _own(_mixes)
-    lambda self, x: x.lerp(x[torch.randperm(len(x), device=x.device)], torch.rand(len(x), 1, device=x.device))
-)
 alpha_dropout = _stock(lambda: nn.AlphaDropout(0.4))
 feature_alpha_dropout = _stock(lambda: nn.FeatureAlphaDropout(0.4))
 rrelu = _stock(nn.RReLU)
