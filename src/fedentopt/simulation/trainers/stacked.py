@@ -214,7 +214,6 @@ class StackedTrainer:
         self._side = side = self._side or torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._compile(b, shape)
             self._step(b, shape)
         torch.cuda.current_stream().wait_stream(side)
         for tensor, value in zip(state, saved, strict=True):
@@ -227,14 +226,6 @@ class StackedTrainer:
         self._pool = graph.pool()
         self._graphs[shape] = graph
         return graph
-
-    def _compile(self, b: StepBuffers, shape: StepShape) -> None:
-        """Have the kernels of a step compiled side by side. None of them runs: what they would have written is noise,
-        which the net that goes through torch would take for labels."""
-        compiling = None if isinstance(self.net, VmapNet) else self.kernels.compiling()
-        if compiling is not None:
-            with compiling:
-                self._step(b, shape)
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for one batch of uint8 images."""

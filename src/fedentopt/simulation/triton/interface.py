@@ -9,7 +9,6 @@ padding slots carry -1, an all-zero image, and no gradient.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -27,10 +26,6 @@ class Kernels(Protocol):
     wide: Products | None
 
     def describe(self) -> str: ...
-
-    def compiling(self) -> AbstractContextManager[None] | None:
-        """A block in which launches are compiled, side by side, and nothing is launched; None where nothing is."""
-        ...
 
     def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
         """Whether `conv_relu_pool_*` takes this layer (square kernel, stride 1); if not, `conv_*` does."""

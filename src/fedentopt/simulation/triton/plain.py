@@ -26,9 +26,6 @@ class PlainKernels:
     def describe(self) -> str:
         return "plain torch" + (", bf16 products" if self._bf16 else "")
 
-    def compiling(self) -> None:
-        return None
-
     def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
         return padding == 0
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.triton import (
-    compiling,
     convolution,
     convolution_input_grad,
     convolution_weight_grad,
@@ -40,9 +38,6 @@ class TritonKernels:
     def describe(self) -> str:
         products = "bf16" if self._products["bf16"] else {"tf32x3": "fp32", "tf32": "TF32"}[self._precision]
         return f"Triton kernels, {products} products"
-
-    def compiling(self) -> AbstractContextManager[None]:
-        return compiling.compiled_together()
 
     def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
         size = Windows(in_channels, out_channels, kernel, 2 * kernel, 2 * kernel)
