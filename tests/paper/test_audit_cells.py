@@ -72,8 +72,7 @@ def test_the_table_of_liars_by_hand() -> None:
     lied = {policy: chosen("liars", lie="uniform", liars="30%", audit=policy) for policy in ("off", "quarantine")}
     runs = [
         *(measured(lied["off"], s, liars_chosen=3000, mean_entropy=2.5, believed_entropy=3.3) for s in (0, 1)),
-        *(measured(lied["quarantine"], s, liars_chosen=150 * (s + 1), suspects=28 + s, honest_suspects=1, first_auc=0.9,
-                   third_auc=0.97) for s in (0, 1)),
+        XX
     ]  # fmt: skip
     entries = compare(lied.values(), results_of(*runs), lambda name: True)
     (row,) = liars_table("liars", entries).sections[0].rows

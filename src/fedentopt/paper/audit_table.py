@@ -57,23 +57,25 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
         for own in _grouped(group, _kind).values():
             by_policy = {entry.cell.config.audit: entry for entry in own if entry.cell.config is not None}
             some = [by_policy.get(policy) for policy in POLICIES]
-            off, watched = by_policy.get("off"), by_policy.get("quarantine") or by_policy.get("replace")
+            off, replaced = by_policy.get("off"), by_policy.get("replace")
+            watched = by_policy.get("quarantine") or replaced
             config = own[0].cell.config
             assert config is not None
             rows.append((
                 named_lie(config), str(config.number_of_liars), *(names.ours(e) if e else names.NOTHING for e in some),
                 *(over_selection(e) if e else names.NOTHING for e in some),
                 f"{figure(off, 'mean_entropy', 2)} ({figure(off, 'believed_entropy', 2)})",
-                f"{figure(watched, 'first_auc', 2)}, {figure(watched, 'third_auc', 2)}",
-                _suspected(watched, config.number_of_liars), figure(watched, "honest_suspects", 1),
+                f"{figure(replaced, 'first_auc', 2)}, {figure(replaced, 'third_auc', 2)}",
+                _suspected(watched, config.number_of_liars),
+                figure(watched, "honest_suspects" if config.number_of_liars else "suspects", 1),
                 " / ".join(dict.fromkeys(names.seeds(entry) for entry in own)),
             ))  # fmt: skip
         sections.append(Section(heading, tuple(rows)))
     note = (
         "Test accuracy in per cent, mean of the last ten rounds. Liars chosen: how often a liar is chosen for every "
         "time that a client is chosen on average; 1 is fair. AUC: how well the distance between report and estimate "
-        "tells liars from others, after every client's first observation and after its first three. Suspected: at the "
-        "end, under quarantine (else replace)."
+        "tells liars from others, after every client's first observation and after its first three (under replace, since "
+        "quarantine keeps liars from being observed). Suspected: at the end, under quarantine (else replace)."
     )
     return Table(name, names.table(name), note, columns, tuple(sections))
 
