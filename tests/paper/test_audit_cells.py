@@ -48,6 +48,9 @@ def test_they_go_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert "lie forge-head, audit quarantine" in str(said)
 
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
 def measured(cell: Cell, seed: int, **figures: float) -> Measured:
     assert cell.config is not None
     return Measured(settings=settings_key(cell.config), seed=seed, rounds=500, **{"accuracy": 50.0 + seed} | figures)
@@ -69,17 +72,23 @@ def chosen(table: str, **wanted: object) -> Cell:
 
 
 def test_the_table_of_liars_by_hand() -> None:
-    lied = {policy: chosen("liars", lie="uniform", liars="30%", audit=policy) for policy in ("off", "quarantine")}
+    policies = ("off", "replace", "quarantine")
+    lied = {policy: chosen("liars", lie="uniform", liars="30%", audit=policy) for policy in policies}
+    nobody = chosen("liars", number_of_liars=0, audit="quarantine")
+    kept_away = {"suspects": 28.0, "honest_suspects": 1.0, "first_auc": 0.1, "third_auc": 0.2}
     runs = [
         *(measured(lied["off"], s, liars_chosen=3000, mean_entropy=2.5, believed_entropy=3.3) for s in (0, 1)),
-        XX
-    ]  # fmt: skip
-    entries = compare(lied.values(), results_of(*runs), lambda name: True)
-    (row,) = liars_table("liars", entries).sections[0].rows
-    assert row == (
-        "uniform", "30", "50.50 ± 0.71", "–", "50.50 ± 0.71", "2.00", "–", "0.15", "2.50 (3.30)", "0.90, 0.97",
-        "27.5 of 30", "1.0", "2 of 5",
+        *(measured(lied["replace"], s, liars_chosen=1500, first_auc=0.9, third_auc=0.97) for s in (0, 1)),
+        *(measured(lied["quarantine"], s, liars_chosen=150 * (s + 1), **kept_away) for s in (0, 1)),
+        measured(nobody, 0, suspects=3.0),
+    ]
+    entries = compare([*lied.values(), nobody], results_of(*runs), lambda name: True)
+    lies, honest = liars_table("liars", entries).sections[0].rows
+    assert lies == (
+        "uniform", "30", "50.50 ± 0.71", "50.50 ± 0.71", "50.50 ± 0.71", "2.00", "1.00", "0.15", "2.50 (3.30)",
+        "0.90, 0.97", "27.0 of 30", "1.0", "2 of 5",
     )  # fmt: skip
+    assert (honest[0], honest[1], honest[4], honest[11]) == ("none", "0", "50.00", "3.0")
 
 
 def test_the_page_sets_both_beside_random_and_true_counts() -> None:
@@ -102,6 +111,15 @@ def test_the_page_sets_both_beside_random_and_true_counts() -> None:
     assert "There are no results yet" in audit_page(
         compare(audit_cells(), Results(), lambda _: True), commands=[], remarks=""
     )
+
+
+def test_the_page_is_that_of_the_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["reproduce", "liars", "--results", str(ROOT / "results/audit")]
+    commander(monkeypatch, capsys)(*words, "--results-page", str(tmp_path / "AUDIT.md"))
+    made = (tmp_path / "AUDIT.md").read_text(encoding="utf-8")
+    assert made == (ROOT / "docs/AUDIT.md").read_text(encoding="utf-8")
 
 
 def test_what_was_believed_comes_through_an_export(tmp_path: Path) -> None:
