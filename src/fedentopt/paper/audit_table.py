@@ -74,7 +74,7 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
     note = (
         "Test accuracy in per cent, mean of the last ten rounds. Liars chosen: how often a liar is chosen for every "
         "time that a client is chosen on average; 1 is fair. AUC: how well the distance between report and estimate "
-        "tells liars from others, after every client's first observation and after its first three (under replace, since "
+        "tells liars from others, after every client's first observation and after its first three (under replace; "
         "quarantine keeps liars from being observed). Suspected: at the end, under quarantine (else replace)."
     )
     return Table(name, names.table(name), note, columns, tuple(sections))
