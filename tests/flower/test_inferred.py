@@ -285,6 +285,22 @@ def test_steps_that_nobody_can_count_are_refused() -> None:
     assert np.mean(errors(strategy, {client: client for client in range(12)})) < 0.12
 
 
+def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing() -> None:
+    grid = learners(LABELS)
+    inner = grid._app
+
+    def later(message: Message, context: Any) -> Message:
+        reply = inner(message, context)
+        if "census" not in message.content["config"]:
+            reply.content["metrics"] = MetricRecord({"num-examples": 1})
+        return reply
+
+    grid._app = later  # type: ignore[assignment]
+    strategy = made()
+    strategy.start(grid, start_model(), num_rounds=2)
+    assert len(picked(strategy)) == 2
+
+
 def test_from_the_run_config() -> None:
     told = {
         "selector": "inferred", "cohort-size": 4, "buffer-size": 4, "num-classes": CLASSES, "seed": 3,

@@ -66,7 +66,8 @@ class Heads:
         `samples` are numbers of samples by node. `followed`: all do as a census asks, not only those that say so. Where
         it is known of none, the run ends with one sentence.
         """
-        if self.local.batch_size is not None and len(answers) > 1 and all(number == 1 for number in samples.values()):
+        uncounted = self.local.batch_size is not None and all(number == 1 for number in samples.values())
+        if uncounted and len(answers) > 1 and not self.known:  # later, a cohort that says so does not end the run
             raise InputError(
                 'local: batch_size, but every reply says 1 sample (nodes with num-examples="uniform"), so that steps '
                 f"cannot be counted; accepted: steps, or no batch_size and clients that send {self.travel_key!r}"

@@ -7,6 +7,7 @@ observation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -91,9 +92,10 @@ class Watch:
         if not (self._liars or self._infers or self.reads_heads):
             return {}
         errors = self._errors
+        # Added up exactly: a run that was stopped and goes on has the clients in another order.
         known: dict[str, float | None] = {
             "believed_entropy": float(cohort.entropy),
-            "estimate_error": sum(errors.values()) / len(errors) if errors else None,
+            "estimate_error": math.fsum(errors.values()) / len(errors) if errors else None,
         }
         if self._liars:
             known["liars_chosen"] = float(len(self._liars.intersection(selected)))
