@@ -10,9 +10,10 @@ than which classes there are. A client is suspected
 - when it was observed at least twice, its distance is considerable and above the median, and there is hardly any
   agreement.
 
-Not audited: the number of samples, which is also a client's weight in the average. Only `size_cap` bounds it. Who
-claims the classes it has in other amounts passes, and so does who trains on made-up data. A last layer made to fit its
-claim passes, unless the server has images of its own to look at clients' models with (`recall`).
+Not audited: the number of samples, which is also a client's weight in the average; `size_cap` bounds what a report
+counts for, not that weight. Who claims the classes it has in somewhat other amounts passes, and so does who trains on
+made-up data. A last layer made to fit its claim passes until it has been seen often, unless the server has images of its
+own to look at clients' models with (`recall`).
 """
 
 from __future__ import annotations
