@@ -12,8 +12,8 @@ than which classes there are. A client is suspected
 
 Not audited: the number of samples, which is also a client's weight in the average; `size_cap` bounds what a report
 counts for, not that weight. Who claims the classes it has in somewhat other amounts passes, and so does who trains on
-made-up data. A last layer made to fit its claim passes until it has been seen often, unless the server has images of its
-own to look at clients' models with (`recall`).
+made-up data. A last layer made to fit its claim passes until it has been seen often, unless the server has images of
+its own to look at clients' models with (`recall`).
 """
 
 from __future__ import annotations
