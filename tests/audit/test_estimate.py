@@ -185,6 +185,7 @@ def test_layers_may_come_in_every_form() -> None:
         ((np.zeros((3, 2)), np.zeros(3)), (np.zeros((3, 2)), None), "of another kind than before"),
         (np.zeros(3), np.array([0, np.nan, 0]), "after: shape .* finite numbers"),
         (np.zeros((2, 2, 2)), np.zeros(2), "before: shape"),
+        ([np.zeros((3, 2)), np.zeros(3)], np.zeros(3), "before: no array; accepted: .* as a tuple"),
     ],
 )
 def test_what_is_no_last_layer_is_refused(before: np.ndarray, after: np.ndarray, words: str) -> None:
@@ -195,6 +196,12 @@ def test_what_is_no_last_layer_is_refused(before: np.ndarray, after: np.ndarray,
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="travel: 0"):
         label_estimate(np.zeros(3), np.zeros(3), travel=0)
+    with pytest.raises(InputError, match="travel: inf"):
+        label_estimate(np.zeros(3), np.zeros(3), travel=np.inf)
+    with pytest.raises(InputError, match=r"others: a change of shape \(4,\); accepted: \(3,\)"):
+        label_estimate(np.zeros(3), np.zeros(3), others=[np.zeros(4)])
+    with pytest.raises(InputError, match=r"momentum: 1\.0 is out of range"):
+        travel_of(0.1, 1.0, 5)
     for wrong in (np.zeros((3, 0)), np.zeros(3), np.full((2, 2), np.inf)):
         with pytest.raises(InputError, match=r"changes: shape .* clients by classes"):
             label_estimates(wrong)

@@ -168,6 +168,26 @@ def test_bad_reports_and_states_are_refused() -> None:
         audit.load_state_dict({"policy": "replace", "seen": []})
     with pytest.raises(InputError, match="2 classes; accepted: 5"):
         audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0, [0.5, 0.5], 0.1, 0.5, 10, 1]]})
+    with pytest.raises(InputError, match="state: 2 entries for a client"):
+        audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0]]})
+    for wrong in (0, "3", True):
+        with pytest.raises(InputError, match=r"num_classes: .* accepted: whole numbers from 1"):
+            Audit(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (Change(np.zeros((1, CLASSES)), 5), r"head: of client 'a': shape \(1, 5\); accepted: \(5,\)"),
+        (Change(np.full(CLASSES, np.nan), 5), "head: of client 'a': .* finite"),
+        (Change(np.zeros(CLASSES), np.nan), "samples: nan of client 'a'; accepted: finite, from 0 on"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused_by_name_and_changes_nothing(change: Change, words: str) -> None:
+    audit = watched()
+    with pytest.raises(InputError, match=words):
+        audit.observe({0: shown(one_class(0)), "a": change})
+    assert audit.times_seen(0) == 0
 
 
 def test_who_has_the_classes_it_claims_is_not_suspected_for_amounts() -> None:

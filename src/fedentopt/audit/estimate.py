@@ -82,9 +82,13 @@ def label_estimate(
     lr / (1 - m) * (R - m (1 - m^R) / (1 - m)). `untrained`: the model had not been trained by anybody before. `others`
     are changes (from `head_change`, divided by their travel) of further clients that started from the same model.
     """
-    if not travel > 0:
-        raise InputError(f"travel: {travel!r} is out of range; accepted: above 0")
-    changes = np.stack([head_change(before, after) / travel, *(np.asarray(other, dtype=float) for other in others)])
+    if not 0 < travel < np.inf:
+        raise InputError(f"travel: {travel!r} is out of range; accepted: finite, above 0")
+    own = head_change(before, after) / travel
+    for other in others:
+        if np.shape(other) != own.shape:
+            raise InputError(f"others: a change of shape {np.shape(other)}; accepted: {own.shape}, as this client's")
+    changes = np.stack([own, *(np.asarray(other, dtype=float) for other in others)])
     return label_estimates(changes, untrained=untrained)[0]
 
 
@@ -114,6 +118,8 @@ def label_estimates(changes: np.ndarray, *, untrained: bool = False) -> list[Lab
 
 def travel_of(lr: float, momentum: float, steps: int) -> float:
     """Sum of the step sizes that a constant gradient is moved by in `steps` steps of SGD with momentum from rest."""
+    if not 0 <= momentum < 1:
+        raise InputError(f"momentum: {momentum!r} is out of range; accepted: from 0 to below 1")
     if momentum == 0:
         return lr * steps
     return lr / (1 - momentum) * (steps - momentum * (1 - momentum**steps) / (1 - momentum))
@@ -177,12 +183,15 @@ def _layer(name: str, given: Any) -> tuple[np.ndarray | None, np.ndarray | None]
     weight = getattr(given, "weight", None) if pair is None else pair[0]
     bias = getattr(given, "bias", None) if pair is None else pair[1]
     if weight is None and bias is None:
-        array = np.asarray(given)
+        try:
+            array = np.asarray(given)
+        except ValueError:  # of rows or parts that do not fit together
+            raise InputError(f"{name}: no array; accepted: a bias (C,), a weight (C, F), or both as a tuple") from None
         weight, bias = (array, None) if array.ndim == 2 else (None, array)
     layer = tuple(None if part is None else np.asarray(part, dtype=np.float64) for part in (weight, bias))
     for part, dimensions in zip(layer, (2, 1), strict=True):
         if part is not None and (part.ndim != dimensions or not np.isfinite(part).all()):
             raise InputError(
-                f"{name}: shape {part.shape}; accepted: finite numbers, a bias (C,), a weight (C, F), or both as a pair"
+                f"{name}: shape {part.shape}; accepted: finite numbers, a bias (C,), a weight (C, F), or a tuple of both"
             )
     return layer[0], layer[1]

@@ -114,6 +114,8 @@ class Audit:
     def __init__(
         self, num_classes: int, policy: str = "warn", *, epsilon: float | None = None, size_cap: float | None = None
     ) -> None:
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer) or num_classes < 1:
+            raise InputError(f"num_classes: {num_classes!r} is out of range; accepted: whole numbers from 1")
         if policy not in POLICIES:
             raise InputError(f"audit: {policy!r} is unknown; accepted: {', '.join(POLICIES)}")
         if epsilon is not None and not epsilon > 0:
@@ -155,10 +157,13 @@ class Audit:
         if not changes:
             return
         for client, change in changes.items():
-            if np.shape(change.change) != (self.num_classes,):
+            if np.shape(change.change) != (self.num_classes,) or not np.isfinite(change.change).all():
                 raise InputError(
-                    f"head: of client {client!r} has {np.size(change.change)} classes; accepted: {self.num_classes}"
+                    f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({self.num_classes},), "
+                    "one finite number per class"
                 )
+            if not 0 <= change.samples < np.inf:
+                raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
         found = label_estimates(np.stack([change.change for change in changes.values()]), untrained=untrained)
         fresh = max(float(np.median([estimate.level for estimate in found])), 0.05) ** 2
         for (client, change), estimate in zip(changes.items(), found, strict=True):
@@ -322,7 +327,10 @@ class Audit:
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
         seen = {}
-        for client, weight, shares, spread, level, samples, times in state["seen"]:
+        for entry in state["seen"]:
+            if len(entry) != 7:
+                raise InputError(f"state: {len(entry)} entries for a client; accepted: what state_dict() returned")
+            client, weight, shares, spread, level, samples, times = entry
             if len(shares) != self.num_classes:
                 raise InputError(f"state: {len(shares)} classes; accepted: {self.num_classes}")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
