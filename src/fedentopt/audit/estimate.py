@@ -192,6 +192,6 @@ def _layer(name: str, given: Any) -> tuple[np.ndarray | None, np.ndarray | None]
     for part, dimensions in zip(layer, (2, 1), strict=True):
         if part is not None and (part.ndim != dimensions or not np.isfinite(part).all()):
             raise InputError(
-                f"{name}: shape {part.shape}; accepted: finite numbers, a bias (C,), a weight (C, F), or a tuple of both"
+                f"{name}: shape {part.shape}; accepted: finite numbers, a bias (C,), a weight (C, F), or both, a tuple"
             )
     return layer[0], layer[1]
