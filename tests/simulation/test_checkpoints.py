@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import own_methods
 import toy
 from fedentopt.errors import InputError
 from fedentopt.results.checkpoint import load_tensors, save_tensors
 from fedentopt.results.folder import CHECKPOINT, RunFolder
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord
-from fedentopt.simulation import checkpoints
+from fedentopt.simulation import checkpoints, engine
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent, RunOptions, Task, run_stack
 
@@ -196,6 +197,34 @@ def test_a_checkpoint_of_an_older_version_is_continued(tmp_path: Path) -> None:
     stop_after(tmp_path, cfg, 6)  # its first checkpoint here has all clients again
     again = run(tmp_path, cfg, OPTIONS)
     assert toy.difference(straight, again) == 0
+
+
+@pytest.mark.parametrize(("left", "why"), [(None, "No such file or directory"), (-4, r"\d+ bytes, \d+ were written")])
+def test_a_damaged_file_of_vectors_is_named(tmp_path: Path, left: int | None, why: str) -> None:
+    cfg = config()
+    stop_after(tmp_path, cfg, 3)
+    (path,) = RunFolder(tmp_path, cfg).path.glob("vectors-*")
+    content = path.read_bytes()
+    path.unlink()
+    if left is not None:
+        path.write_bytes(content[:left])
+    with pytest.raises(InputError, match=rf"vectors-\d+\.f32: cannot be read \({why}\); start the run again"):
+        run(tmp_path, cfg, OPTIONS)
+    path.write_bytes(content)  # nothing was deleted
+    assert toy.difference(run(tmp_path, cfg, OPTIONS), run(tmp_path / "straight", cfg, OPTIONS)) == 0
+
+
+def test_code_that_remembers_less_than_before_is_refused_as_changed_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config("own_methods:State")
+    with monkeypatch.context() as patch:
+        patch.setattr(own_methods.State, "client_vectors", ("drift", "more"))
+        patch.setattr(own_methods.State, "initial", lambda self, vector: 0.0)
+        stop_after(tmp_path, cfg, 3)
+    monkeypatch.setattr(engine, "code_digest", lambda modules: "another")
+    with pytest.raises(InputError, match="code: the code behind own-methods-state has changed"):
+        run(tmp_path, cfg, OPTIONS)
 
 
 def stop_after(out: Path, cfg: RunConfig, round_: int) -> None:

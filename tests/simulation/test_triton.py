@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.parametrize(
     ("file", "tests"),
     [
-        ("kernels_interpreted.py", 35),
+        ("kernels_interpreted.py", 36),
         ("wide_interpreted.py", 12),
         ("stacks_interpreted.py", 11),
         ("wide_forms_interpreted.py", 7),

@@ -28,6 +28,47 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every load and store stays inside one of the launch's tensors: on a GPU, one outside may pass or end the process,
+    depending on what lies there."""
+    from triton.runtime import interpreter
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    begin, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
+    known: list[tuple[int, int]] = []
+
+    def beginning(self: Any, arguments: Any, named: Any) -> Any:
+        given = begin(self, arguments, named)
+        known.clear()
+        for value in (*given[0], *given[1].values()):
+            tensor = value.base if isinstance(value, TensorDescriptor) else value
+            if isinstance(tensor, Tensor) and tensor.numel():
+                last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                known.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
+        return given
+
+    def check(pointers: Any, mask: Any) -> None:
+        wanted = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
+        if wanted.size:
+            size = np.dtype(interpreter._get_np_dtype(pointers.get_element_ty())).itemsize
+            low, high = int(wanted.min()), int(wanted.max()) + size
+            assert any(first <= low and high <= end for first, end in known), "outside every tensor of the launch"
+
+    def loading(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        check(ptrs, mask)
+        return load(self, ptrs, mask, *rest, **named)
+
+    def storing(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        check(ptrs, mask)
+        return store(self, ptrs, value, mask, *rest, **named)
+
+    monkeypatch.setattr(executor, "_init_args_hst", beginning)
+    monkeypatch.setattr(builder, "create_masked_load", loading)
+    monkeypatch.setattr(builder, "create_masked_store", storing)
+
+
 @pytest.fixture
 def bf16_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter keeps bf16 as bits and multiplies the bits; give its product the numbers.

@@ -221,6 +221,15 @@ def test_gather_and_augment(colours: int, strengths: dict[str, float]) -> None:
     assert float((x - wanted_x).abs().max()) < 5e-6
 
 
+def test_a_step_beyond_the_plan_is_noticed() -> None:
+    images, plan = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, 1, 2, dtype=torch.int32)
+    transform = ImageTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+    arguments = images, torch.tensor([1, 0]), plan, torch.tensor([7])
+    triton.gather_augment(*arguments, torch.tensor([2]), transform, 1)
+    with pytest.raises(Exception, match="outside every tensor of the launch"):
+        triton.gather_augment(*arguments, torch.tensor([3]), transform, 1)
+
+
 def test_gather_walks_images_larger_than_a_block() -> None:
     images = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8)
     transform = ImageTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), jitter=0.3, flip=0.5, grayscale=0.1)

@@ -52,6 +52,8 @@ def load_checkpoint(path: Path, config: RunIdentity, files: VectorFiles) -> tupl
         records = [_record(fields) for fields in state["records"]]
         rows = files.open(state.get("vectors", ()))  # older versions have all vectors among the tensors
         checkpoint = Checkpoint(round=state["round"], tensors=tensors, meta=state["meta"], rows=rows)
+    except InputError:  # a file beside it, by its own name
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is no checkpoint of this version of fedentopt; {REMEDY}") from error
     ours = json.loads(json.dumps(config.to_dict()))

@@ -99,7 +99,8 @@ def unrolled(dy, argmax, dx, pooled, image, bx, inside, filters, CI: tl.constexp
     g2 = tl.zeros((ROWS, 4 * CIP), tl.float32)
     g3 = tl.zeros((ROWS, 4 * CIP), tl.float32)
     top = pooled + START * WP
-    code, grad = pooled_gradient(dy + top, argmax + top, inside & (bx < WP), tl.arange(0, COP), CO)
+    there = inside & (bx < WP) & (START < HP)
+    code, grad = pooled_gradient(dy + top, argmax + top, there, tl.arange(0, COP), CO)
     for py in tl.static_range(START, STOP):
         code, grad, g0, g1, g2, g3 = pooled_row(
             dy, argmax, dx, pooled, py, image, bx, inside, code, grad, g0, g1, g2, g3, filters, CI, CO, CIP, COP, K, H,
