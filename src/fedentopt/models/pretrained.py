@@ -92,7 +92,10 @@ def _verified(name: str) -> tuple[Published, Path, bytes]:
             f"{' or '.join(PUBLISHED)}"
         )
     path = _find(published)
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"weights: {path}: cannot be read: {error.strerror or error}") from None
     found = hashlib.sha256(content).hexdigest()
     if found != published.sha256:
         raise InputError(
