@@ -11,10 +11,12 @@ PACKAGES = ("algorithms", "selection", "simulation", "flower")
 CHANGING = {
     "algorithms/algorithm.py:Vectors",  # names are put in and taken out
     "flower/feedback.py:Feedback",
+    "flower/heads.py:Heads",  # learns where last layers lie and whose steps are known
     "flower/loop.py:_Run",
     "flower/progress.py:RoundSelection",
     "flower/progress.py:SelectionResult",  # failures are noted when replies come
     "simulation/aggregation.py:Blend",
+    "simulation/checkpoints.py:_Block",  # memory that is used again
     "simulation/engine.py:_Pending",
     "simulation/feedback.py:Feedback",
     "simulation/trainers/wide_net.py:_Kept",

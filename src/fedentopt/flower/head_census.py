@@ -46,7 +46,7 @@ WAVE = 64
 log = logging.getLogger("flwr")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Told:
     """What is kept of a node's answer."""
 
