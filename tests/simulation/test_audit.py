@@ -407,6 +407,27 @@ def test_alone_and_in_a_stack() -> None:
         assert toy.difference(alone, outcome) == 0
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "toy:normed"},
+        {"algorithm": "fedprox", "mu": 0.1},
+        {"stragglers": 0.5, "dropout": 0.2, "epochs": 4},
+        {"momentum": 0.9, "lr": 0.005, "weight_decay": 0.01},
+    ],
+    ids=["batch-norm", "fedprox", "stragglers", "momentum"],
+)
+def test_estimates_survive(settings: dict[str, Any]) -> None:
+    _, stack = run(**{"rounds": 4, "audit": "warn", "selector": "random", "cohort": "12"} | settings)
+    planner = stack.runs[0].planner
+    assert planner.audit is not None
+    shares = planner.counts / planner.counts.sum(axis=1, keepdims=True)
+    found = {k: planner.audit.estimate(k) for k in range(12) if planner.audit.times_seen(k)}
+    assert len(found) > 8
+    assert np.mean([np.abs(estimate.shares - shares[k]).sum() / 2 for k, estimate in found.items()]) < 0.2
+    assert planner.audit.suspects() == {}
+
+
 @pytest.mark.parametrize("epsilon", [None, 0.5])
 @pytest.mark.parametrize("partition", ["dir:0.1", "dir:0.5", "iid"])
 def test_honest_clients_are_not_accused(partition: str, epsilon: float | None) -> None:
