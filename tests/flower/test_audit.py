@@ -30,8 +30,8 @@ from fedentopt.flower.checkpoint import Checkpoint, load, save
 from fedentopt.flower.heads import head_names
 from fedentopt.flower.report import Report
 from fedentopt.selection import ClusteredSizeSelector, InferredSelector, RandomSelector
-from flower_fake_grid import CLASSES, FakeGrid, FastClock, says
-from flower_learners import LOCAL, LR, learners, skewed_labels, start_model
+from flower_fake_grid import CLASSES, FastClock, says
+from flower_learners import LOCAL, LR, learners, node_of, picked, skewed_labels, start_model
 
 LIARS = (1, 6, 9)
 LABELS = skewed_labels(12)
@@ -47,14 +47,6 @@ def made(kind: type[LabelAware] = FedEntOpt, **options: Any) -> Any:
     strategy = kind(**{**usual, **options})
     strategy.clock = FastClock()
     return strategy
-
-
-def picked(strategy: LabelAware) -> list[tuple[Any, ...]]:
-    return [entry.cohort.clients for entry in strategy.history]
-
-
-def node_of(grid: FakeGrid, client: int) -> int:
-    return next(number for number, node in grid.nodes.items() if node.client == client)
 
 
 # --- who is found

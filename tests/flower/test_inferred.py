@@ -20,8 +20,8 @@ from fedentopt.flower.head_census import TRIES
 from fedentopt.flower.local_training import LocalTraining
 from fedentopt.selection import InferredSelector
 from fedentopt.selection.measures import entropy
-from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, silent
-from flower_learners import LOCAL, learners, skewed_labels, start_model
+from flower_fake_grid import CLASSES, FastClock, broken, silent
+from flower_learners import LOCAL, learners, node_of, picked, skewed_labels, start_model
 
 LABELS = skewed_labels(12)
 COUNTS = np.stack([np.bincount(row, minlength=CLASSES) for row in LABELS])
@@ -33,14 +33,6 @@ def made(selector: InferredSelector | None = None, **options: Any) -> LabelAware
     strategy = FedEntOpt(**{**usual, **options})
     strategy.clock = FastClock()
     return strategy
-
-
-def picked(strategy: LabelAware) -> list[tuple[Any, ...]]:
-    return [entry.cohort.clients for entry in strategy.history]
-
-
-def node_of(grid: FakeGrid, client: int) -> int:
-    return next(number for number, node in grid.nodes.items() if node.client == client)
 
 
 def errors(strategy: LabelAware, clients: dict[Any, int]) -> list[float]:

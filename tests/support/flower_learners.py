@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedentopt.flower import client_id, label_report
+from fedentopt.flower import LabelAware, client_id, label_report
 from flower_fake_grid import CLASSES, FakeGrid, Node, says
 
 FEATURES, LR, BATCH, EPOCHS = 8, 0.1, 8, 2
@@ -93,3 +93,13 @@ def learners(
         if node.client in set(liars):
             node.query = says(node.client, [len(node.labels) // CLASSES] * CLASSES)
     return grid
+
+
+def picked(strategy: LabelAware) -> list[tuple[Any, ...]]:
+    """The cohorts of a strategy's rounds."""
+    return [entry.cohort.clients for entry in strategy.history]
+
+
+def node_of(grid: FakeGrid, client: int) -> int:
+    """The node that this client is."""
+    return next(number for number, node in grid.nodes.items() if node.client == client)
