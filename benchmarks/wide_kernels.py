@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from kernels import time_us
+
 from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
@@ -35,6 +36,7 @@ from fedentopt.simulation.triton import WideForm, ops, wide, wide_descriptors, w
 from fedentopt.simulation.triton.interface import Optimiser
 from fedentopt.simulation.triton.wide import WideTiles
 
+FEW = {"calls": 3, "replays": 5}
 LARGEST_SHARED = 227 * 1024  # bytes of shared memory of one program
 PRECISIONS = ("tf32", "bf16")
 FORMS = {
@@ -71,36 +73,16 @@ LAYERS = [
 FLOPS_OF_A_STEP = 3 * (sum(layer.flops() for layer in LAYERS) + LAYERS[-1].flops()) + 2 * 2 * 1024 * 64 * 27
 
 
-def time_us(call: Callable[[], Any], calls: int = 3, replays: int = 5) -> float:
-    """Median over replays of a CUDA graph that holds `calls` calls, per call."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / calls)
-    return statistics.median(times)
-
-
 def rates() -> dict[str, float]:
     """FLOP/s of large products and bytes/s of a copy (read and written) on this GPU."""
     found = {}
     for precision, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16)):
         torch.backends.cuda.matmul.allow_tf32 = True
         a, b = (torch.randn(8192, 8192, device="cuda").to(dtype) for _ in range(2))
-        found[precision] = 2 * 8192**3 / (1e-6 * time_us(lambda a=a, b=b: a @ b))
+        found[precision] = 2 * 8192**3 / (1e-6 * time_us(lambda a=a, b=b: a @ b, **FEW))
     a = torch.randn(2**29, device="cuda")
     b = torch.empty_like(a)
-    found["copy"] = 2 * 4 * 2**29 / (1e-6 * time_us(lambda: b.copy_(a)))
+    found["copy"] = 2 * 4 * 2**29 / (1e-6 * time_us(lambda: b.copy_(a), **FEW))
     return found
 
 
@@ -327,7 +309,7 @@ def time_layers(
                     if time.time() > until:
                         return found
                     try:
-                        rows.append((time_us(work.calls(product, tiles)), tiles))
+                        rows.append((time_us(work.calls(product, tiles), **FEW), tiles))
                     except Exception as problem:
                         text = f"{type(problem).__name__} {str(problem)[:100]}"
                         print(f"{layer.name} {product} {tiles}: {text}", flush=True)
