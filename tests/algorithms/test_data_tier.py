@@ -75,13 +75,13 @@ def fedprox(world: World, rounds: Sequence[Sequence[int]]) -> torch.Tensor:
     return w
 
 
-def fednova(world: World, rounds: Sequence[Sequence[int]]) -> torch.Tensor:
+def fednova(world: World, rounds: Sequence[Sequence[int]], momentum: bool = True) -> torch.Tensor:
     w, uneven = world.start, 0
     for r, cohort in enumerate(rounds, 1):
         trained = [world.train(w, r, k) for k in cohort]
         uneven += len({t.steps for t in trained}) > 1
         p = world.shares(cohort)
-        rho = world.cfg.momentum
+        rho = world.cfg.momentum if momentum else 0.0
         a = torch.tensor([sum((1 - rho**i) / (1 - rho) for i in range(1, t.steps + 1)) for t in trained])
         w = w - (p * a).sum() * sum(p[i] * (w - t.w) / a[i] for i, t in enumerate(trained))
     assert uneven, "the case was not hard"
@@ -103,6 +103,9 @@ RUNS = {
     "fedavg": ({"algorithm": "fedavg"}, partial(averaged, logits=lambda world, k: lambda z: z)),
     "fedprox": ({"algorithm": "fedprox", "mu": 0.5}, fedprox),
     "fednova": ({"algorithm": "fednova"}, fednova),
+    "fednova-steps": (
+        {"algorithm": "fednova", "fednova_normaliser": "steps"}, partial(fednova, momentum=False)
+    ),
     "fedrs": ({"algorithm": "fedrs", "fedrs_alpha": 0.3}, partial(averaged, logits=restricted)),
     "fedrs-soft": (
         {"algorithm": "fedrs", "fedrs_alpha": 0.3, "fedrs_soft": True}, partial(averaged, logits=graded)
@@ -156,6 +159,17 @@ def test_fednova_factors_by_hand():
     # With momentum 1/2, steps 1 and 2 carry 1 and 2.5: A = 1/4 + 15/8 = 17/8.
     mixing = FedNova().mix(round_of([0.25, 0.75], steps=[1, 2], momentum=0.5))
     np.testing.assert_allclose(mixing.clients, [17 / 8 * 0.25, 17 / 8 * 0.75 / 2.5])
+    # By steps alone, whatever the momentum: A = 1/4 + 6/4 = 7/4.
+    mixing = FedNova(normaliser="steps").mix(round_of([0.25, 0.75], steps=[1, 2], momentum=0.5))
+    np.testing.assert_allclose(mixing.clients, [7 / 4 * 0.25, 7 / 4 * 0.75 / 2])
+
+
+def test_fednova_goes_further_than_its_clients_where_they_differ_in_size():
+    """With steps in proportion to shares, every factor is A / sum of steps and their sum M sum p^2: 3 * 66 / 100 here."""
+    shares = [0.1, 0.1, 0.8]
+    mixing = FedNova().mix(round_of(shares, steps=[10, 10, 80]))
+    np.testing.assert_allclose(mixing.clients, [0.66] * 3)
+    assert mixing.own == pytest.approx(1 - 1.98)
 
 
 def test_fedrs_and_fedlc_terms_by_hand():

@@ -80,9 +80,9 @@ def feddyn(world: World, rounds: Rounds) -> torch.Tensor:
     return w
 
 
-def scaffold(world: World, rounds: Rounds, after: bool) -> torch.Tensor:
-    w, c = world.start, torch.zeros_like(world.start)
-    c_k = torch.zeros(world.cfg.clients, len(w), dtype=torch.float64)
+def scaffold(world: World, rounds: Rounds, after: bool, random: bool = False, cohort_mean: bool = False) -> torch.Tensor:
+    w, c = world.start, world.another("vectors") if random else torch.zeros_like(world.start)
+    c_k = c.repeat(world.cfg.clients, 1)
     rho = world.cfg.momentum
     for r, cohort in enumerate(rounds, 1):
         start, trained, change = w, [], torch.zeros_like(w)
@@ -95,7 +95,7 @@ def scaffold(world: World, rounds: Rounds, after: bool) -> torch.Tensor:
             c_k[k] = new
             trained.append(done.w)
         w = world.shares(cohort) @ torch.stack(trained)
-        c = c + change / world.cfg.clients
+        c = c + change / (len(cohort) if cohort_mean else world.cfg.clients)
     return w
 
 
@@ -108,6 +108,12 @@ RUNS = {
     "scaffold-niid": ({"algorithm": "scaffold"}, partial(scaffold, after=True)),
     "scaffold-gradient": (
         {"algorithm": "scaffold", "scaffold_variant": "gradient"}, partial(scaffold, after=False)
+    ),
+    "scaffold-random": (
+        {"algorithm": "scaffold", "scaffold_start": "random"}, partial(scaffold, after=True, random=True)
+    ),
+    "scaffold-cohort": (
+        {"algorithm": "scaffold", "scaffold_divisor": "cohort"}, partial(scaffold, after=True, cohort_mean=True)
     ),
 }  # fmt: skip
 ADAPTIVE = {"server_lr": 0.02, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}
@@ -129,7 +135,7 @@ def test_algorithm_equals_straight_line_torch(method, trainer):
     check(outcome, world.named(reference(world, rounds)))
 
 
-@pytest.mark.parametrize("method", ["feddyn", "scaffold-niid"])
+@pytest.mark.parametrize("method", ["feddyn", "scaffold-niid", "scaffold-random"])
 def test_vectors_follow_the_models_memory_order(method):
     """Convolution weights lie channels-last in a row: pushes and vectors must lie in the same order."""
     settings, reference = RUNS[method]
@@ -246,6 +252,14 @@ def test_scaffold_by_hand(variant, reach):
     changes = [-1.0 - 2 / (reach[0] * 0.5), -1.0 + 6 / (reach[1] * 0.5)]
     torch.testing.assert_close(vectors.client["c"], torch.tensor([[0.25 + changes[0]], [3.0 + changes[1]]]))
     torch.testing.assert_close(vectors.server["c"], t(1.0 + sum(changes) / 8))
+
+
+def test_scaffolds_mean_over_the_cohort_by_hand():
+    """c_k' - c_k = (w - w_k) / (steps * lr) - c: the mean of (-4, 3) takes the place of c, whatever it and c_k were."""
+    vectors = Vectors({"c": t(1.0)}, {"c": torch.tensor([[0.25], [3.0]])})
+    Scaffold(divisor="cohort").absorb(vectors, t(1.0), torch.tensor([[3.0], [-5.0]]), about())
+    torch.testing.assert_close(vectors.server["c"], t(-0.5))
+    torch.testing.assert_close(vectors.client["c"], torch.tensor([[0.25 - 4 - 1], [3.0 + 3 - 1]]))
 
 
 @pytest.mark.parametrize("variant", ["niid", "gradient"])

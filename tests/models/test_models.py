@@ -57,6 +57,36 @@ def test_vgg11_has_torchvisions_features_and_one_linear_layer() -> None:
         build("vgg11", 10, seed=0, image_size=31)
 
 
+def test_vgg11_with_batchnorm_is_torchvisions_with_one_linear_layer() -> None:
+    from torchvision.models import vgg11_bn
+
+    model = build("vgg11-bn", 10, seed=0)
+    with torch.device("meta"):
+        theirs = vgg11_bn(weights=None)
+    mine = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    expected = {f"features.{name}": tuple(t.shape) for name, t in theirs.features.state_dict().items()}
+    assert mine == {**expected, "classifier.weight": (10, 512), "classifier.bias": (10,)}
+    assert parameters(model) == parameters(build("vgg11", 10, seed=0)) + 2 * 2752  # a scale and a shift per channel
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10), "one sample is a batch: four values per channel"
+    with pytest.raises(InputError, match="image_size: 16 is too small for vgg11-bn"):
+        build("vgg11-bn", 10, seed=0, image_size=16)
+
+
+def test_layers_can_draw_their_weights_by_their_own_rule() -> None:
+    """torch's default: uniform up to 1/sqrt(fan in), of which the deviation is 1/sqrt(3 fan in); biases too."""
+    model = build("vgg11", 10, seed=0, initialisation="layers")
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            limit = 1 / math.sqrt(9 * layer.in_channels)
+            assert layer.weight.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.05)
+            assert layer.weight.abs().max().item() <= limit
+            assert layer.bias is not None
+            assert 0 < layer.bias.abs().max().item() <= limit
+    again, other = (build("vgg11", 10, seed=seed, initialisation="layers") for seed in (0, 1))
+    assert torch.equal(model.classifier.weight, again.classifier.weight)
+    assert not torch.equal(model.classifier.weight, other.classifier.weight)
+
+
 def test_vgg11_averages_what_larger_images_leave() -> None:
     model = build("vgg11", 3, seed=0, image_size=64).eval()
     images = torch.rand(1, 3, 64, 64)
@@ -87,7 +117,7 @@ def test_the_start_is_a_function_of_the_seed_alone(name: str) -> None:
 
 
 def test_unknown_names_and_too_few_classes_are_refused() -> None:
-    with pytest.raises(InputError, match=r"model: 'resnet' is unknown; accepted: lenet5, vgg11, efficientnet-b0"):
+    with pytest.raises(InputError, match=r"model: 'resnet' is unknown; accepted: lenet5, vgg11, vgg11-bn, efficientnet-b0"):
         build("resnet", 10, seed=0)
     with pytest.raises(InputError, match="num_classes: 1 is out of range"):
         build("lenet5", 1, seed=0)

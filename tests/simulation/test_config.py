@@ -26,7 +26,8 @@ def test_every_setting_changes_the_id():
         "fedlc_tau": 2.0, "clusters": 2, "concat_share": 0.5, "concat_max_rounds": 50, "jitter": 0.1, "flip": 0.1,
         "grayscale": 0.2, "evaluate_every": 3, "precision": "bf16", "seed": 1, "validation": 0.1,
         "client_accuracy": True, "audit": "warn", "size_cap": 3.0, "server_images": 20, "liars": "20%",
-        "lie": "rare",
+        "lie": "rare", "initialisation": "layers", "scaffold_start": "random", "scaffold_divisor": "cohort",
+        "fednova_normaliser": "steps",
     }  # fmt: skip
     assert other.keys() == options().keys()
     for name, value in other.items():

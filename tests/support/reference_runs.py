@@ -54,6 +54,11 @@ class World:
         self.model = build(cfg.model, data.num_classes, seed=key(cfg.seed, "model") >> 1, image_size=8).double()
         self.start = parameters_to_vector(self.model.parameters()).detach().clone()
 
+    def another(self, purpose: str) -> torch.Tensor:
+        """A network of the same kind, drawn for another purpose than to start from."""
+        network = build(self.cfg.model, len(self.counts[0]), seed=key(self.cfg.seed, purpose) >> 1, image_size=8)
+        return parameters_to_vector(network.double().parameters()).detach().clone()
+
     def lr(self, round_: int) -> float:
         return self.cfg.lr * self.cfg.lr_decay ** (round_ - 1)
 

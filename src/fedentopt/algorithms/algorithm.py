@@ -7,7 +7,7 @@
    and the server's next model is `own * w + sum_k clients[k] * w_k`: `local_terms` and `mix` give the numbers. One
    training step then serves all algorithms, side by side in one stack, and one matrix product all their servers.
 2. *State.* `server_vectors` and `client_vectors` name flat vectors as long as the model's parameters, which the engine
-   keeps (filled with `initial`, 0 by default), stacks, moves, checkpoints and counts. `push` is a linear term of the
+   keeps (filled with `initial`, 0 by default, or with a random network), stacks, moves, checkpoints and counts. `push` is a linear term of the
    local objective made of them, `absorb` updates them after training, `step` replaces the server's linear rule, and
    `evaluated` the model that is evaluated and saved.
 3. *Code.* `local_loss` is any other local objective, differentiated by autograd; slower, for clients one by one.
@@ -152,6 +152,11 @@ class Algorithm(Configurable):
     def initial(self, vector: str) -> float:
         """What every entry of a server or client vector is before round 1."""
         return 0.0
+
+    @property
+    def vectors_start_as_network(self) -> bool:
+        """Whether all vectors start as the parameters of one freshly drawn network, in place of `initial`."""
+        return False
 
     @property
     def push_enters(self) -> str:

@@ -9,6 +9,12 @@ c, every client c_k, all zero at the start; a client is pushed along c - c_k. Tw
               plain steps would overestimate c_k' by about 1 / (1 - momentum), and training collapses
 
 and in both w <- sum_k p_k w_k, c <- c + (1/K) sum_{k in S} (c_k' - c_k).
+
+Two departures of NIID-Bench can be had as settings, to see what they do. `start="random"`: its code takes the control
+variates from freshly drawn networks, c = c_k for all k, so that c - c_k is zero until clients have trained; from then on
+those who have and those who have not are pushed apart along the random network, until all have trained.
+`divisor="cohort"`: versions of it divide by |S| in place of K. Since c_k' - c_k = (w - w_k) / (steps * lr) - c, the server's
+c is then the mean of the last round's cohort alone.
 """
 
 from __future__ import annotations
@@ -42,10 +48,26 @@ class Scaffold(Algorithm):
         choices=("niid", "gradient"),
         option="scaffold_variant",
     )
+    start: str = setting(
+        "zero",
+        help="SCAFFOLD: control variates start at zero, or as one random network (as in NIID-Bench)",
+        choices=("zero", "random"),
+        option="scaffold_start",
+    )
+    divisor: str = setting(
+        "clients",
+        help="SCAFFOLD: the server adds the sum of changes over the number of all clients, or of the cohort's",
+        choices=("clients", "cohort"),
+        option="scaffold_divisor",
+    )
     server_vectors = ("c",)
     client_vectors = ("c",)
     sends_down = ("c",)
     sends_up = ("c",)
+
+    @property
+    def vectors_start_as_network(self) -> bool:
+        return self.start == "random"
 
     @property
     def push_enters(self) -> str:
@@ -58,7 +80,8 @@ class Scaffold(Algorithm):
         pace = round.tensor(self.pace(round.steps, round.momentum, round.lr))
         change = (start - trained) * pace[:, None] - vectors.server["c"]  # c_k' - c_k
         vectors.client["c"] = vectors.client["c"] + change
-        vectors.server["c"] = vectors.server["c"] + change.sum(0) / round.total_clients
+        divisor = round.total_clients if self.divisor == "clients" else len(round.clients)
+        vectors.server["c"] = vectors.server["c"] + change.sum(0) / divisor
 
     def pace(self, steps: np.ndarray, momentum: float, lr: float) -> np.ndarray:
         """What turns the way a client went into its mean gradient: 1 / (steps * lr), or 1 / (a_k * lr), float32.

@@ -100,7 +100,7 @@ def _failed(spec: str, images: torch.Tensor, error: Exception) -> InputError:
     return InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {describe_error(error)}")
 
 
-NAMES = ("lenet5", "vgg11", "efficientnet-b0", "efficientnet-b3", "efficientnet-lite0")
+NAMES = ("lenet5", "vgg11", "vgg11-bn", "efficientnet-b0", "efficientnet-b3", "efficientnet-lite0")
 
 
 def build(
@@ -112,6 +112,7 @@ def build(
     weights: str | None = None,
     factory: Callable[[int], nn.Module] | None = None,
     channels: int = 3,
+    initialisation: str = "network",
 ) -> nn.Module:
     """The model `name` for `num_classes` classes and square images, on the CPU, in training mode.
 
@@ -120,6 +121,8 @@ def build(
     `load_weights`), or "pretrained" (see `load_pretrained`). `factory`: makes one's own model in the place of what
     `name` stands for. Dropout layers become keyed ones (see `keyed_dropout`), other draws of one's own model are keyed
     too (see `keyed_draws`). Images come as RGB; of data with one of `channels`, one's own model may take that one.
+    `initialisation`: "network" draws as the code that the network comes from does, "layers" by every layer's own default
+    in torch; loaded weights win over either.
     """
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes} is out of range; accepted: at least 2")
@@ -132,6 +135,8 @@ def build(
         key = key_dropout(model)
         if ":" in name or factory is not None:
             check_own_model(model, name, num_classes, image_size, channels, key)
+        if initialisation == "layers":
+            _draw_by_layer(model)
         if weights == PRETRAINED:
             load_pretrained(model, name, find_head(model))
         elif weights is not None:
@@ -139,13 +144,21 @@ def build(
     return model.train()
 
 
+def _draw_by_layer(model: nn.Module) -> None:
+    """Draw all weights anew, each layer by its own rule (`reset_parameters`); a layer without one stays as it is."""
+    for layer in model.modules():
+        reset = getattr(layer, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
 def _make(name: str, num_classes: int, image_size: int, factory: Callable[[int], nn.Module] | None) -> nn.Module:
     if factory is not None:
         return own_model(name, num_classes, factory)
     if name == "lenet5":
         return lenet5(num_classes, image_size)
-    if name == "vgg11":
-        return vgg11(num_classes, image_size)
+    if name in ("vgg11", "vgg11-bn"):
+        return vgg11(num_classes, image_size, batch_norm=name.endswith("-bn"))
     if name in ("efficientnet-b0", "efficientnet-b3"):
         return efficientnet(name.removeprefix("efficientnet-"), num_classes)
     if name == "efficientnet-lite0":

@@ -7,7 +7,8 @@ two 5×5 convolutions (6 and 16 channels), each with ReLU and 2×2 max pooling, 
 VGG-11 (Simonyan and Zisserman, "Very deep convolutional networks", 2015): torchvision's features, one linear layer.
 The eight convolutions with their initialisation are torchvision's; its three-layer ImageNet classifier is
 replaced by one linear layer on the 512 features. Images of 64 pixels and more leave a map larger than 1×1,
-which is averaged first, so that the linear layer is the same for every size.
+which is averaged first, so that the linear layer is the same for every size. With BatchNorm: one layer of it after
+every convolution, torchvision's `vgg11_bn`.
 
 EfficientNet-B0 and -B3 (Tan and Le, 2019): torchvision's networks with a last layer of C classes.
 EfficientNet-Lite0, of which published weights can be had: `efficientnet_lite`.
@@ -50,13 +51,14 @@ def lenet5(num_classes: int, image_size: int) -> nn.Sequential:
 SMALLEST_VGG = 32  # five poolings
 
 
-def vgg11(num_classes: int, image_size: int) -> nn.Sequential:
+def vgg11(num_classes: int, image_size: int, *, batch_norm: bool = False) -> nn.Sequential:
     """A freshly initialised VGG-11; images must be at least 32 pixels wide."""
     if image_size < SMALLEST_VGG:
-        raise InputError(f"image_size: {image_size} is too small for vgg11; accepted: at least {SMALLEST_VGG}")
+        name = "vgg11-bn" if batch_norm else "vgg11"
+        raise InputError(f"image_size: {image_size} is too small for {name}; accepted: at least {SMALLEST_VGG}")
     from torchvision.models.vgg import cfgs, make_layers  # takes seconds to load
 
-    features = make_layers(cfgs["A"], batch_norm=False)
+    features = make_layers(cfgs["A"], batch_norm=batch_norm)
     for layer in features:
         # torchvision does this in the constructor of its whole network, with 120 M weights nobody uses here.
         if isinstance(layer, nn.Conv2d):

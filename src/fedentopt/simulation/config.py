@@ -32,9 +32,13 @@ PARTS: dict[str, Registry[Any]] = {"algorithm": ALGORITHMS, "selector": SELECTOR
 """The two parts of a method, and who knows them by name."""
 LATER = (
     "speed_spread", "averaging", "validation", "client_accuracy", "audit", "size_cap", "server_images", "liars", "lie",
+    "initialisation",
 )  # fmt: skip
 """Fields that came after runs had been published: at their defaults they leave a run's identity as it was."""
-LATER_OF_METHODS = {"selector.release": "fifo"}
+LATER_OF_METHODS = {
+    "selector.release": "fifo", "scaffold_start": "zero", "scaffold_divisor": "clients",
+    "fednova_normaliser": "momentum",
+}  # fmt: skip
 """The same for settings of methods, with their defaults."""
 
 
@@ -63,12 +67,19 @@ class RunConfig:
         0.0, "share of each client's training data that is held out and evaluated like the test split", low=0, below=1
     )
     model: str = setting(
-        "lenet5", "lenet5, vgg11, efficientnet-b0, efficientnet-b3, efficientnet-lite0, or package.module:factory"
+        "lenet5",
+        "lenet5, vgg11, vgg11-bn, efficientnet-b0, efficientnet-b3, efficientnet-lite0, or package.module:factory",
     )
     weights: str | None = setting(
         None,
         "start weights: a local safetensors file, or pretrained (efficientnet-lite0: ImageNet's, from an extra); the "
         "last layer may differ",
+    )
+    initialisation: str = setting(
+        "network",
+        "how random start weights are drawn: network (as the code that the network comes from does) or layers (by "
+        "every layer's own default in torch)",
+        choices=("network", "layers"),
     )
     algorithm: str = setting("fedavg", f"{', '.join(ALGORITHMS.names)}, or package.module:factory")
     selector: str = setting("random", f"{', '.join(SELECTORS.names)}, or package.module:factory")

@@ -88,7 +88,7 @@ def stack_key(task: Task) -> tuple[object, ...]:
     config = task.config
     return (
         config.dataset, config.fine_labels, config.image_size, config.model, id(task.model), config.weights,
-        config.batch_size, config.jitter, config.flip, config.grayscale, config.precision,
+        config.initialisation, config.batch_size, config.jitter, config.flip, config.grayscale, config.precision,
         overrides(task.make_algorithm(), "local_loss"),
     )  # fmt: skip
 
@@ -142,13 +142,16 @@ class Stack:
         config = tasks[0].config
         self.options, self.device, self._progress = options, device, progress
         self._say = options.say or (lambda line: None)
-        models = {
-            seed: build(
-                config.model, data.num_classes, seed=key(seed, "model") >> 1, image_size=data.image_size,
-                weights=config.weights, factory=tasks[0].model, channels=data.x_train.shape[1],
-            )
-            for seed in sorted({task.config.seed for task in tasks})
-        }  # fmt: skip
+
+        def network(seed: int, purpose: str = "model", weights: str | None = None) -> nn.Module:
+            return build(
+                config.model, data.num_classes, seed=key(seed, purpose) >> 1, image_size=data.image_size,
+                weights=weights, factory=tasks[0].model, channels=data.x_train.shape[1],
+                initialisation=config.initialisation,
+            )  # fmt: skip
+
+        seeds = sorted({task.config.seed for task in tasks})
+        models = {seed: network(seed, weights=config.weights) for seed in seeds}
         model = models[config.seed]
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
@@ -174,6 +177,7 @@ class Stack:
             RunState(
                 task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
                 task.make_selector(algorithm), None if clients is None else clients.numbers,
+                lambda seed=task.config.seed: network(seed, "vectors"),
             )
             for task, algorithm in zip(tasks, algorithms, strict=True)
         ]  # fmt: skip

@@ -39,8 +39,9 @@ class RunState:
     def __init__(
         self, config: RunConfig, recorder: RunRecorder, labels: np.ndarray, num_classes: int, model: nn.Module,
         layout: FlatLayout, device: torch.device, algorithm: Algorithm, selector: Selector,
-        owners: np.ndarray | None = None,
+        owners: np.ndarray | None = None, fresh: Callable[[], nn.Module] | None = None,
     ) -> None:  # fmt: skip
+        """`fresh` draws another network of the same kind, for vectors that start as one."""
         self.config, self.recorder, self.layout, self.device = config, recorder, layout, device
         self.model, self.num_classes = model, num_classes
         self.hooks = Hooks(algorithm, config.algorithm, layout.padding(device))
@@ -68,9 +69,18 @@ class RunState:
         rows = 1 if self.groups is None else int(self.groups.max()) + 1
         self.models = start.expand(rows, -1).reshape(-1, layout.width).clone()
         width = layout.parameter_width
-        initial = self.hooks.initial
-        self.server = {name: initial(name, width, device=device) for name in algorithm.server_vectors}
-        self.client = {name: initial(name, config.clients, width, device=device) for name in algorithm.client_vectors}
+        drawn = None
+        if algorithm.vectors_start_as_network:
+            assert fresh is not None
+            drawn = layout.pack(fresh().state_dict())[:width].to(device)
+
+        def initial(name: str, *rows: int) -> torch.Tensor:
+            if drawn is None:
+                return self.hooks.initial(name, *rows, width, device=device)
+            return drawn.expand(*rows, width).clone()
+
+        self.server = {name: initial(name) for name in algorithm.server_vectors}
+        self.client = {name: initial(name, config.clients) for name in algorithm.client_vectors}
         self.client_models = (
             torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
         )
