@@ -30,6 +30,8 @@ TABLES = {
     "grid-buffer": "Grid: buffer size",
     "single-class": "Limit: clients with a single class",
     "mri-pretraining": "Brain-Tumor MRI: with and without pre-training",
+    "bf16": "Arithmetic: bf16 beside TF32",
+    "vgg11-open": "VGG-11 under Dir(0.1): what the paper leaves open",
     "inferred": "Selection without label reports",
     "liars": "Clients that lie about their labels",
     "selectors": "Every selector",
@@ -48,7 +50,8 @@ def method(name: str) -> str:
 
 def model(name: str) -> str:
     """`lenet5` as LeNet-5."""
-    return _written(MODELS | {"EfficientNet-Lite0": "efficientnet-lite0"}, name)  # no model of the paper's
+    others = {"EfficientNet-Lite0": "efficientnet-lite0", "VGG-11-BN": "vgg11-bn"}  # no models of the paper's
+    return _written(MODELS | others, name)
 
 
 def dataset(name: str) -> str:

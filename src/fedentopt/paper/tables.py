@@ -13,9 +13,11 @@ from typing import Any
 from fedentopt.files import make_folder, write_json, write_text
 from fedentopt.paper import layouts
 from fedentopt.paper.audit_table import INFERRED, LIARS, inferred_table, liars_table
+from fedentopt.paper.bf16_table import BF16, bf16_table
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import MISSING_DATA, NOT_RUN, Comparison
 from fedentopt.paper.formats import Table, latex, markdown
+from fedentopt.paper.open_choices import OPEN_CHOICES, open_choices_table
 from fedentopt.paper.selector_table import SELECTORS, TUNED, selector_table
 from fedentopt.paper.selector_tuned import tuned_table
 
@@ -34,6 +36,8 @@ BY_NAME: dict[str, Layout] = {
     TUNED: tuned_table,
     LIARS: liars_table,
     INFERRED: inferred_table,
+    BF16: bf16_table,
+    OPEN_CHOICES: open_choices_table,
 }
 """Tables whose accuracies have a layout of their own."""
 

@@ -1,0 +1,123 @@
+"""What bf16 products cost: every run beside the same run in TF32, seed by seed, and a verdict from the differences.
+
+Both runs of a pair share partition, start model and order of clients, so the differences are paired. A method and
+partition by itself has few seeds; the verdict on a model therefore stands on all its differences together. Rounding
+acts on every run anew, so they are taken for independent. A cost beyond `MARGIN` has to be ruled out (the lower end of
+the interval of all differences together is above it), and no method and partition by itself may be clearly lower, after
+Holm's correction; otherwise tables stay with TF32. Not having seen a cost is not enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedentopt.paper import names
+from fedentopt.paper.audit_table import difference
+from fedentopt.paper.comparison import DONE, Comparison
+from fedentopt.paper.formats import Section, Table
+from fedentopt.results.statistics import (
+    Interval,
+    holm,
+    mean_interval,
+    paired_differences,
+    paired_interval,
+    paired_p_value,
+)
+
+BF16 = "bf16"
+MARGIN = 1.0
+"""Points of accuracy: as much as separates the closest methods that the paper calls different."""
+SURE = 0.05
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method in one setting, in both precisions."""
+
+    tf32: Comparison
+    bf16: Comparison
+
+    @property
+    def differences(self) -> list[float]:
+        """bf16 minus TF32, by seed."""
+        return paired_differences(self.bf16.values, self.tf32.values)
+
+    @property
+    def interval(self) -> Interval | None:
+        return paired_interval(self.bf16.values, self.tf32.values)
+
+    @property
+    def name(self) -> str:
+        cell = self.bf16.cell
+        return f"{names.method(cell.method or '')} under {names.partition(cell.partition or '')}"
+
+
+def pairs(entries: Sequence[Comparison]) -> list[Pair]:
+    """The runs that differ in nothing but their precision, two and two."""
+    found: dict[tuple[str | None, ...], dict[str, Comparison]] = {}
+    for entry in entries:
+        cell = entry.cell
+        if cell.config is not None:
+            place = (cell.model, cell.dataset, cell.partition, cell.method)
+            found.setdefault(place, {})[cell.config.precision] = entry
+    return [Pair(both["fp32"], both["bf16"]) for both in found.values() if both.keys() >= {"fp32", "bf16"}]
+
+
+def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
+    """A row per method, a section per model and partition; the verdict is in the note."""
+    made = pairs(entries)
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    for pair in made:
+        shared, wanted = len(pair.differences), len(pair.bf16.cell.seeds)
+        sections.setdefault(names.heading(pair.bf16.cell), []).append((
+            names.method(pair.bf16.cell.method or ""), names.ours(pair.tf32), names.ours(pair.bf16),
+            difference(pair.interval) if pair.interval else _signed(pair.differences),
+            str(shared) if shared == wanted else f"{shared} of {wanted}",
+        ))  # fmt: skip
+    columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
+    note = (
+        "Test accuracy in per cent, mean of the last ten rounds, with matrix products in TF32 and in bf16; weights, "
+        "sums and the optimiser are in single precision in both. Bold where zero lies outside the interval. "
+    )
+    verdicts = " ".join(verdict([pair for pair in made if pair.bf16.cell.model == model]) for model in _models(made))
+    return Table(
+        name, names.table(name), note + verdicts, columns, tuple(Section(h, tuple(r)) for h, r in sections.items())
+    )
+
+
+def verdict(of_model: Sequence[Pair]) -> str:
+    """What the differences of one model say, in words; nothing before all of its runs are there."""
+    model = names.model(of_model[0].bf16.cell.model)
+    differences = [one for pair in of_model for one in pair.differences]
+    wanted = sum(len(pair.bf16.cell.seeds) for pair in of_model)
+    complete = all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16))
+    together = mean_interval(differences)
+    if not complete or together is None:
+        return f"{model}: {len(differences)} of {wanted} pairs of runs are there, so nothing is said of bf16 yet."
+    p_values = holm([paired_p_value(pair.bf16.values, pair.tf32.values) for pair in of_model])
+    lower = [
+        pair.name for pair, p in zip(of_model, p_values, strict=True)
+        if p is not None and p < SURE and sum(pair.differences) < 0
+    ]  # fmt: skip
+    found = f"{model}: bf16 minus TF32 is {difference(together).strip('*')} points over {len(differences)} pairs of runs."
+    if together.high < 0 or lower:
+        where = f", clearly so with {' and '.join(lower)}" if lower else ""
+        return f"{found} bf16 costs accuracy{where}; tables stay with TF32."
+    if together.low < -MARGIN:
+        return (
+            f"{found} That shows no cost, but does not rule out one of more than {MARGIN:g} point; tables stay with TF32."
+        )
+    return (
+        f"{found} A cost of more than {MARGIN:g} point is ruled out, and no method by itself is clearly lower; tables "
+        "may use bf16."
+    )
+
+
+def _models(made: Sequence[Pair]) -> list[str]:
+    return list(dict.fromkeys(pair.bf16.cell.model for pair in made))
+
+
+def _signed(differences: Sequence[float]) -> str:
+    """A single difference has no interval."""
+    return ", ".join(f"{one:+.2f}" for one in differences) or names.NOTHING
