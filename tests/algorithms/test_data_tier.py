@@ -165,7 +165,7 @@ def test_fednova_factors_by_hand():
 
 
 def test_fednova_goes_further_than_its_clients_where_they_differ_in_size():
-    """With steps in proportion to shares, every factor is A / sum of steps and their sum M sum p^2: 3 * 66 / 100 here."""
+    """With steps in proportion to shares, every factor is A / sum of steps, and all together M sum p^2: 3 * 0.66."""
     shares = [0.1, 0.1, 0.8]
     mixing = FedNova().mix(round_of(shares, steps=[10, 10, 80]))
     np.testing.assert_allclose(mixing.clients, [0.66] * 3)

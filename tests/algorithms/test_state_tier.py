@@ -80,7 +80,9 @@ def feddyn(world: World, rounds: Rounds) -> torch.Tensor:
     return w
 
 
-def scaffold(world: World, rounds: Rounds, after: bool, random: bool = False, cohort_mean: bool = False) -> torch.Tensor:
+def scaffold(
+    world: World, rounds: Rounds, after: bool, random: bool = False, cohort_mean: bool = False
+) -> torch.Tensor:
     w, c = world.start, world.another("vectors") if random else torch.zeros_like(world.start)
     c_k = c.repeat(world.cfg.clients, 1)
     rho = world.cfg.momentum

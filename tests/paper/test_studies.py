@@ -54,7 +54,9 @@ def test_bf16_runs_stand_beside_those_of_table_1() -> None:
     for cell in BF16:
         assert cell.config is not None
         assert (cell.config.digest() in TABLE1) == (cell.config.precision == "fp32")
-    assert all(pair.tf32.cell.config.replace(precision="bf16") == pair.bf16.cell.config for pair in pairs(entries(BF16)))
+    for pair in pairs(entries(BF16)):
+        assert pair.tf32.cell.config is not None
+        assert pair.tf32.cell.config.replace(precision="bf16") == pair.bf16.cell.config
 
 
 def vgg(tf32: dict[int, float], bf16: dict[int, float]) -> list[Pair]:
@@ -119,8 +121,9 @@ def test_every_change_is_one_change() -> None:
         assert mine is not None
         assert plain is not None
         assert plain.digest() in TABLE1
-        keys = mine.to_dict().keys() | plain.to_dict().keys()
-        assert sum(mine.to_dict().get(key) != plain.to_dict().get(key) for key in keys) == (cell is not base[cell.method])
+        ours, theirs = mine.to_dict(), plain.to_dict()
+        differing = [key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)]
+        assert len(differing) == (cell is not base[cell.method])
     words = Counter(change(entry) for entry in entries(OPEN))
     assert len(words) == 8
     assert words[AS_CHOSEN] == words["BatchNorm after every convolution"] == 4
@@ -145,7 +148,8 @@ def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() ->
     assert "near" not in found(entries(OPEN, *known(normed[:3], 60.0)))
     said = found(entries(OPEN, *known(normed, 60.0)))  # printed: 58.33, 49.66, 61.89, 63.79
     assert (
-        "BatchNorm after every convolution: near FedAvg (+1.7), SCAFFOLD (-1.9), FedEntOpt (-3.8); far from FedNova (+10.3)."
+        "BatchNorm after every convolution: near FedAvg (+1.7), SCAFFOLD (-1.9), FedEntOpt (-3.8); far from FedNova "
+        "(+10.3)."
     ) in said
     assert "Nothing is said yet, for want of runs, of: as in Table 1, " in said
 

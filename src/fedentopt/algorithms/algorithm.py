@@ -7,9 +7,9 @@
    and the server's next model is `own * w + sum_k clients[k] * w_k`: `local_terms` and `mix` give the numbers. One
    training step then serves all algorithms, side by side in one stack, and one matrix product all their servers.
 2. *State.* `server_vectors` and `client_vectors` name flat vectors as long as the model's parameters, which the engine
-   keeps (filled with `initial`, 0 by default, or with a random network), stacks, moves, checkpoints and counts. `push` is a linear term of the
-   local objective made of them, `absorb` updates them after training, `step` replaces the server's linear rule, and
-   `evaluated` the model that is evaluated and saved.
+   keeps (filled with `initial`, 0 by default, or with a random network), stacks, moves, checkpoints and counts. `push`
+   is a linear term of the local objective made of them, `absorb` updates them after training, `step` replaces the
+   server's linear rule, and `evaluated` the model that is evaluated and saved.
 3. *Code.* `local_loss` is any other local objective, differentiated by autograd; slower, for clients one by one.
 
 Beside these, `judge` keeps some of the clients that trained, `groups` gives clusters of clients a model each, and

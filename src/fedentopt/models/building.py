@@ -121,8 +121,8 @@ def build(
     `load_weights`), or "pretrained" (see `load_pretrained`). `factory`: makes one's own model in the place of what
     `name` stands for. Dropout layers become keyed ones (see `keyed_dropout`), other draws of one's own model are keyed
     too (see `keyed_draws`). Images come as RGB; of data with one of `channels`, one's own model may take that one.
-    `initialisation`: "network" draws as the code that the network comes from does, "layers" by every layer's own default
-    in torch; loaded weights win over either.
+    `initialisation`: "network" draws as the code that the network comes from does, "layers" by every layer's own
+    default in torch; loaded weights win over either.
     """
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes} is out of range; accepted: at least 2")

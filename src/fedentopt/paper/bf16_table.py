@@ -100,13 +100,15 @@ def verdict(of_model: Sequence[Pair]) -> str:
         pair.name for pair, p in zip(of_model, p_values, strict=True)
         if p is not None and p < SURE and sum(pair.differences) < 0
     ]  # fmt: skip
-    found = f"{model}: bf16 minus TF32 is {difference(together).strip('*')} points over {len(differences)} pairs of runs."
+    gap = difference(together).strip("*")
+    found = f"{model}: bf16 minus TF32 is {gap} points over {len(differences)} pairs of runs."
     if together.high < 0 or lower:
         where = f", clearly so with {' and '.join(lower)}" if lower else ""
         return f"{found} bf16 costs accuracy{where}; tables stay with TF32."
     if together.low < -MARGIN:
         return (
-            f"{found} That shows no cost, but does not rule out one of more than {MARGIN:g} point; tables stay with TF32."
+            f"{found} That shows no cost, but does not rule out one of more than {MARGIN:g} point; tables stay with "
+            "TF32."
         )
     return (
         f"{found} A cost of more than {MARGIN:g} point is ruled out, and no method by itself is clearly lower; tables "

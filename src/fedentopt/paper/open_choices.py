@@ -61,8 +61,8 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
         "method, change", "accuracy", "minus Table 1's choice, seed by seed", "paper", "minus the paper's", "seeds",
     )  # fmt: skip
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds. Every row but the first of a method changes one choice "
-        "that the paper leaves open. "
+        "Test accuracy in per cent, mean of the last ten rounds. Every row but the first of a method changes one "
+        "choice that the paper leaves open. "
     )
     made = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())
     return Table(name, names.table(name), note + found(entries), columns, made)

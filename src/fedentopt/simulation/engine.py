@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -177,7 +178,7 @@ class Stack:
             RunState(
                 task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
                 task.make_selector(algorithm), None if clients is None else clients.numbers,
-                lambda seed=task.config.seed: network(seed, "vectors"),
+                partial(network, task.config.seed, "vectors"),
             )
             for task, algorithm in zip(tasks, algorithms, strict=True)
         ]  # fmt: skip
