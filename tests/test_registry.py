@@ -151,7 +151,8 @@ def test_the_defaults_are_the_published_ones() -> None:
     assert defaults["fedprox"] == {"mu": 1e-4}
     assert defaults["fedrs"] == {"alpha": 0.5, "soft": False}
     assert defaults["fedlc"] == {"tau": 1.0}
-    assert defaults["scaffold"] == {"variant": "niid"}
+    assert defaults["scaffold"] == {"variant": "niid", "start": "zero", "divisor": "clients"}
+    assert defaults["fednova"] == {"normaliser": "momentum"}
     assert defaults["fedconcat"] == {"clusters": 5, "share": 0.9, "max_rounds": 500}
     assert defaults["fedavgm"] == {"beta": 0.9, "server_lr": 1.0}
     assert defaults["fedadam"] == defaults["fedyogi"] == {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}

@@ -145,11 +145,11 @@ def test_the_table_of_open_choices_by_hand() -> None:
 
 def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() -> None:
     normed = of(OPEN, model="vgg11-bn")
-    assert "near" not in found(entries(OPEN, *known(normed[:3], 60.0)))
+    assert "near with" not in found(entries(OPEN, *known(normed[:3], 60.0)))
     said = found(entries(OPEN, *known(normed, 60.0)))  # printed: 58.33, 49.66, 61.89, 63.79
     assert (
-        "BatchNorm after every convolution: near FedAvg (+1.7), SCAFFOLD (-1.9), FedEntOpt (-3.8); far from FedNova "
-        "(+10.3)."
+        "BatchNorm after every convolution: near with FedAvg (+1.7), SCAFFOLD (-1.9), FedEntOpt (-3.8); far with "
+        "FedNova (+10.3)."
     ) in said
     assert "Nothing is said yet, for want of runs, of: as in Table 1, " in said
 

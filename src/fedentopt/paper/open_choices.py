@@ -84,10 +84,10 @@ def found(entries: Sequence[Comparison]) -> str:
         }
         near = [f"{method} ({gap:+.1f})" for method, gap in gaps.items() if abs(gap) <= FAR]
         away = [f"{method} ({gap:+.1f})" for method, gap in gaps.items() if abs(gap) > FAR]
-        parts = [f"{word} {', '.join(some)}" for word, some in (("near", near), ("far from", away)) if some]
+        parts = [f"{word} {', '.join(some)}" for word, some in (("near with", near), ("far with", away)) if some]
         sentences.append(f"{what[0].upper() + what[1:]}: {'; '.join(parts)}.")
     if sentences:
-        sentences.insert(0, f"Within {FAR:g} points of the printed figure counts as near it.")
+        sentences.insert(0, f"Within {FAR:g} points of the printed figure counts as near, all else as far.")
     if waiting:
         sentences.append(f"Nothing is said yet, for want of runs, of: {', '.join(waiting)}.")
     return " ".join(sentences)
