@@ -29,7 +29,7 @@ from fedentopt.simulation.trainers.choice import choose_trainer, resolve_device
 
 METHODS = [
     {"algorithm": "fedavg", "selector": "fedentopt", "epsilon": 0.5, "buffer": "2"},
-    {"algorithm": "scaffold"},
+    {"algorithm": "scaffold", "scaffold_start": "random"},  # clients that have not trained yet remember something too
     {"algorithm": "fednova", "selector": "fedentopt", "buffer": "2"},
     {"algorithm": "fedentropy"},
     {"algorithm": "fedconcat", "clusters": 2, "rounds": 40, "concat_max_rounds": 12},

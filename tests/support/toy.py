@@ -150,6 +150,7 @@ METHODS = [
     {"algorithm": "fedrs"},
     {"algorithm": "fedlc"},
     {"algorithm": "fedentropy"},
+    {"algorithm": "scaffold", "scaffold_start": "random"},
     {"algorithm": "fedconcat", "clusters": 2, "rounds": 60, "concat_max_rounds": 10},
 ]
 
