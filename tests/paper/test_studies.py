@@ -107,8 +107,10 @@ def test_nothing_is_said_of_bf16_before_its_runs_are_there() -> None:
     half = known([c for c in cells if c not in tf32], FLAT)[:-1]
     for runs, count in (((), 0), (known(tf32, FLAT), 0), ([*known(tf32, FLAT), *half], 17)):
         table = bf16_table("bf16", entries(cells, *runs))
-        assert f"VGG-11: {count} of 18 pairs of runs are there, so nothing is said of bf16 yet." in table.note
+        assert f"VGG-11: {count} of 18 pairs of full-length runs are there, so nothing is said" in table.note
     assert "ruled out" not in table.note
+    trial = entries([cell.cut(3) for cell in cells], *known([cell.cut(3) for cell in cells], FLAT))
+    assert "VGG-11: 0 of 18 pairs of full-length runs are there" in bf16_table("bf16", trial).note
 
 
 # --- what is open

@@ -94,7 +94,8 @@ def verdict(of_model: Sequence[Pair]) -> str:
     complete = all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16))
     together = mean_interval(differences)
     if not complete or together is None:
-        return f"{model}: {len(differences)} of {wanted} pairs of runs are there, so nothing is said of bf16 yet."
+        there = sum(len(pair.differences) for pair in of_model if not pair.bf16.cell.shortened)
+        return f"{model}: {there} of {wanted} pairs of full-length runs are there, so nothing is said of bf16 yet."
     p_values = holm([paired_p_value(pair.bf16.values, pair.tf32.values) for pair in of_model])
     lower = [
         pair.name for pair, p in zip(of_model, p_values, strict=True)
