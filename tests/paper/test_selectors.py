@@ -228,14 +228,16 @@ def test_the_page_says_first_where_we_are_not_best() -> None:
     text = page(compared(SOME))
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings[0] == "Where FedEntOpt is not best"
-    assert "highest mean accuracy in 0 of 1 setting (LeNet-5, 5 seeds); elsewhere: Fed-CBS in 1. Of the sel" in text
+    assert (
+        "highest mean accuracy in 0 of 1 setting (LeNet-5, 5 seeds); elsewhere selectors of others (Fed-CBS in 1). Of"
+        in text
+    )
     assert "Fed-CBS does best: on average +1.04 points from FedEntOpt, above it in 1 of 1 setting." in text
     assert "Of 3 comparisons with another selector, the other is clearly better in 1, FedEntOpt in 2; the rest" in text
     assert "of 3, the first has to be 4.0 times its standard error with 5 seeds" in text  # t(1 - 0.05/6, 4) = 3.96
     assert "- Fed-CBS: CIFAR-10, Dir(0.1), 10 %" in text
     assert re.search(r"\| Fed-CBS \| 55\.12 ± 0\.68 \| 54\.08 ± 0\.75 \| \*\*\+1\.04 ", text)
-    kl = next(line for line in text.splitlines() if line.startswith("| KL | its label counts, once | -0.10"))
-    assert kl == "| KL | its label counts, once | -0.10 | 0 / 0 | -4.18 | 0 of 1 | – | 0 / 1 | 0 of 1 |"
+    assert "| KL | -0.10 | -4.18 | – | 0 of 1 | 0 | its label counts, once | 0 / 0 | 0 / 1 |" in text
     assert "worth +9.5 points over random selection at 10 %, of which FedEntOpt brings +4.1 (43 %)." in text
 
 
@@ -251,7 +253,7 @@ def test_one_seed_gives_differences_and_no_certainty() -> None:
     assert "One seed says nothing about luck" in text
     assert "clearly better" not in text
     assert "| CIFAR-10, Dir(0.1), 10 % | Fed-CBS | 55.00 | 54.00 | +1.00 | – |" in text
-    assert "| Fed-CBS | its label counts, once | +5.00 | – | +1.00 | 1 of 1 | – | – | 1 of 1 |" in text
+    assert "| Fed-CBS | +5.00 | +1.00 | – | 1 of 1 | 1 | its label counts, once | – | – |" in text
     assert re.search(r"^\| Fed-CBS \| 55\.00 \| \+5\.00 \| – \|", text, re.MULTILINE)
 
 

@@ -43,14 +43,14 @@ def summary(settings: Sequence[BenchSetting]) -> tuple[Columns, Rows]:
         gaps = from_ours(settings, method)
         ahead = f"{sum(gap > 0 for gap in gaps)} of {len(gaps)}" if gaps else names.NOTHING
         rows.append((
-            names.method(method), KINDS[ask(method).burden], *by_share, _clearly(own, method, RANDOM),
-            _bold(_signed(mean(gaps)), p_values.get(method)), ahead, p_text(p_values.get(method)),
-            _clearly(own, method, OURS), f"{sum(s.best == method for s in own)} of {len(own)}",
+            names.method(method), *by_share, _bold(_signed(mean(gaps)), p_values.get(method)),
+            p_text(p_values.get(method)), ahead, str(sum(s.best == method for s in own)), KINDS[ask(method).burden],
+            _clearly(own, method, RANDOM), _clearly(own, method, OURS),
         ))  # fmt: skip
     columns = (
-        "selector", "asks of a client", *(f"points above random at {share:g} %" for share in shares),
-        "clearly above / below random", "minus FedEntOpt", "above FedEntOpt in", "p over settings",
-        "clearly above / below FedEntOpt", "best in",
+        "selector", *(f"above random, {share:g} %" for share in shares), "minus FedEntOpt", "p over settings",
+        "above FedEntOpt in", "best in", "asks of a client", "clearly above / below random",
+        "clearly above / below FedEntOpt",
     )  # fmt: skip
     return columns, rows
 

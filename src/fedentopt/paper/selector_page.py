@@ -129,7 +129,7 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
         for setting, method in better:
             by_method.setdefault(method, []).append(setting.place)
         lines += ["Clearly better than FedEntOpt:", ""]
-        lines += [f"- {_credited(method)}: {'; '.join(places)}" for method, places in by_method.items()]
+        lines += [f"- {names.method(method)}: {'; '.join(places)}" for method, places in by_method.items()]
         lines.append("")
     if not lost:
         return "\n".join([*lines, "In no setting has another selector the higher mean.", ""])
@@ -137,14 +137,9 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
     for setting in lost:
         best, found = setting.by_method[setting.best], setting.against_ours[setting.best]
         ours = names.ours(setting.by_method[OURS])
-        rows.append((setting.place, _credited(setting.best), names.ours(best), ours, found.text(), found.p_text()))
+        rows.append((setting.place, names.method(setting.best), names.ours(best), ours, found.text(), found.p_text()))
     columns = ("setting", "best", "its accuracy", "FedEntOpt's", "best minus FedEntOpt, 95 % interval", "p (Holm)")
     return "\n".join([*lines, plain(columns, rows)])
-
-
-def _credited(method: str) -> str:
-    """A selector's name, and where it is from if nobody else has published it."""
-    return f"{names.method(method)} (made here)" if method in MADE_HERE else names.method(method)
 
 
 def _who_is_best(judged: Sequence[BenchSetting], lost: Sequence[BenchSetting]) -> str:
@@ -155,7 +150,12 @@ def _who_is_best(judged: Sequence[BenchSetting], lost: Sequence[BenchSetting]) -
         f"({', '.join(models)}, {_seeds(judged)})"
     )
     counts = Counter(setting.best for setting in lost).most_common()
-    return f"{text}; elsewhere: {', '.join(f'{_credited(m)} in {n}' for m, n in counts)}." if counts else f"{text}."
+    groups = {
+        "made here": [f"{names.method(m)} in {n}" for m, n in counts if m in MADE_HERE],
+        "of others": [f"{names.method(m)} in {n}" for m, n in counts if m not in MADE_HERE],
+    }
+    found = [f"selectors {whose} ({', '.join(which)})" for whose, which in groups.items() if which]
+    return f"{text}; elsewhere {' and '.join(found)}." if found else f"{text}."
 
 
 def _nearest(judged: Sequence[BenchSetting]) -> str:
@@ -201,10 +201,10 @@ def _seeds(settings: Sequence[BenchSetting]) -> str:
 def _over_all(settings: Sequence[BenchSetting]) -> str:
     """One line per selector."""
     text = (
-        "Means over the settings that have results. Clearly: in how many settings the difference is more than luck "
-        "after Holm's correction over the comparisons of a setting with the same selector. P over settings: Wilcoxon's "
-        "signed-rank test of the differences to FedEntOpt, one per setting, by Holm's correction over the selectors, "
-        f"bold below {SURE:g}; it takes settings for independent, which those of one data set are not quite."
+        "Points of accuracy, means over the settings that have results. Clearly: in how many settings the difference "
+        "is more than luck after Holm's correction over the comparisons of a setting with the same selector. P over "
+        "settings: Wilcoxon's signed-rank test of the differences to FedEntOpt, one per setting, by Holm's correction "
+        f"over the selectors, bold below {SURE:g}; it takes settings for independent, which those of one data set are not quite."
     )
     return "\n".join(
         ["## Over all settings", "", *_paragraph(gap_closed(settings)), text, "", plain(*summary(settings))]
