@@ -8,7 +8,7 @@ The paper finds the number of clusters by the Davies-Bouldin index; here it is M
 k-means (SciPy's, from centres drawn by k-means++) depends on seed and counts only, so clusters are made again when
 clients come, change or leave, and are the same after a restart. It ends in a local optimum, often with clusters of one
 client that would train every round: of ten starts the one whose clients are nearest to their centres is kept (fewer
-starts above 819 clients, one from 8,192 on). Above 8,192 clients the centres are found on 8,192 of them, drawn at
+starts above 819 clients, one above 4,096). Above 8,192 clients the centres are found on 8,192 of them, drawn at
 random, and everybody joins the nearest. Stragglers are not over-provisioned: who drops out is not
 replaced within the round.
 """
