@@ -204,7 +204,8 @@ def _over_all(settings: Sequence[BenchSetting]) -> str:
         "Points of accuracy, means over the settings that have results. Clearly: in how many settings the difference "
         "is more than luck after Holm's correction over the comparisons of a setting with the same selector. P over "
         "settings: Wilcoxon's signed-rank test of the differences to FedEntOpt, one per setting, by Holm's correction "
-        f"over the selectors, bold below {SURE:g}; it takes settings for independent, which those of one data set are not quite."
+        f"over the selectors, bold below {SURE:g}; it takes settings for independent, which those of one data set are "
+        "not quite."
     )
     return "\n".join(
         ["## Over all settings", "", *_paragraph(gap_closed(settings)), text, "", plain(*summary(settings))]
