@@ -67,8 +67,10 @@ There are none yet: the commands below make them.
 CAPTION = """\
 Points above random selection, by what a selector asks of a client beside its model: from nothing at the top to the
 client's own update, which secure aggregation would hide, at the bottom. Small dots are single settings, large marks
-their means, stars FedEntOpt and the selectors made here; the dashed line is training all clients in every round.
+their means, stars FedEntOpt and the selectors made here.
 """
+TOGETHER = "What all settings say together is in the table over all settings."
+CEILING = "The dashed line is training all clients in every round.\n"
 
 
 def write_selector_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
@@ -97,7 +99,7 @@ def selector_page(
         parts.append(_not_best(settings, not_best_when_tuned(entries)))
     if SELECTORS in figures:
         parts.append(f"![Accuracy against what a selector asks of a client]({figures[SELECTORS]})\n")
-        parts.append(CAPTION)
+        parts.append(CAPTION + (CEILING if any(s.ceiling_gain is not None for s in settings) else ""))
     if settings:
         parts += [_over_all(settings), _where(settings)]
     parts += [algorithms(known), _tuned(entries), _asks(settings, methods)]
@@ -177,7 +179,7 @@ def _how_sure(judged: Sequence[BenchSetting]) -> str:
     found = [against for setting in judged for against in setting.against_ours.values()]
     told = [against for against in found if against.p is not None]
     if not told:
-        return "One seed says nothing about luck: all differences are shown without an interval."
+        return f"One seed says nothing about luck within a setting: differences come without an interval. {TOGETHER}"
     most = max(against.interval.seeds for against in told if against.interval is not None)
     of_one = max(len([a for a in s.against_ours.values() if a.p is not None]) for s in judged)
     errors = student_quantile(most - 1, 1 - SURE / of_one)
@@ -185,7 +187,8 @@ def _how_sure(judged: Sequence[BenchSetting]) -> str:
         f"Of {_count(len(told), 'comparison')} with another selector, the other is clearly better in "
         f"{sum(a.better for a in told)}, FedEntOpt in {sum(a.worse for a in told)}; the rest may be luck. Clearly "
         f"means p < {SURE:g} after Holm's correction over the comparisons of a setting: of {of_one}, the first has to "
-        f"be {errors:.{0 if errors >= 10 else 1}f} times its standard error with {most} seeds."
+        f"be {errors:.{0 if errors >= 10 else 1}f} times its standard error with {most} seeds. "
+        f"{TOGETHER}"
     )
 
 
