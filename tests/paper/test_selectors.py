@@ -216,7 +216,7 @@ def test_what_each_asks_comes_from_its_declarations() -> None:
     burdens = [ask(name).burden for name in ("random", "clustered-size", "fed-cbs", "rpow-d", "pow-d", "hics-fl")]
     assert burdens == [0, 1, 2, 3, 4, 5]
     assert "how long it trained" in ask("oort").words
-    assert ask("inferred").size == "in its model; 4 C and a model, once", "the census travels too"
+    assert ask("inferred").size == "in its model; 4 + 4 C and a model, once", "the census travels too"
     assert not any("census" in ask(name).words for name in SELECTORS.names if name != "inferred")
 
 

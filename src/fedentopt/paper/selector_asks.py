@@ -37,7 +37,7 @@ def ask(method: str) -> Ask:
         told.append(("its number of samples, once", "4") if sizes else ("its label counts, once", "4 C"))
     burden = 0 if not counts else 1 if sizes else 2
     for need, level, words, size in (
-        ("loss", 3, "its mean training loss, each time it trains", "8 per training"),
+        ("loss", 3, "its training loss (mean and root mean square), each time it trains", "8 per training"),
         ("candidate_loss", 4, "the loss of the current model, whenever asked", "4 and a model, per question"),
         ("head", 5, "the change of its last layer, in the clear", "in its model"),
         ("update", 5, "its whole update, in the clear", "in its model"),
@@ -46,7 +46,8 @@ def ask(method: str) -> Ask:
             burden = max(burden, level)
             told.append((words, size))
     if cls(1).census() is not None:
-        told.append(("the change of its last bias in a census, once, before round 1", "4 C and a model, once"))
+        words = "its number of samples and the change of its last bias in a census, once, before round 1"
+        told.append((words, "4 + 4 C and a model, once"))
     if "seconds" in cls.needs:
         told.append(("how long it trained", "seen by the server"))
     words = "; ".join(text for text, _ in told) or "nothing"
