@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from fedentopt.simulation.device import SideStream
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideConv
 from fedentopt.simulation.triton import Kernels, Optimiser
@@ -58,15 +60,21 @@ class WideNet:
         self._turned = not (form.untransposed and self.products.bf16)
         self._first_alone = form.first and blocks.convolutions[0].pooled
         self.updates, self._described = form.update, form.descriptors
+        self._ahead, self._beside = form.ahead, SideStream() if form.aside else None
         self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
-    def _rest_of(self, width: int) -> list[tuple[int, int]]:
-        """Runs of columns whose parameters the optimiser moves by itself."""
+    def _rest_of(self, width: int) -> dict[int, list[tuple[int, int]]]:
+        """Runs of columns whose parameters the optimiser moves by itself, by the layer that completes them."""
         taken = [self._slots[self.blocks.convolutions[i].weight] for i in self._fused]
         ends = [(slot.offset, slot.offset + slot.size) for slot in taken]
         starts = [0, *(end for _, end in ends)]
-        return [(a, b) for a, b in zip(starts, [*(begin for begin, _ in ends), width], strict=True) if a < b]
+        found: dict[int, list[tuple[int, int]]] = {}
+        for begin, end in zip(starts, [*(begin for begin, _ in ends), width], strict=True):
+            layers = [i for i, c in enumerate(self.blocks.convolutions) if begin <= self._slots[c.bias].offset < end]
+            if begin < end:
+                found.setdefault(min(layers, default=0), []).append((begin, end))
+        return found
 
     @functools.cached_property
     def _fused(self) -> list[int]:
@@ -117,7 +125,9 @@ class WideNet:
     def _convolve(self) -> Callable[..., torch.Tensor]:
         from fedentopt.simulation.triton import wide, wide_descriptors
 
-        return wide_descriptors.convolution if self._described else wide.convolution
+        if not self._described:
+            return wide.convolution
+        return functools.partial(wide_descriptors.convolution, large=self.products.form.large)
 
     def _operands(
         self, rows: torch.Tensor, i: int, keep: bool, moving: bool
@@ -225,9 +235,6 @@ class WideNet:
         dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
         dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
         self._convolutions_back(gradient, kept, dy, optimiser)
-        if optimiser is not None:
-            for begin, end in self._rest:
-                self.kernels.sgd_update(n=n, **optimiser.columns(begin, end)._asdict())
         return logits
 
     def _linears_back(
@@ -250,13 +257,20 @@ class WideNet:
                 upstream = upstream * wide_maps.scale_kept(before.chance)
         return upstream
 
+    def _move_rest(self, optimiser: Optimiser | None, i: int, n: int) -> None:
+        """Move the parameters whose gradients are there once those of layer i are."""
+        if optimiser is not None:
+            for begin, end in self._rest.get(i, []):
+                self.kernels.sgd_update(n=n, **optimiser.columns(begin, end)._asdict())
+
     def _convolutions_back(
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
     ) -> None:
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
         from fedentopt.simulation.triton import wide, wide_first, wide_maps, wide_update
 
-        precision = self.products.precision
+        precision, n = self.products.precision, len(dy)
+        lent: list[torch.Tensor] = []  # what is read beside is kept until that has ended
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
             bias, into = self._slots[block.bias].view(gradient), self._weight(gradient, block)
@@ -270,7 +284,6 @@ class WideNet:
             dx, dx_t, sums = wide_maps.unpool(
                 dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
             )
-            wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
             out = dx_t if self._turned else dx
             assert out is not None
             if i:
@@ -281,17 +294,26 @@ class WideNet:
                     taps_first=self._turned, inputs_first=not self._turned, precision=precision,
                 )  # fmt: skip
             # After the input gradient, which wants the weights as they were.
-            if optimiser is not None and i in self._copies:
-                wide_update.weight_step(
-                    layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
-                    layer.padding, side=block.side, turned=self._turned, described=self._described,
-                    precision=precision,
-                )  # fmt: skip
-            else:
-                wide.weight_grad(
-                    layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
-                    described=self._described, precision=precision,
-                )  # fmt: skip
+            if self._beside is not None:
+                lent += [out, sums]
+            with nullcontext() if self._beside is None else self._beside.fork(out):
+                if optimiser is not None and i in self._copies:
+                    wide_update.weight_step(
+                        layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
+                        layer.padding, side=block.side, turned=self._turned, described=self._described,
+                        ahead=self._ahead, precision=precision,
+                    )  # fmt: skip
+                else:
+                    wide.weight_grad(
+                        layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
+                        described=self._described, precision=precision,
+                    )  # fmt: skip
+                wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
+                if i:
+                    self._move_rest(optimiser, i, n)
+        if self._beside is not None:
+            self._beside.join(dy)
+        self._move_rest(optimiser, 0, n)
 
     def _forward(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """What enters the first linear layer, a few models at a time."""

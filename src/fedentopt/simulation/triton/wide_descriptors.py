@@ -18,7 +18,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedentopt.simulation.triton import wide
-from fedentopt.simulation.triton.wide_maps import Size
+from fedentopt.simulation.triton.wide_maps import Size, cut
+
+TWICE_ALL = 2 * wide.FEW_PROGRAMS
 
 
 @triton.jit
@@ -70,6 +72,27 @@ def convolution_kernel(x, w, bias, y, bias_model, batch, X_MODELS: tl.constexpr,
     tl.store(y + row[:, None] * CO + columns[None, :], product.to(y.dtype.element_ty))
 
 
+def large_tiles(
+    ci: int, co: int, batch: int, size: Size, models: int, kind: torch.dtype, precision: str
+) -> wide.WideTiles | None:
+    """The tile that reads least for its product, or None where `wide.convolution_tiles` has nothing to gain.
+
+    What limits these products is how fast the L2 cache fills shared memory: a tile of r x c entries reads (r + c) / rc
+    of what single entries would. Few models get smaller tiles, so that every multiprocessor has one.
+    """
+    step = cut(ci, 128 // kind.itemsize)
+    if precision != "tf32" or step * kind.itemsize != 128 or batch < 64:
+        return None
+    pixels, width = size[0] * size[1], size[1]
+    stages = 4
+    shapes = [(64, 256), (64, 128)] if width <= 2 else [(128, 256), (256, 128), (256, 64)]
+    for rows, columns in shapes:
+        enough = models * (pixels * batch // rows) * (co // columns) >= TWICE_ALL
+        if co % columns == 0 and wide.pixels_together(rows, batch, width) and enough:
+            return wide.WideTiles(rows, columns, step, 8, stages)
+    return None
+
+
 def described(matrix: Tensor, *block: int) -> Any:
     """The descriptor of a tensor for tiles of this shape."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
@@ -77,13 +100,16 @@ def described(matrix: Tensor, *block: int) -> Any:
 
 def convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
-    inputs_first: bool = False, precision: str, tiles: wide.WideTiles | None = None,
+    inputs_first: bool = False, precision: str, large: bool = False, tiles: wide.WideTiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `wide.convolution`, which also does what no descriptor fits: tiles of several lines of a map."""
+    """See `wide.convolution`, which also does what no descriptor fits: tiles of several lines of a map. `large` asks
+    for `large_tiles` where there are some."""
     n, _, batch, ci = x.shape
     taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[3 if inputs_first else 1])
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
+    if large and tiles is None:
+        tiles = large_tiles(ci, co, batch, (height, width), models, x.dtype, precision)
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:
