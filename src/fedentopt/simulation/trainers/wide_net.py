@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,6 +61,7 @@ class WideNet:
         self._first_alone = form.first and blocks.convolutions[0].pooled
         self.updates, self._described = form.update, form.descriptors
         self._ahead, self._beside = form.ahead, SideStream() if form.aside else None
+        self._joined = form.joined and form.descriptors
         self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
@@ -173,13 +174,15 @@ class WideNet:
         of weights are those of `rows`."""
         from fedentopt.simulation.triton import wide_maps
 
-        n, turned = len(rows), keep and self._turned
+        n = len(rows)
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
         if self._first_alone:
             maps, maps_t, kept, size = self._first_maps(rows, x, keep)
         else:
-            maps, maps_t = wide_maps.windows(x, first.window, first.side, first.padding, self._dtype, turned)
+            maps, maps_t = wide_maps.windows(
+                x, first.window, first.side, first.padding, self._dtype, keep and self._turned
+            )
             trim = 2 * first.padding - first.side + 1
             size = (int(x.shape[-2]) + trim, int(x.shape[-1]) + trim)
         for i, block in enumerate(self.blocks.convolutions):
@@ -187,11 +190,12 @@ class WideNet:
                 continue
             weight, back = self._operands(rows, i, keep, moving)
             padding = 0 if block.window else block.padding
-            bias = self._slots[block.bias].view(rows)
-            y = self._convolve(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
-            out, out_t, code = wide_maps.pool(y, grown, pooled=block.pooled, keep=keep, turned=turned)
+            bias = self._slots[block.bias].view(rows)
+            out, out_t, code = self._layer(
+                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep, models=n
+            )
             if keep:
                 entered = maps_t if self._turned else maps
                 assert entered is not None
@@ -199,6 +203,27 @@ class WideNet:
             maps, maps_t = out, out_t
             size = (grown[0] // 2, grown[1] // 2) if block.pooled else grown
         return maps, kept
+
+    def _layer(
+        self, maps: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, size: tuple[int, int],
+        grown: tuple[int, int], padding: int, *, pooled: bool, keep: bool, models: int,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+        """Convolution, bias, ReLU and perhaps a pool: maps, turned maps and arg-max codes, see `wide_maps.pool`."""
+        from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_pooled
+
+        turned, precision = keep and self._turned, self.products.precision
+        if self._joined and pooled and wide_pooled.fits(maps.shape[2], grown):
+            return wide_pooled.forward(
+                maps, weight, bias, size, padding, models=models, keep=keep, turned=turned, precision=precision
+            )
+        if self._joined and not pooled:
+            y = wide_descriptors.joined(
+                maps, weight, bias, size, padding, models=models, precision=precision, turned=turned,
+                large=self.products.form.large,
+            )  # fmt: skip
+            return y.maps, y.turned, None
+        dense = self._convolve(maps, weight, bias, size, padding, models=models, precision=precision)
+        return wide_maps.pool(dense, grown, pooled=pooled, keep=keep, turned=turned)
 
     def _features(self, maps: torch.Tensor, samples: int) -> torch.Tensor:
         """Maps as torch flattens them, (n, B, F)."""
@@ -267,9 +292,10 @@ class WideNet:
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
     ) -> None:
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import wide, wide_first, wide_maps, wide_update
+        from fedentopt.simulation.triton import wide, wide_descriptors, wide_first, wide_maps, wide_update
 
         precision, n = self.products.precision, len(dy)
+        ready: wide_descriptors.Joined | None = None  # what `unpool` would give for the layer below
         lent: list[torch.Tensor] = []  # what is read beside is kept until that has ended
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
@@ -281,18 +307,29 @@ class WideNet:
                     precision=precision,
                 )  # fmt: skip
                 continue
-            dx, dx_t, sums = wide_maps.unpool(
-                dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
-            )
+            if ready is None:
+                dx, dx_t, sums = wide_maps.unpool(
+                    dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+                )
+            else:
+                dx, dx_t, sums = ready
             out = dx_t if self._turned else dx
             assert out is not None
+            ready = None
             if i:
                 assert dx is not None
                 assert layer.weight is not None
-                dy = self._convolve(
-                    dx, layer.weight, None, layer.grown, block.side - 1 - block.padding, models=len(dx),
-                    taps_first=self._turned, inputs_first=not self._turned, precision=precision,
-                )  # fmt: skip
+                settings: dict[str, Any] = {
+                    "models": len(dx), "taps_first": self._turned, "inputs_first": not self._turned,
+                    "precision": precision,
+                }  # fmt: skip
+                back = (dx, layer.weight, None, layer.grown, block.side - 1 - block.padding)
+                if self._joined and not self.blocks.convolutions[i - 1].pooled:
+                    ready = wide_descriptors.joined(
+                        *back, **settings, large=self.products.form.large, turned=self._turned, left=kept[i - 1].left
+                    )
+                else:
+                    dy = self._convolve(*back, **settings)
             # After the input gradient, which wants the weights as they were.
             if self._beside is not None:
                 lent += [out, sums]

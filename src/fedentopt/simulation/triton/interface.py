@@ -174,6 +174,8 @@ class WideForm(NamedTuple):
     copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`). `aside`: weight gradients run
     beside the input gradients of the layers below. `ahead`, with `update`: weights are on their way while their
     gradient is multiplied. `large`, with `descriptors`: tiles that read less for a product, as large as registers hold.
+    `joined`, with `descriptors`: bias, ReLU, pool, transposed copies and the way back through ReLU happen in the
+    convolutions' epilogues (`triton.wide_pooled`, `triton.wide_descriptors.joined`).
     """
 
     first: bool = False
@@ -183,6 +185,7 @@ class WideForm(NamedTuple):
     aside: bool = False
     ahead: bool = False
     large: bool = False
+    joined: bool = False
 
 
 class Products(NamedTuple):
