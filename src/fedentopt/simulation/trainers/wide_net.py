@@ -307,14 +307,12 @@ class WideNet:
                     precision=precision,
                 )  # fmt: skip
                 continue
-            if ready is None:
-                dx, dx_t, sums = wide_maps.unpool(
-                    dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
-                )
-            else:
-                dx, dx_t, sums = ready
+            dx, dx_t, sums = ready or wide_maps.unpool(
+                dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+            )
             out = dx_t if self._turned else dx
             assert out is not None
+            assert sums is not None
             ready = None
             if i:
                 assert dx is not None

@@ -21,6 +21,7 @@ from fedentopt.simulation.triton import wide
 from fedentopt.simulation.triton.wide_maps import Size, cut, pool, unpool
 
 TWICE_ALL = 2 * wide.FEW_PROGRAMS
+STAGES = 4  # of large tiles
 
 
 @triton.jit
@@ -104,12 +105,11 @@ def large_tiles(
     if precision != "tf32" or step * kind.itemsize != 128 or batch < 64:
         return None
     pixels, width = size[0] * size[1], size[1]
-    stages = 4
     shapes = [(64, 256), (64, 128)] if width <= 2 else [(128, 256), (256, 128), (256, 64)]
     for rows, columns in shapes:
         enough = models * (pixels * batch // rows) * (co // columns) >= TWICE_ALL
         if co % columns == 0 and wide.pixels_together(rows, batch, width) and enough:
-            return wide.WideTiles(rows, columns, step, 8, stages)
+            return wide.WideTiles(rows, columns, step, 8, STAGES)
     return None
 
 
@@ -152,9 +152,9 @@ def joined(
         )  # fmt: skip
         if left is None:
             return Joined(y, pool(y, (height, width), pooled=False, keep=turned)[1], None)
-        back, back_turned, sums = unpool(y, left, None, (height, width), passes=True, turned=turned)
-        assert back is not None
-        return Joined(back, back_turned, sums)
+        back = unpool(y, left, None, (height, width), passes=True, turned=turned)
+        assert back[0] is not None
+        return Joined(back[0], *back[1:])
     maps = described(x.view(n, size[0], size[1] * batch, ci), 1, 1, tiles.rows, tiles.step)
     # (n, Co, taps * Ci) as they lie, (n, taps * Co, Ci) turned, (n, Ci, taps * Co) as they lie for the input gradient.
     order = 1 if taps_first else 2 if inputs_first else 0

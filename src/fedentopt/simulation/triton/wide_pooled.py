@@ -72,16 +72,17 @@ def forward_kernel(x, w, bias, y, yt, code, bias_model, X_MODELS: tl.constexpr, 
     lower = (lower + shift).to(y.dtype.element_ty).to(tl.float32)
     place = tl.arange(0, 2 * BATCH)[:, None] // BATCH + tl.zeros((2 * BATCH, COLUMNS), tl.int32)
     best, place = larger(upper, place, lower, place + 2)
-    pairs = (tl.reshape(best, (2, BATCH, COLUMNS)), tl.reshape(place, (2, BATCH, COLUMNS)))
-    best, place = tl.reduce(pairs, 0, larger)
-    place = tl.where(best <= 0, _DEAD, place)
+    value, other = tl.split(tl.permute(tl.reshape(best, (2, BATCH, COLUMNS)), (1, 2, 0)))
+    place, its_place = tl.split(tl.permute(tl.reshape(place.to(tl.uint8), (2, BATCH, COLUMNS)), (1, 2, 0)))
+    best, place = larger(value, place, other, its_place)
+    place = tl.where(best <= 0, _DEAD, place).to(tl.uint8)
     best = tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL).to(y.dtype.element_ty)
     row = tl.arange(0, BATCH)
     base = (model * (HP * WP) + pixel) * (BATCH * CO)
     at = row[:, None] * CO + columns[None, :]
     tl.store(y + base + at, best)
     if KEEP:
-        tl.store(code + base + at, place.to(tl.uint8))
+        tl.store(code + base + at, place)
     if TURN:
         tl.store(yt + base + columns[:, None] * BATCH + row[None, :], tl.trans(best))
 

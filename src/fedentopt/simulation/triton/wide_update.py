@@ -26,6 +26,7 @@ from fedentopt.simulation.triton.wide_maps import Size, cut
 
 ALIGN = tl.constexpr(4)  # floats: rows of parameters start at multiples of 16 bytes
 LINE = tl.constexpr(32)  # floats of a line of the L2 cache
+MOST_AHEAD = 256  # rows or columns of a tile whose weights are fetched ahead
 TWO_PROGRAMS = 128  # most registers per thread with which a multiprocessor holds two programs of eight warps
 
 
@@ -126,9 +127,9 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
 def step_tiles(ci: int, co: int, batch: int, itemsize: int, *, ahead: bool = False) -> WideTiles:
     """Small enough for two programs on a multiprocessor: one multiplies while the other updates. Or, with weights
     fetched `ahead`, the largest."""
-    rows, columns = cut(co, 128), cut(ci, 256 if ahead else 128)
+    rows, columns = cut(co, 128), cut(ci, MOST_AHEAD if ahead else 128)
     if ahead and columns == 128:
-        rows = cut(co, 256)
+        rows = cut(co, MOST_AHEAD)
     return WideTiles(rows, columns, min(batch, 128 // itemsize), 8 if min(rows, columns) >= 128 else 4, 3)
 
 
