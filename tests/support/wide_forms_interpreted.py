@@ -200,13 +200,13 @@ def whole(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("ci", "co", "side", "padding", "size"), [(16, 48, 3, 1, (4, 6)), (32, 16, 2, 0, (4, 6)), (16, 32, 1, 0, (3, 2))]
+    ("ci", "co", "side", "padding", "size"), [(16, 48, 3, 1, (3, 4)), (32, 16, 2, 0, (3, 3)), (16, 32, 1, 0, (3, 2))]
 )
 def test_a_pool_in_the_convolution(ci: int, co: int, side: int, padding: int, size: tuple[int, int]) -> None:
     """Maps whose last line or column the pool leaves over, one batch for both models, pixels that are equal or NaN."""
     x, w, bias = whole(1, size[0] * size[1], 32, ci), whole(2, co, side**2, ci), whole(2, co)
     x[0, -1, 3] = math.nan
-    common = {"models": 2, "precision": "tf32"}
+    common = {"models": 2, "precision": "ieee"}
     dense = wide.convolution(x, w, bias, size, padding, **common)  # type: ignore[arg-type]
     grown = (size[0] + 2 * padding - side + 1, size[1] + 2 * padding - side + 1)
     wanted = wide_maps.pool(dense, grown, pooled=True, keep=True)
