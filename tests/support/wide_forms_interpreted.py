@@ -23,8 +23,10 @@ from fedentopt.simulation.triton import (
     ops,
     wide,
     wide_descriptors,
+    wide_first,
     wide_maps,
     wide_pooled,
+    wide_taps,
     wide_update,
 )
 from fedentopt.simulation.triton.interface import Optimiser
@@ -217,6 +219,32 @@ def test_a_pool_in_the_convolution(ci: int, co: int, side: int, padding: int, si
             assert theirs is not None
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
         assert keep or found[1:] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("turned", "padding", "size", "ci"),
+    [(True, 1, (2, 3), 48), (True, 0, (4, 3), 16), (False, 1, (2, 3), 32), (False, 2, (1, 2), 16)],
+)
+def test_a_weight_gradient_of_three_taps_at_once(turned: bool, padding: int, size: tuple[int, int], ci: int) -> None:
+    pixels = (size[0] + 2 * padding - 2) * (size[1] + 2 * padding - 2)
+    x, dy = whole(2, size[0] * size[1], 16, ci), whole(2, pixels, 16, 32)
+    if turned:
+        x, dy = (m.transpose(2, 3).contiguous() for m in (x, dy))
+    found, wanted = (torch.full((2, 32, 9, ci), math.nan) for _ in range(2))
+    wide_taps.weight_grad(x, dy, found, size, padding, precision="ieee", turned=turned)
+    wide.weight_grad(x, dy, wanted, size, padding, precision="ieee", turned=turned)
+    assert torch.equal(found, wanted)
+    assert wanted.any()
+
+
+def test_images_with_their_batch_last() -> None:
+    """A whole batch is turned by a kernel, another by torch."""
+    for shape in ((2, 16, 3, 4, 4), (2, 9, 3, 4, 4), (1, 16, 3, 3, 5)):
+        x = torch.randn(shape)
+        y = wide_first.batch_last(x)
+        assert y.shape == (shape[0], *shape[2:], 16)
+        assert torch.equal(y[..., : shape[1]], x.permute(0, 2, 3, 4, 1))
+        assert not y[..., shape[1] :].any()
 
 
 @pytest.mark.parametrize("rows", [16, 32, 128], ids=["half a pixel", "a pixel", "several lines"])

@@ -61,7 +61,7 @@ class WideNet:
         self._first_alone = form.first and blocks.convolutions[0].pooled
         self.updates, self._described = form.update, form.descriptors
         self._ahead, self._beside = form.ahead, SideStream() if form.aside else None
-        self._joined = form.joined and form.descriptors
+        self._joined, self._large = form.joined and form.descriptors, form.large and form.descriptors
         self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
@@ -128,7 +128,7 @@ class WideNet:
 
         if not self._described:
             return wide.convolution
-        return functools.partial(wide_descriptors.convolution, large=self.products.form.large)
+        return functools.partial(wide_descriptors.convolution, large=self._large)
 
     def _operands(
         self, rows: torch.Tensor, i: int, keep: bool, moving: bool
@@ -219,7 +219,7 @@ class WideNet:
         if self._joined and not pooled:
             y = wide_descriptors.joined(
                 maps, weight, bias, size, padding, models=models, precision=precision, turned=turned,
-                large=self.products.form.large,
+                large=self._large,
             )  # fmt: skip
             return y.maps, y.turned, None
         dense = self._convolve(maps, weight, bias, size, padding, models=models, precision=precision)
@@ -292,7 +292,14 @@ class WideNet:
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
     ) -> None:
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import wide, wide_descriptors, wide_first, wide_maps, wide_update
+        from fedentopt.simulation.triton import (
+            wide,
+            wide_descriptors,
+            wide_first,
+            wide_maps,
+            wide_taps,
+            wide_update,
+        )
 
         precision, n = self.products.precision, len(dy)
         ready: wide_descriptors.Joined | None = None  # what `unpool` would give for the layer below
@@ -324,7 +331,7 @@ class WideNet:
                 back = (dx, layer.weight, None, layer.grown, block.side - 1 - block.padding)
                 if self._joined and not self.blocks.convolutions[i - 1].pooled:
                     ready = wide_descriptors.joined(
-                        *back, **settings, large=self.products.form.large, turned=self._turned, left=kept[i - 1].left
+                        *back, **settings, large=self._large, turned=self._turned, left=kept[i - 1].left
                     )
                 else:
                     dy = self._convolve(*back, **settings)
@@ -338,6 +345,10 @@ class WideNet:
                         layer.padding, side=block.side, turned=self._turned, described=self._described,
                         ahead=self._ahead, precision=precision,
                     )  # fmt: skip
+                elif self._large and i and wide_taps.fits(block.inputs, block.side, precision):
+                    wide_taps.weight_grad(
+                        layer.entered, out, into, layer.size, layer.padding, turned=self._turned, precision=precision
+                    )
                 else:
                     wide.weight_grad(
                         layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
