@@ -64,7 +64,7 @@ def forms_of(precision: str) -> dict[str, Variant]:
         found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}))
     for name, other in {
         "pool apart below 16": {"wide_pooled.NARROWEST": 16}, "small steps": {"wide_update.MOST_AHEAD": 128},
-        "three stages": {"wide_descriptors.STAGES": 3},
+        "three stages": {"wide_descriptors.STAGES": 3}, "first layer in eight warps": {"wide_first.WARPS": 8},
     }.items():  # fmt: skip
         found[f"every, {name}"] = Variant(EVERY[precision], other, few_models=False)
     if precision == "bf16":

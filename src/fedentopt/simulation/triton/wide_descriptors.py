@@ -98,18 +98,20 @@ def large_tiles(
 ) -> wide.WideTiles | None:
     """The tile that reads least for its product, or None where `wide.convolution_tiles` has nothing to gain.
 
-    What limits these products is how fast the L2 cache fills shared memory: a tile of r x c entries reads (r + c) / rc
-    of what single entries would. Few models get smaller tiles, so that every multiprocessor has one.
+    A tile of r x c entries reads (r + c) / rc of what single entries would, from the L2 cache for the most part. Few
+    models get smaller tiles, so that every multiprocessor has two.
     """
     step = cut(ci, 128 // kind.itemsize)
     if precision != "tf32" or step * kind.itemsize != 128 or batch < 64:
         return None
     pixels, width = size[0] * size[1], size[1]
-    shapes = [(64, 256), (64, 128)] if width <= 2 else [(128, 256), (256, 128), (256, 64)]
-    for rows, columns in shapes:
+    shapes = [(128, 256, STAGES), (256, 128, STAGES), (128, 128, 3), (256, 64, STAGES)]
+    if width <= 2:  # see `wide.convolution_tiles`
+        shapes = [(64, 256, STAGES), (64, 128, STAGES)]
+    for rows, columns, stages in shapes:
         enough = models * (pixels * batch // rows) * (co // columns) >= TWICE_ALL
         if co % columns == 0 and wide.pixels_together(rows, batch, width) and enough:
-            return wide.WideTiles(rows, columns, step, 8, STAGES)
+            return wide.WideTiles(rows, columns, step, 8, stages)
     return None
 
 

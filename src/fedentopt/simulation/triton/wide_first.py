@@ -20,6 +20,7 @@ from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, add_parts, c
 
 _DEAD = tl.constexpr(DEAD)
 PARTS = 16  # programs that share the pixels of a model's weight gradient
+WARPS = 4  # of the forward kernel; with eight, its registers are held down, so that three programs share a processor
 
 
 @triton.jit
@@ -140,7 +141,8 @@ def forward(
     forward_kernel[(shape[1], batch // rows * (co // columns), models)](
         x, w, bias, y, yt, code, 0 if len(x) == 1 else x.stride(0), w_row, bias.stride(0), batch, H=h, W=v,
         HP=pooled[0], WP=pooled[1], PAD=padding, CI=ci, SIDE=side, WIDTH=width, C=co, ALIGNED=factor, KEEP=keep,
-        TURN=turned, ROWS=rows, COLUMNS=columns, PRECISION=precision, num_warps=4,
+        TURN=turned, ROWS=rows, COLUMNS=columns, PRECISION=precision, num_warps=WARPS,
+        maxnreg=80 if WARPS == 8 and precision == "tf32" else None,
     )  # fmt: skip
     return y, yt, code, grown
 
