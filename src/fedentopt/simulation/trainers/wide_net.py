@@ -10,10 +10,9 @@ and neither passes a gradient on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +22,7 @@ from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideC
 from fedentopt.simulation.triton import Kernels, Optimiser
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.triton import wide_update
+    from fedentopt.simulation.triton import wide_descriptors, wide_update
 
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
@@ -53,15 +52,16 @@ class WideNet:
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
         assert kernels.wide is not None
+        from fedentopt.simulation.triton.wide_forms import WideLayers
+
         self.blocks, self.kernels, self.products = blocks, kernels, kernels.wide
         self._slots = {slot.name: slot for slot in layout.parameters}
         self._dtype = torch.bfloat16 if self.products.bf16 else torch.float32
         form = self.products.form
-        self._turned = not (form.untransposed and self.products.bf16)
+        self._layers = WideLayers(self.products)
+        self._turned = self._layers.turned
         self._first_alone = form.first and blocks.convolutions[0].pooled
-        self.updates, self._described = form.update, form.descriptors
-        self._ahead, self._beside = form.ahead, SideStream() if form.aside else None
-        self._joined, self._large = form.joined and form.descriptors, form.large and form.descriptors
+        self.updates, self._beside = form.update, SideStream() if form.aside else None
         self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
@@ -122,14 +122,6 @@ class WideNet:
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
         return weight.flatten(2)[:, :, None] if block.window else weight
 
-    @functools.cached_property
-    def _convolve(self) -> Callable[..., torch.Tensor]:
-        from fedentopt.simulation.triton import wide, wide_descriptors
-
-        if not self._described:
-            return wide.convolution
-        return functools.partial(wide_descriptors.convolution, large=self._large)
-
     def _operands(
         self, rows: torch.Tensor, i: int, keep: bool, moving: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -174,7 +166,6 @@ class WideNet:
         of weights are those of `rows`."""
         from fedentopt.simulation.triton import wide_maps
 
-        n = len(rows)
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
         if self._first_alone:
@@ -193,8 +184,8 @@ class WideNet:
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
             bias = self._slots[block.bias].view(rows)
-            out, out_t, code = self._layer(
-                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep, models=n
+            out, out_t, code = self._layers.forward(
+                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep
             )
             if keep:
                 entered = maps_t if self._turned else maps
@@ -203,27 +194,6 @@ class WideNet:
             maps, maps_t = out, out_t
             size = (grown[0] // 2, grown[1] // 2) if block.pooled else grown
         return maps, kept
-
-    def _layer(
-        self, maps: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, size: tuple[int, int],
-        grown: tuple[int, int], padding: int, *, pooled: bool, keep: bool, models: int,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-        """Convolution, bias, ReLU and perhaps a pool: maps, turned maps and arg-max codes, see `wide_maps.pool`."""
-        from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_pooled
-
-        turned, precision = keep and self._turned, self.products.precision
-        if self._joined and pooled and wide_pooled.fits(maps.shape[2], grown):
-            return wide_pooled.forward(
-                maps, weight, bias, size, padding, models=models, keep=keep, turned=turned, precision=precision
-            )
-        if self._joined and not pooled:
-            y = wide_descriptors.joined(
-                maps, weight, bias, size, padding, models=models, precision=precision, turned=turned,
-                large=self._large,
-            )  # fmt: skip
-            return y.maps, y.turned, None
-        dense = self._convolve(maps, weight, bias, size, padding, models=models, precision=precision)
-        return wide_maps.pool(dense, grown, pooled=pooled, keep=keep, turned=turned)
 
     def _features(self, maps: torch.Tensor, samples: int) -> torch.Tensor:
         """Maps as torch flattens them, (n, B, F)."""
@@ -292,68 +262,49 @@ class WideNet:
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
     ) -> None:
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import (
-            wide,
-            wide_descriptors,
-            wide_first,
-            wide_maps,
-            wide_taps,
-            wide_update,
-        )
+        from fedentopt.simulation.triton import wide_first, wide_maps
 
-        precision, n = self.products.precision, len(dy)
-        ready: wide_descriptors.Joined | None = None  # what `unpool` would give for the layer below
+        n = len(dy)
+        back: torch.Tensor | wide_descriptors.Joined = dy  # a gradient, or what `unpool` would give for it
         lent: list[torch.Tensor] = []  # what is read beside is kept until that has ended
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
             bias, into = self._slots[block.bias].view(gradient), self._weight(gradient, block)
             if not i and self._first_alone:
                 assert layer.code is not None
+                assert isinstance(back, torch.Tensor)
                 wide_first.weight_grad(
-                    layer.entered, dy, layer.code, into, bias, block.side, block.window, block.padding,
-                    precision=precision,
+                    layer.entered, back, layer.code, into, bias, block.side, block.window, block.padding,
+                    precision=self.products.precision,
                 )  # fmt: skip
                 continue
-            dx, dx_t, sums = ready or wide_maps.unpool(
-                dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+            dx, dx_t, sums = (
+                wide_maps.unpool(
+                    back, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+                )
+                if isinstance(back, torch.Tensor)
+                else back
             )
             out = dx_t if self._turned else dx
             assert out is not None
             assert sums is not None
-            ready = None
             if i:
                 assert dx is not None
                 assert layer.weight is not None
-                settings: dict[str, Any] = {
-                    "models": len(dx), "taps_first": self._turned, "inputs_first": not self._turned,
-                    "precision": precision,
-                }  # fmt: skip
-                back = (dx, layer.weight, None, layer.grown, block.side - 1 - block.padding)
-                if self._joined and not self.blocks.convolutions[i - 1].pooled:
-                    ready = wide_descriptors.joined(
-                        *back, **settings, large=self._large, turned=self._turned, left=kept[i - 1].left
-                    )
-                else:
-                    dy = self._convolve(*back, **settings)
+                below = None if self.blocks.convolutions[i - 1].pooled else kept[i - 1].left
+                back = self._layers.input_grad(dx, layer.weight, layer.grown, block.side - 1 - block.padding, below)
             # After the input gradient, which wants the weights as they were.
             if self._beside is not None:
                 lent += [out, sums]
             with nullcontext() if self._beside is None else self._beside.fork(out):
                 if optimiser is not None and i in self._copies:
-                    wide_update.weight_step(
-                        layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
-                        layer.padding, side=block.side, turned=self._turned, described=self._described,
-                        ahead=self._ahead, precision=precision,
-                    )  # fmt: skip
-                elif self._large and i and wide_taps.fits(block.inputs, block.side, precision):
-                    wide_taps.weight_grad(
-                        layer.entered, out, into, layer.size, layer.padding, turned=self._turned, precision=precision
+                    offset, copies = self._slots[block.weight].offset, self._copies[i]
+                    self._layers.weight_step(
+                        layer.entered, out, offset, optimiser, copies, layer.size, layer.padding, block.side
                     )
                 else:
-                    wide.weight_grad(
-                        layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
-                        described=self._described, precision=precision,
-                    )  # fmt: skip
+                    side = 1 if block.window else block.side
+                    self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding, side)
                 wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
                 if i:
                     self._move_rest(optimiser, i, n)
