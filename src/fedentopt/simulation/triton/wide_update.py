@@ -6,7 +6,7 @@ while other programs multiply: together six of the ten passes over a model's wei
 new weights leave in the orders that the next step's products want, too. The formula is that of `update.sgd_kernel`; a
 model that has finished its steps costs nothing.
 
-Weights fetched `ahead` are asked for before the product begins and wait in the L2 cache when it ends. A program is then
+Weights fetched `ahead` are asked for shortly before the product ends and then wait in the L2 cache. A program is then
 never idle for long, and need not share its multiprocessor with another: its tile may be twice as large, which reads a
 quarter less of the maps.
 """
@@ -21,11 +21,12 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from fedentopt.simulation.triton.interface import Optimiser
-from fedentopt.simulation.triton.wide import SHARED, WideTiles, operands, tap_products
+from fedentopt.simulation.triton.wide import SHARED, WideTiles, operands, tap_products, tap_steps
 from fedentopt.simulation.triton.wide_maps import Size, cut
 
 ALIGN = tl.constexpr(4)  # floats: rows of parameters start at multiples of 16 bytes
 LINE = tl.constexpr(32)  # floats of a line of the L2 cache
+LAST = tl.constexpr(16)  # steps of a product before whose end its weights are fetched: earlier, they would not stay
 MOST_AHEAD = 256  # rows or columns of a tile whose weights are fetched ahead
 TWO_PROGRAMS = 128  # most registers per thread with which a multiprocessor holds two programs of eight warps
 
@@ -77,8 +78,8 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
                        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
                        CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr,
                        DESCRIBED: tl.constexpr, CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr,
-                       AHEAD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
+                       AHEAD: tl.constexpr, FETCHES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                       STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     model = tl.program_id(1)
     if tl.load(steps + model) > tl.load(step):
         first = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
@@ -89,14 +90,21 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
         place = model.to(tl.int64)
         w += place * w_model * ALIGN
         v += place * w_model * ALIGN
+        count = tap_steps(tap, batch, HI, WI, HO, WO, PAD, SIDE, STEP)
+        product = tl.zeros((ROWS, COLUMNS), tl.float32)
+        begin = 0
         if AHEAD:
+            begin = tl.maximum(0, count - LAST)
+            product = tap_products(x, dy, product, 0, begin, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
+                                   CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+        if FETCHES:
             LINES: tl.constexpr = COLUMNS // LINE
             line = tl.arange(0, ROWS * LINES)
-            begins = (first_row + line // LINES) * (SIDE * SIDE * CI) + tap * CI + first + line % LINES * LINE
-            fetch(w + begins)
-            fetch(v + begins)
-        product = tap_products(x, dy, model, first_row, first, tap, 0, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, 1,
-                               TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+            lines = (first_row + line // LINES) * (SIDE * SIDE * CI) + tap * CI + first + line % LINES * LINE
+            fetch(w + lines)
+            fetch(v + lines)
+        product = tap_products(x, dy, product, begin, count, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
+                               CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
         start += tl.load(start_row + model).to(tl.int64) * start_model * ALIGN
         mode = 0
         if CORRECTED:
@@ -164,7 +172,7 @@ def weight_step(
         o.correction_row, o.correction_mode, w_model, start_model, rest[0] if rest else 0, batch, HI=size[0],
         WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, TURNED=turned,
         DESCRIBED=described, CORRECTED=o.correction is not None, COPY=copies.plain is not None,
-        TURN=copies.turned is not None, AHEAD=ahead and compiled and tiles.columns >= LINE.value, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
-        maxnreg=registers,
+        TURN=copies.turned is not None, AHEAD=ahead, FETCHES=ahead and compiled and tiles.columns >= LINE.value,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps,
+        num_stages=tiles.stages, maxnreg=registers,
     )  # fmt: skip
