@@ -61,15 +61,11 @@ def forms_of(precision: str) -> dict[str, Variant]:
     """Whole forms, then what each part brings by itself, then other settings of all parts together."""
     found = {"as it is": Variant(WideForm()), "every": Variant(EVERY[precision]), "all": Variant(ALL[precision])}
     for part in ("aside", "ahead", "large", "joined"):
-        found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}))
-    for name, other in {
-        "pool apart below 16": {"wide_pooled.NARROWEST": 16}, "small steps": {"wide_update.MOST_AHEAD": 128},
-        "three stages": {"wide_descriptors.STAGES": 3}, "first layer in eight warps": {"wide_first.WARPS": 8},
-    }.items():  # fmt: skip
-        found[f"every, {name}"] = Variant(EVERY[precision], other, few_models=False)
-    if precision == "bf16":
-        del found["all, aside"], found["every, pool apart below 16"]
-    return found
+        found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}), few_models=part == "aside")
+    others = {"small steps": {"wide_update.MOST_AHEAD": 128}, "first layer in eight warps": {"wide_first.WARPS": 8}}
+    if precision == "tf32":
+        others |= {"pool apart below 16": {"wide_pooled.NARROWEST": 16}, "three stages": {"wide_descriptors.STAGES": 3}}
+    return found | {f"every, {name}": Variant(EVERY[precision], set_, few_models=False) for name, set_ in others.items()}
 
 
 FORMS = {precision: forms_of(precision) for precision in PRECISIONS}
