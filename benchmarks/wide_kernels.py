@@ -65,7 +65,9 @@ def forms_of(precision: str) -> dict[str, Variant]:
     others = {"small steps": {"wide_update.MOST_AHEAD": 128}, "first layer in eight warps": {"wide_first.WARPS": 8}}
     if precision == "tf32":
         others |= {"pool apart below 16": {"wide_pooled.NARROWEST": 16}, "three stages": {"wide_descriptors.STAGES": 3}}
-    return found | {f"every, {name}": Variant(EVERY[precision], set_, few_models=False) for name, set_ in others.items()}
+    return found | {
+        f"every, {name}": Variant(EVERY[precision], set_, few_models=False) for name, set_ in others.items()
+    }
 
 
 FORMS = {precision: forms_of(precision) for precision in PRECISIONS}
