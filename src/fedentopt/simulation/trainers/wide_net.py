@@ -52,13 +52,13 @@ class WideNet:
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
         assert kernels.wide is not None
-        from fedentopt.simulation.triton.wide_forms import WideLayers
+        from fedentopt.simulation.triton import wide_forms
 
         self.blocks, self.kernels, self.products = blocks, kernels, kernels.wide
         self._slots = {slot.name: slot for slot in layout.parameters}
         self._dtype = torch.bfloat16 if self.products.bf16 else torch.float32
         form = self.products.form
-        self._layers = WideLayers(self.products)
+        self._layers = wide_forms.WideLayers(self.products)
         self._turned = self._layers.turned
         self._first_alone = form.first and blocks.convolutions[0].pooled
         self.updates, self._beside = form.update, SideStream() if form.aside else None
