@@ -176,7 +176,7 @@ def time_steps(precision: str, forms: list[str], models: list[int], batch: int, 
             with set_otherwise(other):
                 moved = moved_by(precision, form)
                 off = float((moved - wanted).norm() / wanted.norm())
-                for n in models if few_models else [max(models)]:
+                for n in sorted(models, reverse=True)[: None if few_models else 1]:
                     if time.time() > until:
                         continue
                     torch.cuda.empty_cache()
