@@ -6,6 +6,7 @@ tells how far it came.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -37,7 +38,11 @@ def free_addresses(many: int) -> str:
 
 
 def run(
-    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], progress: Path, log: Path, limit: float
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    progress: Path,
+    log: Path,
+    limit: float,
 ) -> dict[str, Any]:
     """Run processes that belong together, of which the first writes `progress`; none of them outlives the limit.
 
@@ -120,7 +125,7 @@ def summary(lines: Iterable[Mapping[str, Any]], begun: float, wall: float) -> di
         facts |= {k: v for k, v in line.items() if k in ("parameters", "processes", "device", "trainer", "users")}
     ready = next((line["at"] - begun for line in lines if line.get("ready")), None)
     ends = [(line["round"], line["at"] - begun) for line in lines if "round" in line]
-    each = [after[1] - before[1] for before, after in zip(ends, ends[1:], strict=False)]
+    each = [after[1] - before[1] for before, after in itertools.pairwise(ends)]
     curve = [
         [line["round"], round(line["at"] - begun, 2), line["accuracy"]] for line in lines
         if "round" in line and "accuracy" in line

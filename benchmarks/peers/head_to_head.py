@@ -3,12 +3,12 @@
     python benchmarks/peers/kit.py KIT                                 # once, where there is a network
     python benchmarks/peers/head_to_head.py --device cuda --data-dir DATA --kit KIT [--limit 200] [--out FOLDER]
 
-`cifar10_work.py` says what the workload is. The order: how many processes serve pfl best, tried as its guide says (1 and
-up to 5 on one GPU, here for --probe-rounds rounds each); ours, pfl, ours, pfl, ... for --turns turns, each with a seed
-and thereby users of its own; then Flower once. Everybody runs under this interpreter, torch and NumPy, a peer with its
-own packages from the kit; all start as new processes and are timed from outside, start-up included. Our first turn
+`cifar10_work.py` says what the workload is. The order: how many processes serve pfl best, tried as its guide says (1
+and up to 5 on one GPU, here for --probe-rounds rounds each); ours, pfl, ours, pfl, ... for --turns turns, each with a
+seed and thereby users of its own; then Flower once. Everybody runs under this interpreter, torch and NumPy, a peer with
+its own packages from the kit; all start as new processes and are timed from outside, start-up included. Our first turn
 compiles its kernels (their cache is a new, empty folder), later turns find them. Who is not done within the limit is
-stopped; rounds, seconds per round and accuracy until then are reported, and the time of the whole is marked as reckoned.
+stopped; rounds, seconds per round and accuracy until then are reported, and the whole run's time is marked as reckoned.
 Written after every run: head_to_head.json, head_to_head.md and logs/ in the --out folder.
 """
 
@@ -189,19 +189,19 @@ def table(report: Mapping[str, Any]) -> str:
     packages = [f"{names[name]} {version}" for peer in report["peers"].values() for name, version in peer.items()]
     lines = [
         "# Ours, pfl-research and Flower on pfl-research's CIFAR-10 workload", "",
-        f"{work.USERS:,} users of {work.IMAGES} images, {work.COHORT} per round, {report['rounds']:,} rounds, batches of "
-        f"{work.BATCH}, evaluation every tenth round. {device}. {', '.join(packages)}; torch {report['torch']}.",
+        f"{work.USERS:,} users of {work.IMAGES} images, {work.COHORT} per round, {report['rounds']:,} rounds, batches "
+        f"of {work.BATCH}, evaluation every tenth round. {device}. {', '.join(packages)}; torch {report['torch']}.",
         f"`{report['command']}`", "",
         "| who | seed | processes | start-up, s | seconds per round | rounds done | stopped or ended after, s "
         f"| {report['rounds']:,} rounds with start-up, s | accuracy, % |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *("| " + " | ".join(row(run)) + " |" for run in runs), "", *ratios(runs), "",
-        "Seconds per round: the median from the second round on. Reckoned: the run was stopped at the limit; the time to "
-        "the end of its first round and the mean of its other rounds, for all rounds. The accuracy is then that of the "
-        "last evaluation before the stop.", "",
+        "Seconds per round: the median from the second round on. Reckoned: the run was stopped at the limit; the time "
+        "to the end of its first round, and the mean of its other rounds for all that were left. The accuracy is then "
+        "that of the last evaluation before the stop.", "",
     ]  # fmt: skip
     if report["probes"]:
-        lines += ["Processes tried for pfl:", "", "| processes | joined by | seconds per round |", "| ---: | --- | --- |"]
+        lines += ["Processes tried for pfl:", "", "| processes | joined | seconds per round |", "| ---: | --- | --- |"]
         for probe in report["probes"]:
             speed = f"{probe['seconds_a_round']:.4f}" if probe["seconds_a_round"] else ""
             if "error" in probe:

@@ -40,7 +40,8 @@ PARTS = {
     "flower": Part(
         ("flwr[simulation]==1.41.0",), required_too=True,
         cut=(*CUT, "numpy", "numpy.libs", "numpy-*", "uv", "uv-*", "uvloop*", "ray/jars", "ray/cpp",
-             "ray/dashboard/client", "ray/rllib", "ray/llm", "ray/tune", "ray/train", "ray/serve", "ray/data", "ray/air"),
+             "ray/dashboard/client", "ray/rllib", "ray/llm", "ray/tune", "ray/train", "ray/serve", "ray/data",
+             "ray/air"),
     ),
 }  # fmt: skip
 

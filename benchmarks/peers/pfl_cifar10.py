@@ -27,21 +27,21 @@ from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent, RunOptions, Task, run_stack
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "pfl_cifar10:simple_cnn" and what follows are found
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "cifar10_work:simple_cnn" and what follows are found
 
-from cifar10_work import BATCH, CLASSES, COHORT, EPOCHS, EVALUATE_EVERY, IMAGES, LR, ROUNDS, USERS  # noqa: E402
-from cifar10_work import Progress, simple_cnn  # noqa: E402, F401 - the engine finds simple_cnn here by name
+import cifar10_work as work  # noqa: E402
 from timed_runs import Timer, made_with, random_images  # noqa: E402
+
 
 def users(labels: np.ndarray, seed: int) -> np.ndarray:
     """The samples of every user under a seed: those of our own runs."""
-    return np.stack(partition(labels, "iid", USERS, seed, num_classes=CLASSES).indices)
+    return np.stack(partition(labels, "iid", work.USERS, seed, num_classes=work.CLASSES).indices)
 
 
 class TimerInFile(Timer):
     """A timer that also writes every round down as it ends."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: work.Progress) -> None:
         super().__init__()
         self._progress = progress
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dataset", help="cifar10, once `fedentopt data fetch cifar10` has brought it")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=work.ROUNDS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", default="fp32", help="fp32 (TF32 products on CUDA), fp32-exact or bf16")
     parser.add_argument("--trainer", default="auto")
@@ -73,15 +73,18 @@ def main() -> None:
     options = parser.parse_args()
 
     data = random_images() if options.dataset is None else load(options.dataset, options.data_dir)
-    if len(data.y_train) != USERS * IMAGES:
-        parser.error(f"--dataset {options.dataset} has {len(data.y_train)} training images; needed: {USERS * IMAGES}")
+    if len(data.y_train) != work.USERS * work.IMAGES:
+        parser.error(
+            f"--dataset {options.dataset} has {len(data.y_train)} training images; needed: {work.USERS * work.IMAGES}"
+        )
     config = RunConfig(
-        dataset=data.name, model="pfl_cifar10:simple_cnn", partition="iid", clients=USERS, cohort=str(COHORT),
-        rounds=options.rounds, epochs=EPOCHS, batch_size=BATCH, lr=LR, lr_decay=1.0, momentum=0.0, weight_decay=0.0,
-        jitter=0.0, flip=0.0, grayscale=0.0, evaluate_every=EVALUATE_EVERY, precision=options.precision,
+        dataset=data.name, model="cifar10_work:simple_cnn", partition="iid", clients=work.USERS,
+        cohort=str(work.COHORT), rounds=options.rounds, epochs=work.EPOCHS, batch_size=work.BATCH, lr=work.LR,
+        lr_decay=1.0, momentum=0.0, weight_decay=0.0,
+        jitter=0.0, flip=0.0, grayscale=0.0, evaluate_every=work.EVALUATE_EVERY, precision=options.precision,
         seed=options.seed,
     )  # fmt: skip
-    timer = Timer() if options.progress is None else TimerInFile(Progress(options.progress))
+    timer = Timer() if options.progress is None else TimerInFile(work.Progress(options.progress))
 
     def progress(event: RoundEvent) -> None:
         if event.round % 100 == 0 or event.round == event.rounds:
@@ -98,7 +101,7 @@ def main() -> None:
         "parameters": sum(t.numel() for t in timer.outcome.model.values()),
         "seconds": round(total, 2),
         "seconds_a_round": round(steady, 5),
-        "samples_a_second": round(COHORT * IMAGES / steady) if steady else None,
+        "samples_a_second": round(work.COHORT * work.IMAGES / steady) if steady else None,
         "accuracy": timer.accuracies[-1],
         "dataset": data.name,
         "precision": options.precision,
