@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +38,38 @@ def simple_cnn(num_classes: int = CLASSES, *first: nn.Module) -> nn.Module:
     return model
 
 
-def write_data(folder: Path, splits: dict[str, tuple[np.ndarray, np.ndarray]], users: dict[int, np.ndarray]) -> None:
-    """Lay out uint8 images (n, 3, 32, 32) and labels of train and test, and per seed the samples of every user."""
+def write_data(
+    folder: Path,
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    scale: tuple[Sequence[float], Sequence[float]],
+    users: Mapping[int, np.ndarray],
+) -> None:
+    """Lay out uint8 images (n, 3, 32, 32) and labels by split, and per seed the samples of every user.
+
+    `scale` is the mean and the deviation of the training images' channels, scaled to 0..1.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for split, (images, labels) in splits.items():
         np.save(folder / f"x_{split}.npy", np.ascontiguousarray(images))
         np.save(folder / f"y_{split}.npy", np.asarray(labels, dtype=np.int64))
+    np.save(folder / "scale.npy", np.asarray(scale, dtype=np.float32))
     for seed, samples in users.items():
         np.save(folder / f"users_{seed}.npy", np.asarray(samples, dtype=np.int64))
 
 
 class Images:
-    """What `write_data` laid out: standardised float32 images by split, and who holds which."""
+    """What `write_data` laid out: images by split, and who holds which."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
         self.users: np.ndarray = np.load(folder / f"users_{seed}.npy")
-        train = np.load(folder / "x_train.npy", mmap_mode="r")
-        channels = np.moveaxis(train, 1, 0).reshape(3, -1)
-        values = np.arange(256)
-        shares = np.stack([np.bincount(c, minlength=256) for c in channels]) / channels.shape[1]
-        self._mean = shares @ values
-        self._std = np.sqrt(shares @ values**2 - self._mean**2)
 
     def split(self, name: str, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """All images (n, 3, 32, 32) and labels of a split, on a device."""
-        x = torch.from_numpy(np.load(self._folder / f"x_{name}.npy")).to(device).float()
-        mean, std = (torch.tensor(v, dtype=torch.float32, device=device).view(3, 1, 1) for v in (self._mean, self._std))
-        return (x - mean) / std, torch.from_numpy(np.load(self._folder / f"y_{name}.npy")).to(device)
+        """All images of a split, standardised, float32 (n, 3, 32, 32), and their labels, on a device."""
+        files = (f"x_{name}.npy", f"y_{name}.npy", "scale.npy")
+        x, y, scale = (torch.from_numpy(np.load(self._folder / file)).to(device) for file in files)
+        mean, std = scale.view(2, 3, 1, 1)
+        return x.float().div_(255).sub_(mean).div_(std), y
 
 
 @torch.no_grad()
@@ -82,10 +86,12 @@ class Progress:
     """A line of JSON per round, written at once: what is left of a run that is stopped."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", buffering=1)
+        self._path = path
+        path.write_text("")
 
     def say(self, **facts: Any) -> None:
-        self._file.write(json.dumps({"at": round(time.time(), 4), **facts}) + "\n")
+        with self._path.open("a") as file:
+            file.write(json.dumps({"at": round(time.time(), 4), **facts}) + "\n")
 
     def round_ended(self, number: int, score: float | None = None) -> None:
         self.say(round=number, **({} if score is None else {"accuracy": round(score, 2)}))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,11 +45,12 @@ def run(
     progress: Path,
     log: Path,
     limit: float,
+    places: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run processes that belong together, of which the first writes `progress`; none of them outlives the limit.
 
     Gives what `summary` makes of the progress file. The log keeps the first process's output and all errors, without
-    its middle and without the paths of this machine.
+    its middle, colours and the paths of this machine; `places` are further ones, each with what to call it.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         begun = time.time()
@@ -65,7 +68,10 @@ def run(
             for process in processes:
                 _end(process)
         said.seek(0)
-        log.write_text(shortened(without_paths(said.read())))
+        text = re.sub(r"\x1b\[[0-9;]*m", "", said.read())
+        for place, name in {**(places or {}), sys.prefix: "python"}.items():
+            text = text.replace(place, name)
+        log.write_text(shortened(without_paths(text)))
     lines = _lines(progress)
     result = summary(lines, begun, wall)
     if codes is None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,8 @@ class Contest:
         quiet = {name: value for name, value in QUIET.items() if name not in OWN}
         return os.environ | quiet | {
             "PYTHONPATH": str(self.options.kit.resolve() / peer), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
-            "FLWR_HOME": str(self.scratch / "flwr"), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "FLWR_HOME": str(self.scratch / "flwr"),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         }  # fmt: skip
 
     def turn(
@@ -64,9 +66,9 @@ class Contest:
     ) -> dict[str, Any]:
         """One run, its log in a file of its own."""
         number = len(self.report["probes"]) + len(self.report["runs"]) + 1
-        result = contest.run(
-            commands, environments, self.progress, self.out / "logs" / f"{number:02}-{name}.txt", limit
-        )
+        log = self.out / "logs" / f"{number:02}-{name}.txt"
+        places = {str(self.options.kit.resolve()): "kit", str(self.scratch): "scratch"}
+        result = contest.run(commands, environments, self.progress, log, limit, places)
         self.progress.unlink(missing_ok=True)
         return result
 
@@ -240,11 +242,13 @@ def main() -> None:
         if not (options.kit / peer).is_dir():
             parser.error(f"--kit {options.kit}: it has no folder {peer}; python benchmarks/peers/kit.py makes it")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contestants end with this process
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         data = images(options.data_dir)
         splits = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
-        work.write_data(scratch / "data", splits, {seed: users(data.y_train, seed) for seed in range(options.turns)})
+        by_seed = {seed: users(data.y_train, seed) for seed in range(options.turns)}
+        work.write_data(scratch / "data", splits, (data.mean, data.std), by_seed)
         contestants = Contest(options, scratch)
         processes, gloo = contestants.best_processes() if "pfl" in options.peers else (1, False)
         for seed in range(options.turns):
