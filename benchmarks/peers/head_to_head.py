@@ -164,7 +164,7 @@ def row(run: Mapping[str, Any]) -> list[str]:
         whole = f"failed: {run['error']}".replace("\n", " ").replace("|", "/")[:300]
     return [
         run["who"], str(run["seed"]), str(run.get("processes", 1)),
-        "" if run["startup_seconds"] is None else f"{run['startup_seconds']:.1f}",
+        "" if run["first_round_ended"] is None else f"{run['first_round_ended']:.1f}",
         "" if mean is None else f"{mean:.4f}", f"{run['rounds']:,}", f"{run['wall_seconds']:.1f}", whole,
         "" if run["accuracy"] is None else f"{run['accuracy']:.2f}",
     ]  # fmt: skip
@@ -194,7 +194,7 @@ def table(report: Mapping[str, Any]) -> str:
         f"{work.USERS:,} users of {work.IMAGES} images, {work.COHORT} per round, {report['rounds']:,} rounds, batches "
         f"of {work.BATCH}, evaluation every tenth round. {device}. {', '.join(packages)}; torch {report['torch']}.",
         f"`{report['command']}`", "",
-        "| who | seed | processes | start-up, s | seconds per round | rounds done | stopped or ended after, s "
+        "| who | seed | processes | first round ended, s | seconds per round | rounds done | stopped or ended, s "
         f"| {report['rounds']:,} rounds with start-up, s | accuracy, % |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *("| " + " | ".join(row(run)) + " |" for run in runs), "", *ratios(runs), "",

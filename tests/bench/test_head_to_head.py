@@ -136,7 +136,7 @@ def test_logs_lose_their_middle() -> None:
 
 def entry(who: str, **facts: Any) -> dict[str, Any]:
     plain = {
-        "who": who, "seed": 0, "startup_seconds": 3.0, "seconds_a_round": 0.25, "rounds": 1500, "wall_seconds": 30.0,
+        "who": who, "seed": 0, "first_round_ended": 3.0, "seconds_a_round": 0.25, "rounds": 1500, "wall_seconds": 30.0,
         "accuracy": 70.4, "whole_run_seconds": 30.0, "reckoned": False, "device": "a device",
     }  # fmt: skip
     return plain | facts
@@ -274,6 +274,14 @@ def test_what_a_kit_leaves_out(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     kit.cut(tmp_path, kit.PARTS["flower"].cut)
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+
+
+def test_a_kits_archive_gives_the_folder_back(tmp_path: Path) -> None:
+    (tmp_path / "pfl" / "pfl").mkdir(parents=True)
+    (tmp_path / "pfl" / "pfl" / "a.py").write_text("x = 1\n")
+    archive = kit.pack(tmp_path / "pfl")
+    subprocess.run([sys.executable, "-m", "tarfile", "-e", str(archive), str(tmp_path / "there")], check=True)
+    assert (tmp_path / "there" / "pfl" / "pfl" / "a.py").read_text() == "x = 1\n"
 
 
 def test_progress_is_in_the_file_as_soon_as_it_is_said(tmp_path: Path) -> None:
