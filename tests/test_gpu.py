@@ -490,6 +490,7 @@ def test_wide_convolutions_in_other_forms(form, precision, monkeypatch):
     common = HARD | {"model": "toy:wide", "algorithm": "scaffold", "batch_size": 32}
     config = toy.config(**(common | {"precision": precision}))
     data = toy.images(samples=90)
+    monkeypatch.setattr("fedentopt.simulation.triton.FORM", WideForm())
     usual = toy.run([config], data, device="cuda", trainer="stacked")[0]
     count_as_large(monkeypatch)
     bf16 = precision == "bf16"
