@@ -2,9 +2,10 @@
 
     python benchmarks/wide_kernels.py [--out wide.json] [--models 10 100] [--batch 64] [--seconds 220] [--steps-only]
 
-First whole steps (forward, backward, optimiser) in every `WideForm`, checked against the default form and timed inside
-CUDA graphs, then forward, input gradient, weight gradient and weight step of every layer with other tiles. Rates are
-beside those that this GPU reaches in an 8192 x 8192 x 8192 product, counted without the taps that fall outside a map.
+First whole steps (forward, backward, optimiser) in every form (`WideForm`) and with other settings, checked against
+the default form and timed inside CUDA graphs, then forward, input gradient, weight gradient and weight step of every
+layer with other tiles. Rates are beside those that this GPU reaches in an 8192 x 8192 x 8192 product, counted without
+the taps that fall outside a map.
 What does not compile or gives something else is said and left out. Kernels are compiled by several processes first.
 After `--seconds` nothing new is begun; the tables hold what there is.
 """
@@ -12,12 +13,14 @@ After `--seconds` nothing new is begun; the tables hold what there is.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,18 +42,49 @@ from fedentopt.simulation.triton.wide import WideTiles
 FEW = {"calls": 3, "replays": 5}
 LARGEST_SHARED = 227 * 1024  # bytes of shared memory of one program
 PRECISIONS = ("tf32", "bf16")
-FORMS = {
-    "tf32": {
-        "as it is": WideForm(), "first": WideForm(first=True), "update": WideForm(update=True),
-        "first, update": WideForm(first=True, update=True), "descriptors": WideForm(descriptors=True),
-        "all": WideForm(first=True, update=True, descriptors=True),
-    },
-    "bf16": {
-        "as it is": WideForm(), "untransposed": WideForm(untransposed=True), "descriptors": WideForm(descriptors=True),
-        "first, update": WideForm(first=True, update=True), "all": WideForm(True, True, True, True),
-        "all but descriptors": WideForm(True, True, True), "all but untransposed": WideForm(True, True, False, True),
-    },
-}  # fmt: skip
+ALL = {
+    "tf32": WideForm(first=True, update=True, descriptors=True),
+    "bf16": WideForm(first=True, update=True, untransposed=True, descriptors=True),
+}
+EVERY = {precision: form._replace(aside=True, ahead=True, large=True, joined=True) for precision, form in ALL.items()}
+
+
+class Variant(NamedTuple):
+    """A form, and what is set otherwise in the modules of `simulation.triton`, by "module.name"."""
+
+    form: WideForm
+    other: dict[str, int] = {}  # noqa: RUF012  (a default that nobody writes to)
+    few_models: bool = True
+
+
+def forms_of(precision: str) -> dict[str, Variant]:
+    """Whole forms, then what each part brings by itself, then other settings of all parts together."""
+    found = {"as it is": Variant(WideForm()), "every": Variant(EVERY[precision]), "all": Variant(ALL[precision])}
+    for part in ("aside", "ahead", "large", "joined"):
+        found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}), few_models=part == "aside")
+    others = {"small steps": {"wide_update.MOST_AHEAD": 128}, "first layer in eight warps": {"wide_first.WARPS": 8}}
+    if precision == "tf32":
+        others |= {"pool apart below 16": {"wide_pooled.NARROWEST": 16}, "three stages": {"wide_descriptors.STAGES": 3}}
+    return found | {
+        f"every, {name}": Variant(EVERY[precision], set_, few_models=False) for name, set_ in others.items()
+    }
+
+
+FORMS = {precision: forms_of(precision) for precision in PRECISIONS}
+
+
+@contextmanager
+def set_otherwise(other: dict[str, int]) -> Iterator[None]:
+    """With other settings in the kernels' modules."""
+    places = {name: importlib.import_module("fedentopt.simulation.triton." + name.split(".")[0]) for name in other}
+    before = {name: getattr(module, name.split(".")[1]) for name, module in places.items()}
+    try:
+        for name, module in places.items():
+            setattr(module, name.split(".")[1], other[name])
+        yield
+    finally:
+        for name, module in places.items():
+            setattr(module, name.split(".")[1], before[name])
 
 
 class Layer(NamedTuple):
@@ -137,25 +171,26 @@ def time_steps(precision: str, forms: list[str], models: list[int], batch: int, 
     found: list[dict[str, Any]] = []
     wanted = moved_by(precision, WideForm())
     for place, name in enumerate(forms):
-        form = FORMS[precision][name]
+        form, other, few_models = FORMS[precision][name]
         try:
-            moved = moved_by(precision, form)
-            off = float((moved - wanted).norm() / wanted.norm())
-            for n in models:
-                if time.time() > until:
-                    continue
-                torch.cuda.empty_cache()
-                step = Step(n, batch, precision, form)
-                us = time_us(step.run, calls=1, replays=7)
-                rate = n * batch / us * 1e6
-                share = rate * FLOPS_OF_A_STEP / peak[precision]
-                found.append({"precision": precision, "form": name, "models": n, "microseconds": us,
-                              "samples_per_s": rate, "of_peak": share, "off": off})  # fmt: skip
-                print(f"{precision} {n:4d} models, {name:20s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} of "
-                      f"peak, {off:.1e} from the usual form", flush=True)  # fmt: skip
-                if n == max(models) and name in ("as it is", "all"):
-                    found[-1]["kernels"] = kernels_of(step.run)
-                del step
+            with set_otherwise(other):
+                moved = moved_by(precision, form)
+                off = float((moved - wanted).norm() / wanted.norm())
+                for n in sorted(models, reverse=True)[: None if few_models else 1]:
+                    if time.time() > until:
+                        continue
+                    torch.cuda.empty_cache()
+                    step = Step(n, batch, precision, form)
+                    us = time_us(step.run, calls=1, replays=7)
+                    rate = n * batch / us * 1e6
+                    share = rate * FLOPS_OF_A_STEP / peak[precision]
+                    found.append({"precision": precision, "form": name, "models": n, "microseconds": us,
+                                  "samples_per_s": rate, "of_peak": share, "off": off})  # fmt: skip
+                    print(f"{precision} {n:4d} models, {name:27s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} "
+                          f"of peak, {off:.1e} from the usual form", flush=True)  # fmt: skip
+                    if name in ("all", "every"):
+                        found[-1]["kernels"], found[-1]["launches"] = kernels_of(step.run)
+                    del step
         except Exception as problem:
             print(f"{precision} {name}: {type(problem).__name__} {str(problem)[:200]}", flush=True)
             if is_lost(problem):
@@ -174,8 +209,9 @@ def moved_by(precision: str, form: WideForm) -> Tensor:
     return moved
 
 
-def kernels_of(call: Callable[[], None]) -> dict[str, float]:
-    """Microseconds per kernel name of one call."""
+def kernels_of(call: Callable[[], None]) -> tuple[dict[str, float], list[tuple[str, float]]]:
+    """Microseconds per kernel name of one call, and of every launch in order."""
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -184,7 +220,11 @@ def kernels_of(call: Callable[[], None]) -> dict[str, float]:
     parts = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[:12]
     for e in parts:
         print(f"        {e.self_device_time_total:9.0f} us  {e.count:3d} x {e.key[:60]}")
-    return {e.key[:60]: e.self_device_time_total for e in parts}
+    events = [e for e in seen.events() if e.device_type == DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    launches = [(e.name[:40], round(e.time_range.end - e.time_range.start, 1)) for e in events]
+    print("        " + ", ".join(f"{name[:18]} {us:.0f}" for name, us in launches), flush=True)
+    return {e.key[:60]: e.self_device_time_total for e in parts}, launches
 
 
 # Layer by layer.
@@ -193,7 +233,8 @@ def kernels_of(call: Callable[[], None]) -> dict[str, float]:
 def tiles_for(product: str, columns_of: int, rows_of: int | None, step: int, itemsize: int) -> Iterator[WideTiles]:
     shapes = [(128, 256, 8, 4), (128, 128, 8, 3)]
     if "described" in product:
-        shapes = [(128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 4, 4), (64, 256, 4, 4), (256, 128, 8, 3)]
+        shapes = [(128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 4, 4), (64, 256, 8, 4), (256, 128, 8, 4),
+                  (256, 64, 8, 4)]  # fmt: skip
     if product.startswith("weight step"):
         shapes = [(128, 128, 8, 3), (128, 128, 4, 3), (64, 128, 4, 4), (128, 256, 8, 3)]
     for rows, columns, warps, stages in shapes:
@@ -246,6 +287,7 @@ class Work:
         if self.x.dtype == torch.bfloat16:
             copies = copies._replace(plain=self.plain)
         optimiser = self.optimiser()
+        common["ahead"] = "ahead" in product
         return lambda: wide_update.weight_step(x, dy, 0, optimiser, copies, self.size, 1, side=3, **common)
 
 
@@ -253,7 +295,8 @@ def products_of(precision: str) -> list[str]:
     found = ["forward", "input grad", "weight grad", "weight step"]
     if precision == "bf16":
         found += [f"{product}, as it lies" for product in found[1:]]
-    return [name for product in found for name in (product, f"{product}, described")]
+    found = [name for product in found for name in (product, f"{product}, described")]
+    return found + [f"{name}, ahead" for name in found if name.startswith("weight step") and "described" in name]
 
 
 def jobs_of(batch: int) -> list[tuple[str, int, str, WideTiles | None]]:
@@ -283,8 +326,11 @@ def compile_some(job: tuple[list[Any], int, float]) -> list[str]:
             break
         try:
             if len(what) == 2:
-                precision, form = what
-                Step(10, batch, precision, FORMS[precision][form]).run()
+                precision, name = what
+                form, other, _ = FORMS[precision][name]
+                for few in ({}, {"wide_descriptors.TWICE_ALL": 0}):  # tiles of few models, and of many
+                    with set_otherwise(other | few):
+                        Step(10, batch, precision, form).run()
             else:
                 precision, place, product, tiles = what
                 Work(LAYERS[place], 10, batch, precision).calls(product, tiles)()
@@ -380,7 +426,7 @@ def main() -> int:
     save(report, options.out)
     print(f"\n{report['seconds']:.0f} s")
     for row in report["steps"]:
-        print(f"{row['precision']} {row['models']:4d} models, {row['form']:20s} {row['samples_per_s']:9,.0f} samples/s")
+        print(f"{row['precision']} {row['models']:4d} models, {row['form']:27s} {row['samples_per_s']:9,.0f} samples/s")
     return 0
 
 

@@ -471,20 +471,28 @@ def test_same_bits_when_resumed_beside_others(model):
 
 FORMS = {
     "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
-    "all": WideForm(first=True, update=True, descriptors=True),
+    "all": WideForm(first=True, update=True, descriptors=True), "aside": WideForm(update=True, aside=True),
+    "ahead": WideForm(update=True, ahead=True), "large": WideForm(descriptors=True, large=True),
+    "joined": WideForm(descriptors=True, joined=True), "every": WideForm(*[True] * len(WideForm._fields)),
 }  # fmt: skip
+
+
+def count_as_large(monkeypatch):
+    """Layers as small as a test's are taken as large ones are."""
+    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2), ("wide_descriptors.TWICE_ALL", 0)):
+        monkeypatch.setattr(f"fedentopt.simulation.triton.{name}", value)
 
 
 @pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_wide_convolutions_in_other_forms(form, precision, monkeypatch):
     """They come to what the usual form comes to; what is summed in another order differs by its rounding."""
-    config = toy.config(**(HARD | {"model": "toy:wide", "precision": precision, "algorithm": "scaffold"}))
+    common = HARD | {"model": "toy:wide", "algorithm": "scaffold", "batch_size": 32}
+    config = toy.config(**(common | {"precision": precision}))
     data = toy.images(samples=90)
+    monkeypatch.setattr("fedentopt.simulation.triton.FORM", WideForm())
     usual = toy.run([config], data, device="cuda", trainer="stacked")[0]
-    monkeypatch.setattr(
-        "fedentopt.simulation.triton.wide_update.SHARED", 1
-    )  # layers as small as these count as large ones
+    count_as_large(monkeypatch)
     bf16 = precision == "bf16"
     chosen = FORMS[form]._replace(untransposed=bf16)
     monkeypatch.setattr("fedentopt.simulation.triton.FORM", chosen)
@@ -496,12 +504,14 @@ def test_wide_convolutions_in_other_forms(form, precision, monkeypatch):
 
 @pytest.mark.parametrize("exact", [False, True], ids=["TF32", "fp32"])
 @pytest.mark.parametrize(
-    ("name", "form"), [("lenet5", WideForm()), ("toy:wide", WideForm()), ("toy:wide", FORMS["all"])], ids=str
+    ("name", "form"),
+    [("lenet5", WideForm()), ("toy:wide", WideForm()), ("toy:wide", FORMS["all"]), ("toy:wide", FORMS["every"])],
+    ids=str,
 )
 def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch):
     """Its model and its loss, from one client to many: prefixes of all lengths, finished rows among them."""
     if form.update:
-        monkeypatch.setattr("fedentopt.simulation.triton.wide_update.SHARED", 1)
+        count_as_large(monkeypatch)
     with torch_settings(CUDA, "fp32-exact" if exact else "fp32"):
         made = world(name, "stacked", CUDA)
         size = straight_line.SIZES.get(name, 8)
@@ -516,6 +526,22 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
             place = int(np.flatnonzero(work.source == 0)[0])
             assert torch.equal(many.models[place], alone.models[0]), number
             assert torch.equal(many.losses[place], alone.losses[0]), number
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_same_bits_in_every_form(precision, monkeypatch):
+    """Of VGG-11, whose layers are large: 5 clients alone and 35 take other tiles."""
+    monkeypatch.setattr("fedentopt.simulation.triton.FORM", FORMS["every"])
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": "vgg11", "precision": precision, "batch_size": 64}
+    config = toy.config(**common, algorithm="scaffold")
+    alone = toy.run([config], data, device="cuda")[0]
+    assert all(value.isfinite().all() for value in alone.model.values())
+    for size in STACKS["vgg11"]:
+        beside = others(size - 1, common)
+        place = size // 2
+        stack = [*beside[:place], config, *beside[place:]]
+        assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
 
 
 @pytest.mark.parametrize("name", ["lenet5", "toy:wide"])

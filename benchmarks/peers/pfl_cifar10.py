@@ -7,7 +7,7 @@ momentum, evaluation every tenth round, and its "simple CNN" of 1,626,442 parame
     python benchmarks/peers/pfl_cifar10.py --device cuda [--dataset cifar10] [--rounds 1500] [--out FILE.json]
 
 Without --dataset, random images of CIFAR-10's shape are used: the time is the same, the accuracy is chance.
-The configuration is that of benchmarks/image_classification/configs/baseline.yaml in pfl-research.
+The configuration is that of benchmarks/image_classification/configs/baseline.yaml in pfl-research (`cifar10_work.py`).
 """
 
 from __future__ import annotations
@@ -18,30 +18,45 @@ import sys
 import time
 from pathlib import Path
 
-from torch import nn
+import numpy as np
 
 from fedentopt.datasets import load
+from fedentopt.partition import partition
+from fedentopt.results.records import Outcome, RoundRecord, RunStart
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent, RunOptions, Task, run_stack
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "pfl_cifar10:simple_cnn" and what follows are found
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # where "cifar10_work:simple_cnn" and what follows are found
 
+import cifar10_work as work  # noqa: E402
 from timed_runs import Timer, made_with, random_images  # noqa: E402
 
-USERS, COHORT, IMAGES, BATCH = 1000, 50, 50, 10
+
+def users(labels: np.ndarray, seed: int) -> np.ndarray:
+    """The samples of every user under a seed: those of our own runs."""
+    return np.stack(partition(labels, "iid", work.USERS, seed, num_classes=work.CLASSES).indices)
 
 
-def simple_cnn(num_classes: int) -> nn.Module:
-    """pfl-research's CNN for CIFAR-10, Glorot-initialised as there."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
-        nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, num_classes),
-    )  # fmt: skip
-    for layer in model:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(layer.weight)
-    return model
+class TimerInFile(Timer):
+    """A timer that also writes every round down as it ends."""
+
+    def __init__(self, progress: work.Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def start(self, start: RunStart) -> None:
+        super().start(start)
+        self._progress.say(ready=True, device=start.device, trainer=start.trainer)
+
+    def record(self, record: RoundRecord) -> None:
+        super().record(record)
+        self._progress.round_ended(len(self.ends), record.accuracy)
+
+    def finish(self, outcome: Outcome) -> None:
+        super().finish(outcome)
+        parameters = sum(t.numel() for t in outcome.model.values())
+        self._progress.say(done=True, parameters=parameters, accuracy=round(self.accuracies[-1], 2))
 
 
 def main() -> None:
@@ -49,21 +64,27 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dataset", help="cifar10, once `fedentopt data fetch cifar10` has brought it")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--rounds", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=work.ROUNDS)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", default="fp32", help="fp32 (TF32 products on CUDA), fp32-exact or bf16")
     parser.add_argument("--trainer", default="auto")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--progress", type=Path, help="a file that gets a line per round as it ends")
     options = parser.parse_args()
 
     data = random_images() if options.dataset is None else load(options.dataset, options.data_dir)
-    if len(data.y_train) != USERS * IMAGES:
-        parser.error(f"--dataset {options.dataset} has {len(data.y_train)} training images; needed: {USERS * IMAGES}")
+    if len(data.y_train) != work.USERS * work.IMAGES:
+        parser.error(
+            f"--dataset {options.dataset} has {len(data.y_train)} training images; needed: {work.USERS * work.IMAGES}"
+        )
     config = RunConfig(
-        dataset=data.name, model="pfl_cifar10:simple_cnn", partition="iid", clients=USERS, cohort=str(COHORT),
-        rounds=options.rounds, epochs=1, batch_size=BATCH, lr=0.1, lr_decay=1.0, momentum=0.0, weight_decay=0.0,
-        jitter=0.0, flip=0.0, grayscale=0.0, evaluate_every=10, precision=options.precision,
+        dataset=data.name, model="cifar10_work:simple_cnn", partition="iid", clients=work.USERS,
+        cohort=str(work.COHORT), rounds=options.rounds, epochs=work.EPOCHS, batch_size=work.BATCH, lr=work.LR,
+        lr_decay=1.0, momentum=0.0, weight_decay=0.0,
+        jitter=0.0, flip=0.0, grayscale=0.0, evaluate_every=work.EVALUATE_EVERY, precision=options.precision,
+        seed=options.seed,
     )  # fmt: skip
-    timer = Timer()
+    timer = Timer() if options.progress is None else TimerInFile(work.Progress(options.progress))
 
     def progress(event: RoundEvent) -> None:
         if event.round % 100 == 0 or event.round == event.rounds:
@@ -80,7 +101,7 @@ def main() -> None:
         "parameters": sum(t.numel() for t in timer.outcome.model.values()),
         "seconds": round(total, 2),
         "seconds_a_round": round(steady, 5),
-        "samples_a_second": round(COHORT * IMAGES / steady) if steady else None,
+        "samples_a_second": round(work.COHORT * work.IMAGES / steady) if steady else None,
         "accuracy": timer.accuracies[-1],
         "dataset": data.name,
         "precision": options.precision,

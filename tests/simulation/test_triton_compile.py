@@ -51,7 +51,7 @@ zeros = torch.zeros
 """
 
 FEW_CHANNELS = """
-from fedentopt.simulation.triton import blend, convolution_weight_grad
+from fedentopt.simulation.triton import blend
 images, labels = zeros(9, 3, 32, 32, dtype=torch.uint8), zeros(9, dtype=torch.int64)
 plan, keys, step = zeros(2, n, batch, dtype=torch.int32), zeros(n, dtype=torch.int64), zeros(1, dtype=torch.int64)
 transform = ImageTransform((0.5,) * 3, (0.2,) * 3, jitter=0.2, flip=0.5, grayscale=0.1)
@@ -75,8 +75,6 @@ kernels.linear_input_grad(logits, fc, hidden)
 one, row = zeros(n), zeros(n, dtype=torch.int32)
 blend.blend_rows(w, w, v, ends=zeros(n + 1, dtype=torch.int32), places=row,
                  factors=one, shares=one, own=one, rows=row, width=62000, end=62012)
-convolution_weight_grad.FEW_PROGRAMS = 0
-kernels.conv_relu_pool_weight_grad(x2, x3, top2, w2, b2)
 kernels.sgd_update(w, v, g, n=n, lr=one, momentum=one, weight_decay=one, mu=one, start=w, start_row=row, steps=row,
                    step=step, correction=w, correction_row=row, correction_mode=row)
 print(" ".join(sorted(compiled)))
@@ -115,13 +113,21 @@ tiny = nn.Sequential(
 layout, o = FlatLayout(tiny, channels_last=True), zeros(n, dtype=torch.int32)
 rows, one = zeros(n, layout.width), zeros(n)
 for bf16 in (False, True):
-    form = WideForm(first=True, update=True, untransposed=True, descriptors=True)
+    form = WideForm(*[True] * len(WideForm._fields))
     net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=form))
     net.reserve(rows)
     terms = Optimiser(rows, rows, rows, one, one, one, one, rows, o, o, zeros(1, dtype=torch.int64),
                       rows if bf16 else None, o, o)
     x, labels = zeros(n, 64, 3, 8, 8), zeros(n, 64, dtype=torch.int64)
     net.step(rows, rows.clone(), x, labels, None, None, None, terms)
+deep = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(),
+    nn.Conv2d(64, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 16, 10),
+)
+layout, form = FlatLayout(deep, channels_last=True), WideForm(descriptors=True, large=True, joined=True)
+rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
+net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(form=form))
+net.step(rows, rows.clone(), x, labels, None, None)
 print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 
@@ -138,7 +144,8 @@ KERNELS = {
         "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
         "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel",
         "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
-        "wide_maps.windows_kernel", "wide_update.weight_step_kernel",
+        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_taps.weight_grad_kernel",
+        "wide_update.weight_step_kernel",
     ],
 }  # fmt: skip
 

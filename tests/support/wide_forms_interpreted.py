@@ -23,7 +23,10 @@ from fedentopt.simulation.triton import (
     ops,
     wide,
     wide_descriptors,
+    wide_first,
     wide_maps,
+    wide_pooled,
+    wide_taps,
     wide_update,
 )
 from fedentopt.simulation.triton.interface import Optimiser
@@ -49,11 +52,20 @@ def floored() -> nn.Sequential:
     )  # fmt: skip
 
 
+def deeper() -> nn.Sequential:
+    """A pool behind the first and the third of three layers; for 4x4 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 48, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(48, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5),
+    )  # fmt: skip
+
+
 MODELS = {"same size": (same_size, (3, 4, 4), 5), "floored": (floored, (1, 6, 4), 18)}
+DEEPER = {"deeper": (deeper, (3, 4, 4), 18)}
 
 
 def nets(name: str, n: int, **settings: object) -> tuple[FlatLayout, Tensor, WideNet]:
-    made = [MODELS[name][0]() for _ in range(n)]
+    made = [(MODELS | DEEPER)[name][0]() for _ in range(n)]
     layout = FlatLayout(made[0], channels_last=True)
     blocks = wide_blocks(made[0], 16)  # any size that leaves a map
     assert blocks is not None
@@ -65,10 +77,16 @@ def error(out: Tensor, wanted: Tensor) -> float:
     return float((out.double() - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_first_layer_in_one_kernel(name: str) -> None:
-    make, shape, batch = MODELS[name]
-    layout, rows, net = nets(name, 2, exact=True, form=WideForm(first=True))
+JOINED = WideForm(descriptors=True, aside=True, large=True, joined=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, WideForm(first=True)) for name in MODELS), ("deeper", JOINED)], ids=str
+)
+def test_gradients_in_other_forms(name: str, form: WideForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_pooled, "NARROWEST", 2)
+    make, shape, batch = (MODELS | DEEPER)[name]
+    layout, rows, net = nets(name, 2, exact=True, form=form)
     x, labels = torch.randn(2, batch, *shape), torch.randint(0, 5, (2, batch))
     x[1, -2:], labels[1, -2:] = 0.0, -1
     gradient = torch.full_like(rows, math.nan)
@@ -104,7 +122,8 @@ def optimiser(rows: Tensor) -> Optimiser:
 
 
 @pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
-def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
+def test_an_optimiser_in_the_weight_gradient(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_update, "LAST", 2)  # some taps have more steps, which come before weights are fetched
     ci, co, size = 32, 16, (2, 3)
     x, dy = torch.randn(2, 6, 16, ci), torch.randn(2, 6, 16, co)
     if turned:
@@ -117,7 +136,18 @@ def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
     for step in range(2):
         inside.step.fill_(step)
         frozen = inside.w[1].clone(), inside.v[1].clone(), *(copy[1].clone() for copy in copies if copy is not None)
-        wide_update.weight_step(x, dy, 8, inside, copies, size, 1, side=3, **settings)  # type: ignore[arg-type]
+        wide_update.weight_step(
+            x,
+            dy,
+            8,
+            inside,
+            copies,
+            size,
+            1,
+            side=3,
+            ahead=turned,
+            **settings,  # type: ignore[arg-type]
+        )
         into = beside.g[:, 8:-4].unflatten(1, (co, 9, ci))
         wide.weight_grad(x, dy, into, size, 1, **settings)  # type: ignore[arg-type]
         ops("cpu").sgd_update(n=2, **beside.columns(8, 8 + co * 9 * ci)._asdict())
@@ -178,10 +208,83 @@ def test_tiles_through_descriptors() -> None:
         assert torch.equal(gradients[0], gradients[1])
 
 
+def whole(*shape: int) -> Tensor:
+    """Small whole numbers: sums are exact in any order, and many pixels are equal."""
+    return torch.randint(-2, 3, shape).float()
+
+
+@pytest.mark.parametrize(
+    ("ci", "co", "side", "padding", "size"), [(16, 48, 3, 1, (2, 4)), (32, 16, 2, 0, (4, 3)), (16, 32, 1, 0, (2, 3))]
+)
+def test_a_pool_in_the_convolution(ci: int, co: int, side: int, padding: int, size: tuple[int, int]) -> None:
+    """Maps whose last line or column the pool leaves over, one batch for both models, pixels that are equal or NaN."""
+    x, w, bias = whole(1, size[0] * size[1], 32, ci), whole(2, co, side**2, ci), whole(2, co)
+    x[0, -1, 3] = math.nan
+    common = {"models": 2, "precision": "ieee"}
+    dense = wide.convolution(x, w, bias, size, padding, **common)  # type: ignore[arg-type]
+    grown = (size[0] + 2 * padding - side + 1, size[1] + 2 * padding - side + 1)
+    wanted = wide_maps.pool(dense, grown, pooled=True, keep=True)
+    for keep in (True, False):
+        found = wide_pooled.forward(x, w, bias, size, padding, keep=keep, turned=keep, **common)  # type: ignore[arg-type]
+        for ours, theirs in zip(found, wanted[: 3 if keep else 1], strict=False):
+            assert ours is not None
+            assert theirs is not None
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        assert keep or found[1:] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("turned", "padding", "size", "ci"),
+    [(True, 1, (2, 3), 48), (True, 0, (4, 3), 16), (False, 1, (2, 3), 32), (False, 2, (1, 2), 16)],
+)
+def test_a_weight_gradient_of_three_taps_at_once(turned: bool, padding: int, size: tuple[int, int], ci: int) -> None:
+    pixels = (size[0] + 2 * padding - 2) * (size[1] + 2 * padding - 2)
+    x, dy = whole(2, size[0] * size[1], 16, ci), whole(2, pixels, 16, 32)
+    if turned:
+        x, dy = (m.transpose(2, 3).contiguous() for m in (x, dy))
+    found, wanted = (torch.full((2, 32, 9, ci), math.nan) for _ in range(2))
+    wide_taps.weight_grad(x, dy, found, size, padding, precision="ieee", turned=turned)
+    wide.weight_grad(x, dy, wanted, size, padding, precision="ieee", turned=turned)
+    assert torch.equal(found, wanted)
+    assert wanted.any()
+
+
+def test_images_with_their_batch_last() -> None:
+    """A whole batch is turned by a kernel, another by torch."""
+    for shape in ((2, 16, 3, 4, 4), (2, 9, 3, 4, 4), (1, 16, 3, 3, 5)):
+        x = torch.randn(shape)
+        y = wide_first.batch_last(x)
+        assert y.shape == (shape[0], *shape[2:], 16)
+        assert torch.equal(y[..., : shape[1]], x.permute(0, 2, 3, 4, 1))
+        assert not y[..., shape[1] :].any()
+
+
+@pytest.mark.parametrize("rows", [16, 32, 128], ids=["half a pixel", "a pixel", "several lines"])
+def test_what_comes_behind_a_convolution(rows: int) -> None:
+    x, w, bias, size = whole(2, 6, 32, 16), whole(2, 32, 9, 16), whole(2, 32), (3, 2)
+    tiles = wide.WideTiles(rows, 16, 16, 4, 2)
+    common = {"models": 2, "precision": "tf32", "tiles": tiles}
+    y = wide_descriptors.joined(x, w, bias, size, 1, turned=True, **common)  # type: ignore[arg-type]
+    assert torch.equal(y.maps, wide.convolution(x, w, bias, size, 1, **common))  # type: ignore[arg-type]
+    assert y.turned is not None
+    assert torch.equal(y.turned, y.maps.transpose(2, 3))
+    left, dy = whole(2, 6, 32, 16), whole(2, 6, 32, 32)
+    common |= {"inputs_first": True}
+    back = wide.convolution(dy, w, None, size, 1, **common)  # type: ignore[arg-type]
+    wanted = wide_maps.unpool(back, left, None, size, passes=True)
+    found = wide_descriptors.joined(dy, w, None, size, 1, turned=True, left=left, **common)  # type: ignore[arg-type]
+    assert torch.equal(found.maps, wanted[0])
+    assert found.turned is not None
+    assert torch.equal(found.turned, wanted[1])
+    assert found.sums is not None
+    assert torch.equal(found.sums.sum(1), wanted[2].sum(1))
+    assert wanted[2].any()
+
+
 def test_all_forms_at_once_in_bf16(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_update, "SHARED", 1)
     _, shape, batch = MODELS["same size"]
-    layout, rows, net = nets("same size", 2, bf16=True, form=WideForm(True, True, True, True))
+    layout, rows, net = nets("same size", 2, bf16=True, form=WideForm(*[True] * len(WideForm._fields)))
     apart = WideNet(net.blocks, layout, ops("cpu", bf16=True))
     torch.manual_seed(2)
     inside = optimiser(rows)

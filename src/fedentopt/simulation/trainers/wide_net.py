@@ -10,18 +10,19 @@ and neither passes a gradient on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from fedentopt.simulation.device import SideStream
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideConv
 from fedentopt.simulation.triton import Kernels, Optimiser
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.triton import wide_update
+    from fedentopt.simulation.triton import wide_descriptors, wide_update
 
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
@@ -51,22 +52,30 @@ class WideNet:
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
         assert kernels.wide is not None
+        from fedentopt.simulation.triton import wide_forms
+
         self.blocks, self.kernels, self.products = blocks, kernels, kernels.wide
         self._slots = {slot.name: slot for slot in layout.parameters}
         self._dtype = torch.bfloat16 if self.products.bf16 else torch.float32
         form = self.products.form
-        self._turned = not (form.untransposed and self.products.bf16)
+        self._layers = wide_forms.WideLayers(self.products)
+        self._turned = self._layers.turned
         self._first_alone = form.first and blocks.convolutions[0].pooled
-        self.updates, self._described = form.update, form.descriptors
+        self.updates, self._beside = form.update, SideStream() if form.aside else None
         self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
 
-    def _rest_of(self, width: int) -> list[tuple[int, int]]:
-        """Runs of columns whose parameters the optimiser moves by itself."""
+    def _rest_of(self, width: int) -> dict[int, list[tuple[int, int]]]:
+        """Runs of columns whose parameters the optimiser moves by itself, by the layer that completes them."""
         taken = [self._slots[self.blocks.convolutions[i].weight] for i in self._fused]
         ends = [(slot.offset, slot.offset + slot.size) for slot in taken]
         starts = [0, *(end for _, end in ends)]
-        return [(a, b) for a, b in zip(starts, [*(begin for begin, _ in ends), width], strict=True) if a < b]
+        found: dict[int, list[tuple[int, int]]] = {}
+        for begin, end in zip(starts, [*(begin for begin, _ in ends), width], strict=True):
+            layers = [i for i, c in enumerate(self.blocks.convolutions) if begin <= self._slots[c.bias].offset < end]
+            if begin < end:
+                found.setdefault(min(layers, default=0), []).append((begin, end))
+        return found
 
     @functools.cached_property
     def _fused(self) -> list[int]:
@@ -113,12 +122,6 @@ class WideNet:
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
         return weight.flatten(2)[:, :, None] if block.window else weight
 
-    @functools.cached_property
-    def _convolve(self) -> Callable[..., torch.Tensor]:
-        from fedentopt.simulation.triton import wide, wide_descriptors
-
-        return wide_descriptors.convolution if self._described else wide.convolution
-
     def _operands(
         self, rows: torch.Tensor, i: int, keep: bool, moving: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -163,13 +166,14 @@ class WideNet:
         of weights are those of `rows`."""
         from fedentopt.simulation.triton import wide_maps
 
-        n, turned = len(rows), keep and self._turned
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
         if self._first_alone:
             maps, maps_t, kept, size = self._first_maps(rows, x, keep)
         else:
-            maps, maps_t = wide_maps.windows(x, first.window, first.side, first.padding, self._dtype, turned)
+            maps, maps_t = wide_maps.windows(
+                x, first.window, first.side, first.padding, self._dtype, keep and self._turned
+            )
             trim = 2 * first.padding - first.side + 1
             size = (int(x.shape[-2]) + trim, int(x.shape[-1]) + trim)
         for i, block in enumerate(self.blocks.convolutions):
@@ -177,11 +181,12 @@ class WideNet:
                 continue
             weight, back = self._operands(rows, i, keep, moving)
             padding = 0 if block.window else block.padding
-            bias = self._slots[block.bias].view(rows)
-            y = self._convolve(maps, weight, bias, size, padding, models=n, precision=self.products.precision)
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
-            out, out_t, code = wide_maps.pool(y, grown, pooled=block.pooled, keep=keep, turned=turned)
+            bias = self._slots[block.bias].view(rows)
+            out, out_t, code = self._layers.forward(
+                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep
+            )
             if keep:
                 entered = maps_t if self._turned else maps
                 assert entered is not None
@@ -225,9 +230,6 @@ class WideNet:
         dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
         dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
         self._convolutions_back(gradient, kept, dy, optimiser)
-        if optimiser is not None:
-            for begin, end in self._rest:
-                self.kernels.sgd_update(n=n, **optimiser.columns(begin, end)._asdict())
         return logits
 
     def _linears_back(
@@ -250,48 +252,65 @@ class WideNet:
                 upstream = upstream * wide_maps.scale_kept(before.chance)
         return upstream
 
+    def _move_rest(self, optimiser: Optimiser | None, i: int, n: int) -> None:
+        """Move the parameters whose gradients are there once those of layer i are."""
+        if optimiser is not None:
+            for begin, end in self._rest.get(i, []):
+                self.kernels.sgd_update(n=n, **optimiser.columns(begin, end)._asdict())
+
     def _convolutions_back(
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
     ) -> None:
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import wide, wide_first, wide_maps, wide_update
+        from fedentopt.simulation.triton import wide_first, wide_maps
 
-        precision = self.products.precision
+        n = len(dy)
+        back: torch.Tensor | wide_descriptors.Joined = dy  # a gradient, or what `unpool` would give for it
+        lent: list[torch.Tensor] = []  # what is read beside is kept until that has ended
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
             bias, into = self._slots[block.bias].view(gradient), self._weight(gradient, block)
             if not i and self._first_alone:
                 assert layer.code is not None
+                assert isinstance(back, torch.Tensor)
                 wide_first.weight_grad(
-                    layer.entered, dy, layer.code, into, bias, block.side, block.window, block.padding,
-                    precision=precision,
+                    layer.entered, back, layer.code, into, bias, block.side, block.window, block.padding,
+                    precision=self.products.precision,
                 )  # fmt: skip
                 continue
-            dx, dx_t, sums = wide_maps.unpool(
-                dy, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+            dx, dx_t, sums = (
+                wide_maps.unpool(
+                    back, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
+                )
+                if isinstance(back, torch.Tensor)
+                else back
             )
-            wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
             out = dx_t if self._turned else dx
             assert out is not None
+            assert sums is not None
             if i:
                 assert dx is not None
                 assert layer.weight is not None
-                dy = self._convolve(
-                    dx, layer.weight, None, layer.grown, block.side - 1 - block.padding, models=len(dx),
-                    taps_first=self._turned, inputs_first=not self._turned, precision=precision,
-                )  # fmt: skip
+                below = None if self.blocks.convolutions[i - 1].pooled else kept[i - 1].left
+                back = self._layers.input_grad(dx, layer.weight, layer.grown, block.side - 1 - block.padding, below)
             # After the input gradient, which wants the weights as they were.
-            if optimiser is not None and i in self._copies:
-                wide_update.weight_step(
-                    layer.entered, out, self._slots[block.weight].offset, optimiser, self._copies[i], layer.size,
-                    layer.padding, side=block.side, turned=self._turned, described=self._described,
-                    precision=precision,
-                )  # fmt: skip
-            else:
-                wide.weight_grad(
-                    layer.entered, out, into, layer.size, layer.padding, turned=self._turned,
-                    described=self._described, precision=precision,
-                )  # fmt: skip
+            if self._beside is not None:
+                lent += [out, sums]
+            with nullcontext() if self._beside is None else self._beside.fork(out):
+                if optimiser is not None and i in self._copies:
+                    offset, copies = self._slots[block.weight].offset, self._copies[i]
+                    self._layers.weight_step(
+                        layer.entered, out, offset, optimiser, copies, layer.size, layer.padding, block.side
+                    )
+                else:
+                    side = 1 if block.window else block.side
+                    self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding, side)
+                wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
+                if i:
+                    self._move_rest(optimiser, i, n)
+        if self._beside is not None:
+            self._beside.join(dy)
+        self._move_rest(optimiser, 0, n)
 
     def _forward(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """What enters the first linear layer, a few models at a time."""

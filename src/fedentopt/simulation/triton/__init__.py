@@ -43,7 +43,9 @@ WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
 OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
 
-FORM = WideForm()  # of wide convolutions, unless another is asked for
+HOPPER = (9, 0)  # the first to have the copy engine that descriptors are for
+FORM_SHARED_MEMORY = 200_000  # bytes of the stages that forms with descriptors keep
+FORM: WideForm | None = None  # of wide convolutions everywhere, instead of what suits a device best
 
 
 def ops(
@@ -56,7 +58,19 @@ def ops(
         return PlainKernels(bf16=bf16)
     from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
-    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)), form=form or FORM)
+    form = form or FORM or form_for(device, bf16)
+    return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)), form=form)
+
+
+def form_for(device: torch.device | str, bf16: bool) -> WideForm:
+    """The form of wide convolutions that is fastest there, as measured on an H200 (`benchmarks/wide_kernels.py`)."""
+    place = torch.device(device)
+    if place.type != "cuda" or torch.cuda.get_device_capability(place) < HOPPER:
+        return WideForm()
+    if torch.cuda.get_device_properties(place).shared_memory_per_block_optin < FORM_SHARED_MEMORY:
+        return WideForm()
+    common = WideForm(first=True, update=True, descriptors=True, joined=True)
+    return common._replace(untransposed=True, large=True) if bf16 else common._replace(aside=True)
 
 
 def wide_runs_on(device: torch.device) -> bool:

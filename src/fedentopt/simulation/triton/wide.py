@@ -109,11 +109,22 @@ def convolution_kernel(x, w, bias, y, x_model, w_model, bias_model, batch, HI: t
 
 
 @triton.jit
-def tap_products(x, dy, model, first_row, first_column, tap, part, batch, HI: tl.constexpr, WI: tl.constexpr,
-                 HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-                 SIDE: tl.constexpr, PARTS: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
+def tap_steps(tap, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
+              SIDE: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+    """How many steps a tap's sum over pixels and samples has: pixels whose input lies inside the map, in chunks."""
+    down = tap // SIDE - PAD
+    over = tap % SIDE - PAD
+    lines = tl.maximum(0, tl.minimum(HO, HI - down) - tl.maximum(0, -down))
+    across = tl.maximum(0, tl.minimum(WO, WI - over) - tl.maximum(0, -over))
+    return lines * across * (batch // STEP)
+
+
+@triton.jit
+def tap_products(x, dy, product, begin, end, model, first_row, first_column, tap, batch, HI: tl.constexpr,
+                 WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
+                 CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
                  ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Part number `part` of the sum of dy' x over all pixels and samples for one tap, (ROWS, COLUMNS).
+    """`product` (ROWS, COLUMNS) and steps `begin` to `end` of the sum of dy' x over pixels and samples for one tap.
 
     Maps come as pointers or, if DESCRIBED, as descriptors of all models' maps as one matrix, with the batch or, unless
     TURNED, the channels in its lines.
@@ -122,10 +133,8 @@ def tap_products(x, dy, model, first_row, first_column, tap, part, batch, HI: tl
     over = tap % SIDE - PAD
     top = tl.maximum(0, -down)  # output pixels whose input under this tap lies inside the map
     left = tl.maximum(0, -over)
-    lines = tl.maximum(0, tl.minimum(HO, HI - down) - top)
     across = tl.maximum(0, tl.minimum(WO, WI - over) - left)
     chunks = batch // STEP
-    count = lines * across * chunks
     entry = tl.arange(0, STEP)
     row = first_row + tl.arange(0, ROWS)
     column = first_column + tl.arange(0, COLUMNS)
@@ -138,8 +147,7 @@ def tap_products(x, dy, model, first_row, first_column, tap, part, batch, HI: tl
     else:
         a_at = entry[:, None] * CO + row[None, :]
         b_at = entry[:, None] * CI + column[None, :]
-    product = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range(count * part // PARTS, count * (part + 1) // PARTS):
+    for i in range(begin, end):
         chunk = i % chunks
         place = i // chunks
         h = top + place // across
@@ -180,8 +188,11 @@ def weight_grad_kernel(x, dy, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI
     tap = rest // (CO // ROWS)
     part = tl.program_id(1)
     model = tl.program_id(2)
-    product = tap_products(x, dy, model, row, column, tap, part, batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, PARTS,
-                           TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+    steps = tap_steps(tap, batch, HI, WI, HO, WO, PAD, SIDE, STEP)
+    product = tl.zeros((ROWS, COLUMNS), tl.float32)
+    product = tap_products(x, dy, product, steps * part // PARTS, steps * (part + 1) // PARTS, model, row, column, tap,
+                           batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP,
+                           PRECISION)  # fmt: skip
     rows = row + tl.arange(0, ROWS)
     at = rows[:, None] * (SIDE * SIDE * CI) + tap * CI + (column + tl.arange(0, COLUMNS))[None, :]
     tl.store(dw + (model.to(tl.int64) * dw_model + part * dw_part) * ALIGNED + at, product)

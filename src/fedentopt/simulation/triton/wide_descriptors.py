@@ -9,7 +9,7 @@ map with their batches are one matrix (W * B, C), so the tile under a tap that l
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,15 +18,31 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedentopt.simulation.triton import wide
-from fedentopt.simulation.triton.wide_maps import Size
+from fedentopt.simulation.triton.wide_maps import Size, cut, pool, unpool
+
+TWICE_ALL = 2 * wide.FEW_PROGRAMS
+STAGES = 4  # of large tiles
 
 
 @triton.jit
-def convolution_kernel(x, w, bias, y, bias_model, batch, X_MODELS: tl.constexpr, HI: tl.constexpr, WI: tl.constexpr,
-                       HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-                       SIDE: tl.constexpr, ORDER: tl.constexpr, BIASED: tl.constexpr, PIXELS: tl.constexpr,
-                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
+def weights_of_tap(w, model, which, column, block, CI: tl.constexpr, CO: tl.constexpr, ORDER: tl.constexpr,
+                   COLUMNS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+    """The weights (STEP, COLUMNS) of one tap and block of inputs, in the order that `joined` explains."""
+    if ORDER == 0:
+        b = tl.trans(tl.reshape(w.load([model, column, which * CI + block * STEP]), (COLUMNS, STEP)))
+    elif ORDER == 1:
+        b = tl.trans(tl.reshape(w.load([model, which * CO + column, block * STEP]), (COLUMNS, STEP)))
+    else:
+        b = tl.reshape(w.load([model, block * STEP, which * CO + column]), (STEP, COLUMNS))
+    return b
+
+
+@triton.jit
+def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_MODELS: tl.constexpr, HI: tl.constexpr,
+                       WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
+                       CO: tl.constexpr, SIDE: tl.constexpr, ORDER: tl.constexpr, BIASED: tl.constexpr,
+                       MASKED: tl.constexpr, TURN: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
+                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS
@@ -53,21 +69,50 @@ def convolution_kernel(x, w, bias, y, bias_model, batch, X_MODELS: tl.constexpr,
         which = ky * SIDE + kx
         if ORDER != 0:
             which = SIDE * SIDE - 1 - which
-        if ORDER == 0:
-            b = tl.trans(tl.reshape(w.load([model, column, which * CI + block * STEP]), (COLUMNS, STEP)))
-        elif ORDER == 1:
-            b = tl.trans(tl.reshape(w.load([model, which * CO + column, block * STEP]), (COLUMNS, STEP)))
-        else:
-            b = tl.reshape(w.load([model, block * STEP, which * CO + column]), (STEP, COLUMNS))
+        b = weights_of_tap(w, model, which, column, block, CI, CO, ORDER, COLUMNS, STEP)
         product = tl.dot(a, b, product, input_precision=PRECISION)
     columns = column + tl.arange(0, COLUMNS)
     row = tile * ROWS + tl.arange(0, ROWS)
     place = model.to(tl.int64)
+    base = place * (HO * WO * CO) * batch
+    at = row[:, None] * CO + columns[None, :]
     if BIASED:
         product += tl.load(bias + place * bias_model + columns)[None, :]
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    y += place * (HO * WO * CO) * batch
-    tl.store(y + row[:, None] * CO + columns[None, :], product.to(y.dtype.element_ty))
+    if MASKED:
+        product = product.to(y.dtype.element_ty).to(tl.float32)
+        product = tl.where(tl.load(left_over + base + at).to(tl.float32) <= 0, 0.0, product)
+        slot = tile * PIXELS + tl.arange(0, PIXELS)
+        total = tl.sum(tl.reshape(product, (PIXELS, ROWS // PIXELS, COLUMNS)), axis=1)
+        slots = tl.num_programs(0) // TILES * PIXELS
+        tl.store(sums + (place * slots + slot)[:, None] * CO + columns[None, :], total)
+    value = product.to(y.dtype.element_ty)
+    tl.store(y + base + at, value)
+    if TURN:
+        turned_at = columns[:, None] * batch + (row // batch * (CO * batch) + row % batch)[None, :]
+        tl.store(yt + base + turned_at, tl.trans(value))
+
+
+def large_tiles(
+    ci: int, co: int, batch: int, size: Size, models: int, kind: torch.dtype, precision: str
+) -> wide.WideTiles | None:
+    """The tile that reads least for its product, or None where `wide.convolution_tiles` has nothing to gain.
+
+    A tile of r x c entries reads (r + c) / rc of what single entries would, from the L2 cache for the most part. Few
+    models get smaller tiles, so that every multiprocessor has two.
+    """
+    step = cut(ci, 128 // kind.itemsize)
+    if precision != "tf32" or step * kind.itemsize != 128 or batch < 64:
+        return None
+    pixels, width = size[0] * size[1], size[1]
+    shapes = [(128, 256, STAGES), (256, 128, STAGES), (128, 128, 3), (256, 64, STAGES)]
+    if width <= 2:  # see `wide.convolution_tiles`
+        shapes = [(64, 256, STAGES), (64, 128, STAGES)]
+    for rows, columns, stages in shapes:
+        enough = models * (pixels * batch // rows) * (co // columns) >= TWICE_ALL
+        if co % columns == 0 and wide.pixels_together(rows, batch, width) and enough:
+            return wide.WideTiles(rows, columns, step, 8, stages)
+    return None
 
 
 def described(matrix: Tensor, *block: int) -> Any:
@@ -75,32 +120,62 @@ def described(matrix: Tensor, *block: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
 
 
-def convolution(
+class Joined(NamedTuple):
+    """Maps (n, H' * W', B, Co), the same turned (n, H' * W', Co, B) if asked for, and of gradients their sums over
+    samples (n, parts, Co)."""
+
+    maps: Tensor
+    turned: Tensor | None
+    sums: Tensor | None
+
+
+def joined(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
-    inputs_first: bool = False, precision: str, tiles: wide.WideTiles | None = None,
-) -> Tensor:  # fmt: skip
-    """See `wide.convolution`, which also does what no descriptor fits: tiles of several lines of a map."""
+    inputs_first: bool = False, precision: str, large: bool = False, turned: bool = False, left: Tensor | None = None,
+    tiles: wide.WideTiles | None = None,
+) -> Joined:  # fmt: skip
+    """`wide.convolution` and what comes behind it, in one kernel where descriptors fit its tiles, otherwise in several.
+
+    Behind a layer without a pool that is the `turned` copy of its maps; behind an input gradient the way back through
+    the ReLU of the layer below, whose maps are `left`. `large` asks for `large_tiles` where there are some.
+    """
     n, _, batch, ci = x.shape
     taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[3 if inputs_first else 1])
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
+    if large and tiles is None:
+        tiles = large_tiles(ci, co, batch, (height, width), models, x.dtype, precision)
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:
-        return wide.convolution(
+        y = wide.convolution(
             x, w, bias, size, padding, models=models, taps_first=taps_first, inputs_first=inputs_first,
             precision=precision, tiles=tiles,
         )  # fmt: skip
+        if left is None:
+            return Joined(y, pool(y, (height, width), pooled=False, keep=turned)[1], None)
+        back = unpool(y, left, None, (height, width), passes=True, turned=turned)
+        assert back[0] is not None
+        return Joined(back[0], *back[1:])
     maps = described(x.view(n, size[0], size[1] * batch, ci), 1, 1, tiles.rows, tiles.step)
     # (n, Co, taps * Ci) as they lie, (n, taps * Co, Ci) turned, (n, Ci, taps * Co) as they lie for the input gradient.
     order = 1 if taps_first else 2 if inputs_first else 0
     weights = w.flatten(1, 2) if taps_first else w.flatten(2)
     block = (tiles.step, tiles.columns) if inputs_first else (tiles.columns, tiles.step)
+    rows = height * width * batch
     y = torch.empty((models, height * width, batch, co), dtype=x.dtype, device=x.device)
-    convolution_kernel[(co // tiles.columns * triton.cdiv(height * width * batch, tiles.rows), models)](
-        maps, described(weights, 1, *block), bias, y, 0 if bias is None else bias.stride(0), batch,
+    yt = torch.empty((models, height * width, co, batch), dtype=x.dtype, device=x.device) if turned else None
+    slots = rows // tiles.rows * together
+    sums = None if left is None else torch.empty((models, slots, co), dtype=torch.float32, device=x.device)
+    convolution_kernel[(co // tiles.columns * (rows // tiles.rows), models)](
+        maps, described(weights, 1, *block), bias, left, y, yt, sums, 0 if bias is None else bias.stride(0), batch,
         X_MODELS=int(n > 1), HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
-        ORDER=order, BIASED=bias is not None, PIXELS=together, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step,
-        PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        ORDER=order, BIASED=bias is not None, MASKED=left is not None, TURN=turned, PIXELS=together, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return y
+    return Joined(y, yt, sums)
+
+
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, **settings: Any) -> Tensor:
+    """See `wide.convolution`; settings are those of `joined`."""
+    return joined(x, w, bias, size, padding, **settings).maps

@@ -1,0 +1,80 @@
+"""The products of one wide convolution, on the kernels that a step's form (`interface.WideForm`) names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_pooled, wide_taps, wide_update
+from fedentopt.simulation.triton.interface import Optimiser, Products
+from fedentopt.simulation.triton.wide_maps import Size
+
+
+class WideLayers:
+    """Forward pass and gradients of convolutions; `turned` says that maps and weights are kept transposed, too."""
+
+    def __init__(self, products: Products) -> None:
+        form, self.precision = products.form, products.precision
+        self.turned = not (form.untransposed and products.bf16)
+        self._described, self._ahead = form.descriptors, form.ahead
+        self._joined, self._large = form.joined and form.descriptors, form.large and form.descriptors
+        self._convolve: Callable[..., Tensor] = wide.convolution
+        if form.descriptors:
+            self._convolve = partial(wide_descriptors.convolution, large=form.large)
+
+    def forward(
+        self, maps: Tensor, weight: Tensor, bias: Tensor, size: Size, grown: Size, padding: int, *, pooled: bool,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+        """Convolution of maps of `size` to `grown`, bias, ReLU and perhaps a pool: see `wide_maps.pool`."""
+        turned, models = keep and self.turned, len(weight)
+        if self._joined and pooled and wide_pooled.fits(maps.shape[2], grown):
+            return wide_pooled.forward(
+                maps, weight, bias, size, padding, models=models, keep=keep, turned=turned, precision=self.precision
+            )
+        settings: dict[str, Any] = {"models": models, "precision": self.precision}
+        if self._joined and not pooled:
+            y = wide_descriptors.joined(maps, weight, bias, size, padding, turned=turned, large=self._large, **settings)
+            return y.maps, y.turned, None
+        dense = self._convolve(maps, weight, bias, size, padding, **settings)
+        return wide_maps.pool(dense, grown, pooled=pooled, keep=keep, turned=turned)
+
+    def input_grad(
+        self, dy: Tensor, weight: Tensor, size: Size, padding: int, left: Tensor | None
+    ) -> Tensor | wide_descriptors.Joined:
+        """The gradient of a layer's input, given that of its output, of `size`, and weights as the form keeps them.
+
+        Where the maps `left` by the layer below have come out of a ReLU alone, without a pool, and the form says so,
+        the way back through that ReLU is made as well: all that `wide_maps.unpool` would give.
+        """
+        settings: dict[str, Any] = {
+            "models": len(dy), "taps_first": self.turned, "inputs_first": not self.turned, "precision": self.precision,
+        }  # fmt: skip
+        if self._joined and left is not None:
+            return wide_descriptors.joined(
+                dy, weight, None, size, padding, turned=self.turned, left=left, large=self._large, **settings
+            )
+        return self._convolve(dy, weight, None, size, padding, **settings)
+
+    def weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, side: int) -> None:
+        """See `wide.weight_grad`."""
+        ci = x.shape[2 if self.turned else 3]
+        if self._large and dw.shape[3] == ci and wide_taps.fits(ci, side, self.precision):
+            wide_taps.weight_grad(x, dy, dw, size, padding, turned=self.turned, precision=self.precision)
+        else:
+            wide.weight_grad(
+                x, dy, dw, size, padding, turned=self.turned, described=self._described, precision=self.precision
+            )
+
+    def weight_step(
+        self, x: Tensor, dy: Tensor, offset: int, optimiser: Optimiser, copies: wide_update.Copies, size: Size,
+        padding: int, side: int,
+    ) -> None:  # fmt: skip
+        """See `wide_update.weight_step`."""
+        wide_update.weight_step(
+            x, dy, offset, optimiser, copies, size, padding, side=side, turned=self.turned, described=self._described,
+            ahead=self._ahead, precision=self.precision,
+        )  # fmt: skip

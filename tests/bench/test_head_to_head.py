@@ -1,0 +1,293 @@
+"""The contest between frameworks on one device: how it measures, stops and reports, and that the work is the same."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedentopt.selection import RandomSelector
+from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.planning import RunPlanner
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+if not PEERS.is_dir():
+    pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
+LONG = 60.0  # seconds; nothing here comes near
+
+
+def module(name: str) -> ModuleType:
+    """A script of benchmarks/peers, imported as its neighbours import it."""
+    before = list(sys.path)
+    sys.path[:0] = [str(PEERS), str(PEERS.parent)]
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path[:] = before
+
+
+work, contest, kit = module("cifar10_work"), module("contest"), module("kit")
+
+
+def said(*lines: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"at": 1000.0 + line.pop("after"), **line} for line in lines]
+
+
+def test_a_summary_of_rounds() -> None:
+    lines = said(
+        {"after": 4.0, "ready": True, "parameters": 7, "processes": 5},
+        {"after": 10.0, "round": 1},
+        {"after": 11.0, "round": 2},
+        {"after": 12.0, "round": 3},
+        {"after": 16.0, "round": 4, "accuracy": 33.5},
+        {"after": 17.5, "done": True, "accuracy": 40.25},
+    )
+    assert contest.summary(lines, 1000.0, 18.0) == {
+        "parameters": 7, "processes": 5, "wall_seconds": 18.0, "startup_seconds": 4.0, "first_round_ended": 10.0,
+        "rounds": 4, "seconds_a_round": 1.0, "mean_seconds_a_round": 2.0, "accuracy": 40.25,
+        "accuracy_by_round": [[4, 16.0, 33.5]], "done": True,
+    }  # fmt: skip
+
+
+def test_a_run_that_ended_is_measured_and_one_that_was_stopped_is_reckoned() -> None:
+    rounds = [{"after": 10.0 + 2 * k, "round": 1 + k} for k in range(6)]
+    stopped = contest.summary(said(*map(dict, rounds)), 1000.0, 21.0)
+    assert contest.whole_run(stopped, 101) == (10.0 + 100 * 2.0, True)
+    ended = contest.summary(said(*map(dict, rounds), {"after": 20.5, "done": True}), 1000.0, 21.0)
+    assert contest.whole_run(ended, 6) == (21.0, False)
+    assert contest.whole_run(ended, 7)[1], "done with fewer rounds is not the whole run"
+    assert contest.whole_run(contest.summary([], 1000.0, 21.0), 6) == (None, True)
+
+
+def run_script(tmp_path: Path, *scripts: str, limit: float = LONG) -> tuple[dict[str, Any], str]:
+    progress, log = tmp_path / "progress.jsonl", tmp_path / "log.txt"
+    commands = [[sys.executable, "-c", script, str(progress)] for script in scripts]
+    result = contest.run(commands, [dict(os.environ)] * len(commands), progress, log, limit, {str(tmp_path): "there"})
+    return result, log.read_text()
+
+
+def test_who_is_not_done_is_stopped_with_all_it_started(tmp_path: Path) -> None:
+    grandchild = tmp_path / "pid"
+    result, _ = run_script(
+        tmp_path,
+        f"""
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(grandchild)!r}, "w").write(str(child.pid))
+file = open(sys.argv[1], "w", buffering=1)
+for k in (1, 2):
+    file.write(json.dumps({{"at": time.time(), "round": k, "accuracy": 10.0 * k}}) + "\\n")
+file.write('{{"at": 17')
+file.flush()
+time.sleep(600)
+""",
+        limit=1.5,
+    )
+    assert result["stopped"]
+    assert not result["done"]
+    assert (result["rounds"], result["accuracy"]) == (2, 20.0)
+    assert result["wall_seconds"] >= 1.5
+    child, until = int(grandchild.read_text()), time.monotonic() + LONG
+    while _runs(child) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(number: int) -> bool:
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True).stdout.strip()
+    return bool(status) and not status.startswith("Z")
+
+
+def test_one_that_fails_ends_the_others_and_leaves_its_reason(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    waits = "import time; print('\\x1b[92mwaiting\\x1b[0m', flush=True); time.sleep(600)"
+    result, log = run_script(tmp_path, waits, f"raise SystemExit('no device at {tmp_path}/x')")
+    assert time.monotonic() - begun < LONG
+    assert "no device at there/x" in result["error"]
+    assert result["rounds"] == 0
+    assert "\x1b" not in log
+    assert str(tmp_path) not in log
+
+
+def test_a_good_end_without_being_done_is_an_error(tmp_path: Path) -> None:
+    result, _ = run_script(tmp_path, "pass")
+    assert "did not say that it was done" in result["error"]
+
+
+def test_logs_lose_their_middle() -> None:
+    lines = [str(k) for k in range(1000)]
+    kept = contest.shortened("\n".join(lines)).splitlines()
+    assert kept[:60] == lines[:60]
+    assert kept[60] == "... 880 lines left out ..."
+    assert kept[61:] == lines[-60:]
+    assert contest.shortened("a\nb\n") == "a\nb\n"
+
+
+def entry(who: str, **facts: Any) -> dict[str, Any]:
+    plain = {
+        "who": who, "seed": 0, "first_round_ended": 3.0, "seconds_a_round": 0.25, "rounds": 1500, "wall_seconds": 30.0,
+        "accuracy": 70.4, "whole_run_seconds": 30.0, "reckoned": False, "device": "a device",
+    }  # fmt: skip
+    return plain | facts
+
+
+def test_the_table_marks_what_was_not_measured() -> None:
+    head = module("head_to_head")
+    runs = [
+        entry("ours"),
+        entry("pfl", rounds=400, whole_run_seconds=301.0, reckoned=True, wall_seconds=90.0, processes=5),
+        entry("ours", whole_run_seconds=20.0),
+        entry("pfl", whole_run_seconds=250.0),
+        entry("flower", error="a | b\nc", whole_run_seconds=None, reckoned=True, seconds_a_round=None, accuracy=None),
+    ]
+    probes = [{"processes": 2, "how": "as shipped", "seconds_a_round": None, "error": "refused"}]
+    report = {
+        "runs": runs, "probes": probes, "rounds": 1500, "torch": "2", "command": "python x",
+        "peers": {"pfl": {"pfl": "0.6.0"}, "flower": {"flwr": "1.41.0", "ray": "2"}},
+    }  # fmt: skip
+    text = head.table(report)
+    assert "| pfl | 0 | 5 | 3.0 | 0.2500 | 400 | 90.0 | about 301 (reckoned) | 70.40 |" in text
+    assert "| pfl | 0 | 1 | 3.0 | 0.2500 | 1,500 | 30.0 | 250.0 | 70.40 |" in text
+    assert "| failed: a / b c |" in text
+    assert "- pfl, seed 0: 10.0 times the seconds of ours (reckoned)" in text
+    assert "- pfl, seed 0: 12.5 times the seconds of ours\n" in text
+    assert "flower, seed" not in text
+    assert "| 2 | as shipped | failed: refused |" in text
+    assert "pfl-research 0.6.0, Flower 1.41.0, Ray 2" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "it has no folder pfl"),
+        (("--peers", "--turns", "0"), "--turns 0: accepted: 1 or more"),
+        (("--peers", "--rounds", "1"), "--rounds 1: accepted: 2 or more"),
+        (("--peers", "--processes", "0"), "--processes 0: accepted: 1 or more"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    words: tuple[str, ...], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["head_to_head.py", "--kit", str(tmp_path), "--out", str(tmp_path / "o"), *words])
+    with pytest.raises(SystemExit) as end:
+        module("head_to_head").main()
+    assert end.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def small(tmp_path: Path) -> Any:
+    """Four users of twenty images, the images bright in one channel."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 200, (80, 3, 32, 32), dtype=np.uint8)
+    x[:, 1] += 50
+    split = (x, rng.integers(0, 10, 80))
+    scale = (0.25, 0.5, 0.25), (0.2, 0.25, 0.5)
+    work.write_data(tmp_path, {"train": split, "test": split}, scale, {0: rng.permutation(80).reshape(4, 20)})
+    return x
+
+
+def test_images_are_standardised_per_channel(tmp_path: Path) -> None:
+    x = small(tmp_path) / 255
+    found, labels = work.Images(tmp_path, 0).split("test")
+    np.testing.assert_allclose(found[:, 0].numpy(), (x[:, 0] - 0.25) / 0.2, atol=1e-5)
+    np.testing.assert_allclose(found[:, 1].numpy(), (x[:, 1] - 0.5) / 0.25, atol=1e-5)
+    np.testing.assert_allclose(found[:, 2].numpy(), (x[:, 2] - 0.25) / 0.5, atol=1e-5)
+    assert labels.dtype == torch.int64
+
+
+def test_the_net_is_the_published_one() -> None:
+    model = work.simple_cnn()
+    assert sum(p.numel() for p in model.parameters()) == 1_626_442
+    bound = (6 / (3 * 9 + 32 * 9)) ** 0.5  # Glorot's, of the first convolution
+    assert 0.9 * bound < float(model[0].weight.detach().abs().max()) <= bound
+
+
+def test_peers_get_the_users_of_our_runs() -> None:
+    labels = np.random.default_rng(1).integers(0, 10, work.USERS * work.IMAGES)
+    config = RunConfig(
+        dataset="random", model="lenet5", partition="iid", clients=work.USERS, cohort=str(work.COHORT), seed=3
+    )
+    ours = RunPlanner(config, labels, work.CLASSES, RandomSelector(cohort_size=work.COHORT, seed=3)).parts.indices
+    theirs = module("pfl_cifar10").users(labels, 3)
+    assert theirs.shape == (work.USERS, work.IMAGES)
+    np.testing.assert_array_equal(theirs, np.stack(ours))
+
+
+def test_a_user_of_flower_trains_one_epoch_from_the_servers_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(tmp_path)
+    flower = module("flower_on_gpu")
+    monkeypatch.setattr(torch, "set_num_threads", lambda many: None)  # an actor's, not this process's
+    monkeypatch.setattr(work, "same_products", lambda: None)
+    start, images = work.simple_cnn(), work.Images(tmp_path, 0)
+    state = {name: value.clone() for name, value in start.state_dict().items()}
+    flower.training(tmp_path, 0, "cpu")  # makes a net, which draws; dropout below draws alike
+    torch.manual_seed(5)
+    flower.train_locally(tmp_path, 0, "cpu", 2, state)
+
+    torch.manual_seed(5)
+    x, y = images.split("train")
+    mine = images.users[2]
+    for part in (mine[:10], mine[10:]):
+        start.zero_grad()
+        nn.functional.cross_entropy(start.train()(x[part]), y[part]).backward()
+        with torch.no_grad():
+            for parameter in start.parameters():
+                parameter -= 0.1 * parameter.grad
+    for name, value in start.state_dict().items():
+        torch.testing.assert_close(state[name], value)
+
+
+def test_processes_that_share_a_gpu_are_joined_by_gloo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: asked.append(how))
+    module("pfl_on_gpu").let_processes_share_the_gpu()
+    torch.distributed.init_process_group(backend="nccl", init_method="tcp://localhost:1", rank=1, world_size=2)
+    assert asked == [{"backend": "gloo", "init_method": "tcp://localhost:1", "rank": 1, "world_size": 2}]
+    assert "gloo instead of nccl" in capsys.readouterr().out
+
+
+def test_what_a_kit_leaves_out(tmp_path: Path) -> None:
+    kept = ["ray/_raylet.so", "ray/dashboard/agent.py", "flwr/simulation/app.py", "numpydoc/x.py"]
+    cut = [
+        "numpy/__init__.py", "numpy.libs/a.so", "numpy-2.5.dist-info/METADATA", "ray/jars/ray_dist.jar", "bin/uv",
+        "ray/dashboard/client/build/x.js", "ray/rllib/a.py", "flwr/tests/a.py", "flwr/__pycache__/a.pyc", "flwr/a.pyi",
+    ]  # fmt: skip
+    for name in (*kept, *cut):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    kit.cut(tmp_path, kit.PARTS["flower"].cut)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+
+
+def test_a_kits_archive_gives_the_folder_back(tmp_path: Path) -> None:
+    (tmp_path / "pfl" / "pfl").mkdir(parents=True)
+    (tmp_path / "pfl" / "pfl" / "a.py").write_text("x = 1\n")
+    archive = kit.pack(tmp_path / "pfl")
+    subprocess.run([sys.executable, "-m", "tarfile", "-e", str(archive), str(tmp_path / "there")], check=True)
+    assert (tmp_path / "there" / "pfl" / "pfl" / "a.py").read_text() == "x = 1\n"
+
+
+def test_progress_is_in_the_file_as_soon_as_it_is_said(tmp_path: Path) -> None:
+    progress = work.Progress(tmp_path / "p.jsonl")
+    progress.round_ended(1)
+    progress.round_ended(2, 12.3456)
+    first, second = (json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines())
+    assert set(first) == {"at", "round"}
+    assert (second["round"], second["accuracy"]) == (2, 12.35)
