@@ -59,7 +59,9 @@ def take_censuses(
             reader.forge(part, run.planner.forgers, models, origins, trained.models, places, steps, push)
             needs = run.planner.needs - {"candidate_loss", "loss", "kept"}
             begun, ended = models[to_device(origins, device)], trained.models[to_device(places, device)]
-            feedback = reader.queue(part, needs, None, begun, ended, None, steps, push)
+            feedback = reader.queue(
+                part, needs, None, begun, ended, None, steps, push, kept_updates=run.kept_updates(part)
+            )
             sizes = [len(indices) for indices in run.planner.parts.indices]
             told = feedback.read().items()  # who trained on a part of its data still says how much it has
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}

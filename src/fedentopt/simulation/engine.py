@@ -402,7 +402,9 @@ class Stack:
         losses = None if trained.losses is None else self._pick(trained.losses, places)
         models = self._pick(trained.models, places)
         recalls = self._recalls(run, starts, origins, models)
-        run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push, recalls)
+        run.feedback = self.feedback.queue(
+            plan, needs, remaining, own, models, losses, steps, push, recalls, run.kept_updates(plan)
+        )
 
     def _recalls(
         self, run: RunState, starts: torch.Tensor, origins: np.ndarray, trained: torch.Tensor
