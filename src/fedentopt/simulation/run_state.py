@@ -203,16 +203,17 @@ class RunState:
         lr, has_code = self.lr(plan.round), self.hooks.has_code
         if has_code:
             self.before_change(plan.trained)  # own code is handed the rows themselves
+        keys = self.planner.row_keys(plan.round, plan.trained)
         made = []
-        for task in plan.work:
+        for task, (order_key, augment_key, dropout_key) in zip(plan.work, keys, strict=True):
             terms = self.hooks.local_terms(Client(task.client, task.label_counts))
             made.append(
                 Row(
                     task=task,
                     start_row=first_row + self.start_row(task.client),
-                    order_key=self.planner.order_key(plan.round, task.client),
-                    augment_key=self.planner.augment_key(plan.round, task.client),
-                    dropout_key=self.planner.dropout_key(plan.round, task.client),
+                    order_key=order_key,
+                    augment_key=augment_key,
+                    dropout_key=dropout_key,
                     lr=lr,
                     weight_decay=config.weight_decay,
                     momentum=config.momentum,
