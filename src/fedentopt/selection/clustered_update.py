@@ -16,6 +16,7 @@ updates itself, the selector is told cosines, and keeps the angles.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,9 +72,9 @@ class ClusteredUpdateSelector(TreeSelector):
                     f"per registered client"
                 )
         table = np.array(list(cosines.values()), dtype=np.float64)
-        told = np.isfinite(table).all(axis=1)
-        clients = [client for client, finite in zip(cosines, told, strict=True) if finite]
-        self._updates.put_distances(clients, np.arccos(np.clip(table[told], -1.0, 1.0)), self._table)
+        finite: list[bool] = np.isfinite(table).all(axis=1).tolist()
+        angles_to_all = np.arccos(np.clip(table[finite], -1.0, 1.0))
+        self._updates.put_distances(list(compress(cosines, finite)), angles_to_all, self._table)
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)
