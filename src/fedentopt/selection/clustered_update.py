@@ -58,8 +58,8 @@ class ClusteredUpdateSelector(TreeSelector):
         cosines = {client: seen.cosines for client, seen in here.items() if seen.cosines is not None}
         if cosines:
             self._keep_angles(cosines)
-            return
-        units = {client: unit(seen.update) for client, seen in here.items() if seen.update is not None}
+        updates = {client: seen.update for client, seen in here.items() if client not in cosines}
+        units = {client: unit(update) for client, update in updates.items() if update is not None}
         finite = {client: direction for client, direction in units.items() if direction is not None}
         self._updates.put(finite, len(self._table))
 
@@ -72,7 +72,7 @@ class ClusteredUpdateSelector(TreeSelector):
                     f"per registered client"
                 )
         table = np.array(list(cosines.values()), dtype=np.float64)
-        finite: list[bool] = np.isfinite(table).all(axis=1).tolist()
+        finite = np.asarray(np.isfinite(table).all(axis=1))
         angles_to_all = np.arccos(np.clip(table[finite], -1.0, 1.0))
         self._updates.put_distances(list(compress(cosines, finite)), angles_to_all, self._table)
 

@@ -67,5 +67,17 @@ def take_censuses(
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}
             done += len(part.work)
     for i, observations in found.items():
-        runs[i].planner.observe(observations)
+        runs[i].planner.observe(_mirrored(observations))
         runs[i].census_seconds = plans[i].seconds
+
+
+def _mirrored(observations: dict[int, Observation]) -> dict[int, Observation]:
+    """Of two clients that trained one after the other, only the later one's cosines know both: the earlier one gets
+    what they say."""
+    rows = [seen.cosines for seen in observations.values() if seen.cosines is not None]
+    if not rows or len(rows) < len(observations):
+        return observations
+    table, clients = np.array(rows), list(observations)
+    later = np.tril(table[:, clients], -1)
+    table[:, clients] = np.tril(table[:, clients]) + later.T
+    return {client: replace(seen, cosines=row) for (client, seen), row in zip(observations.items(), table, strict=True)}

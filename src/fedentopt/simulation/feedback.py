@@ -25,6 +25,7 @@ from fedentopt.simulation.planning import RoundPlan
 DRIFT = "drift."
 BEFORE, AFTER = "recall.before", "recall.after"
 FROM_DEVICE = frozenset({"loss", "head", "update"})
+BLOCK = 4096  # parameters whose products are added up at once
 
 
 @dataclass
@@ -120,13 +121,20 @@ class KeptUpdates:
         """
         peaks = changes.abs().amax(1, keepdim=True)
         units = changes.div_(peaks)  # squares of very long or short updates would leave single precision
-        units.div_(torch.linalg.vector_norm(units, dim=1, keepdim=True))
+        units.div_(units.square().sum(1, keepdim=True).sqrt())  # torch's norm loses digits of long rows on a CPU
         numbers = to_device(np.array(clients, dtype=np.int64), changes.device)
         finite = torch.isfinite(peaks)
         self.rows.index_copy_(0, numbers, torch.where(finite, units, self.rows[numbers]))
-        with exact_products():
-            products = units @ self.rows.t()
-        return torch.where(finite, products.nan_to_num_(nan=1.0), torch.nan)
+        return torch.where(finite, _products(units, self.rows).nan_to_num_(nan=1.0), torch.nan)
+
+
+def _products(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Products (m, n) of long rows (m, P) and (n, P), block by block: one sum over all of P would lose digits."""
+    blocks = some.shape[1] // BLOCK
+    end = blocks * BLOCK
+    left, right = (rows[:, :end].unflatten(1, (blocks, BLOCK)).transpose(0, 1) for rows in (some, others))
+    with exact_products():
+        return torch.bmm(left, right.transpose(1, 2)).sum(0) + some[:, end:] @ others[:, end:].t()
 
 
 class FeedbackReader:
