@@ -490,11 +490,11 @@ def test_same_bits_in_two_parts(settings, monkeypatch):
     tick = Stack._tick
     monkeypatch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
     found = []
-    for least in (10**9, 1):
+    for many in (10**9, 1):
         ticks.clear()
-        monkeypatch.setattr(engine, "LEAST_PART", least)
+        monkeypatch.setattr(engine, "MANY_WAIT", many)
         found.append(toy.run(configs, data, device="cuda", checkpoint_every=3))
-        assert len(ticks) == (7 if least > 1 else 14)
+        assert len(ticks) == (7 if many > 1 else 14)
     for config, whole, parted in zip(configs, *found, strict=True):
         assert whole.diverged_round == parted.diverged_round
         assert_same_bits(whole, parted, config.method)

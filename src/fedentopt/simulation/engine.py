@@ -3,7 +3,7 @@
 One tick advances every unfinished run by one round: plan on the host, train all clients of all runs in one stack,
 combine, evaluate. On CUDA nothing inside a tick waits for the device, unless a selector needs to be told something or
 an algorithm judges its clients, and then only for those figures; a tick's results are read while the next one trains.
-Where selectors wait, a large stack ticks in two parts, so that the device has one to train while the other is planned.
+Where many selectors wait, a stack ticks in two parts, so that the device has one to train while the other is planned.
 State is consistent between ticks, where checkpoints are taken and an interrupt is honoured.
 Algorithms are known here by their hooks (`hooks`), selectors by what they need.
 """
@@ -51,8 +51,8 @@ from fedentopt.simulation.trainers import (
 )
 from fedentopt.simulation.work import Room, Row, Trained, Work, build_work
 
-LEAST_PART = 100
-"""Rows from which on small models train about as fast as in a larger stack; larger models do with fewer."""
+MANY_WAIT = 8
+"""Runs from which on it takes longer to plan them than a stack of small models loses by being halved."""
 
 
 @dataclass(frozen=True)
@@ -255,16 +255,14 @@ class Stack:
                 run.stage = None
 
     def _parts(self, runs: list[RunState]) -> list[list[RunState]]:
-        """The runs of a round, in two parts where selectors wait for the device and the stack is large: one is planned
-        while the other trains. No run's numbers depend on it."""
+        """The runs of a round, in two parts where many selectors wait for the device: one is planned while the other
+        trains. No run's numbers depend on it."""
         waits = [bool(run.planner.needs & FROM_DEVICE) for run in runs]
-        if self.device.type == "cpu" or not any(waits):
+        if self.device.type == "cpu" or sum(waits) < max(MANY_WAIT, 2):
             return [runs]
         order = sorted(range(len(runs)), key=lambda i: waits[i])
-        rows = np.cumsum([0, *(runs[i].config.cohort_size for i in order)])
-        cut = int(np.searchsorted(rows, rows[-1] / 2, side="right")) - 1
-        if min(rows[cut], rows[-1] - rows[cut]) < LEAST_PART:
-            return [runs]
+        rows = np.cumsum([runs[i].config.cohort_size for i in order])
+        cut = int(np.abs(rows[:-1] - rows[-1] / 2).argmin()) + 1
         return [[runs[i] for i in sorted(some)] for some in (order[:cut], order[cut:])]
 
     def _tick(self, runs: list[RunState]) -> Tick:
@@ -297,7 +295,15 @@ class Stack:
         return Tick(runs, plans, chosen, evaluated, scores, validated, held_out, host, ready)
 
     def _plan(self, runs: list[RunState]) -> list[RoundPlan]:
-        """The next round of every run; the losses that selectors want to know first are asked for together."""
+        """The next round of every run: of those first that need not wait for the device."""
+        ready = [run.feedback is None and "candidate_loss" not in run.planner.needs for run in runs]
+        plans = {id(run): run.next_plan() for run, now in zip(runs, ready, strict=True) if now}
+        others = [run for run, now in zip(runs, ready, strict=True) if not now]
+        plans |= zip(map(id, others), self._plan_with_feedback(others), strict=True)
+        return [plans[id(run)] for run in runs]
+
+    def _plan_with_feedback(self, runs: list[RunState]) -> list[RoundPlan]:
+        """The losses that selectors want to know first are asked for together."""
         for run in runs:
             run.tell_selector()
         questions = [run.planner.questions(run.round + 1) if run.diverged_round is None else [] for run in runs]
