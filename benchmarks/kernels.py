@@ -268,16 +268,7 @@ FORWARD_TILES = {
               FT(64, 3, 32, 4, None, 2), FT(64, 2, 32, 4), FT(128, 1, 32, 4), FT(128, 2, 64, 4), FT(64, 2, 64, 4),
               FT(128, 3, 32, 4)],
 }  # fmt: skip
-WEIGHT_TILES = {
-    name: [
-        WT(fine=True),
-        WT(fine=False),
-        WT(fine=False, registers=168),
-        WT(fine=False, stages=2),
-        WT(fine=True, stages=2),
-    ]
-    for name in LAYERS
-}
+WEIGHT_TILES = {name: [WT(stages=2), WT(registers=128), WT(registers=168), WT(rows=128)] for name in LAYERS}
 INPUT_TILES = [IT(64, 4), IT(64, 4, 2), IT(128, 8), IT(128, 4)]
 LINEAR_FORWARD_TILES = [LT(64, 128, 32, 4, 3), LT(64, 32, 32, 4, 3), LT(64, 64, 32, 4, 4), LT(64, 32, 64, 4, 2)]
 LINEAR_WEIGHT_TILES = [

@@ -22,9 +22,11 @@ from fedentopt.paper.figures import write_figures
 from fedentopt.paper.formats import markdown
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.reproduction import plan_cells
+from fedentopt.paper.selector_asks import ask
 from fedentopt.paper.selector_figure import _ceiling as ceiling
+from fedentopt.paper.selector_overall import over_settings
 from fedentopt.paper.selector_page import selector_page
-from fedentopt.paper.selector_table import ask, bench_settings
+from fedentopt.paper.selector_table import TUNED, bench_settings
 from fedentopt.paper.selector_tuned import with_tuned
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import holm, paired_p_value
@@ -199,7 +201,8 @@ def test_the_table_has_every_column_by_hand() -> None:
     assert (first["worst class"], first["rounds to lower target"], first["rounds to higher target"]) == (
         "20.0", "100", "– (0 of 5)"
     )  # fmt: skip
-    assert (first["cohort entropy, mean"], first["worst round"], first["H_norm"]) == ("3.000", "2.500", "0.900")
+    assert (first["cohort entropy, mean"], first["H_norm"]) == ("3.000", "0.900")
+    assert first["cohort entropy, worst round"] == "2.500"
     assert (first["never chosen"], first["asked per round"], first["MB per round"]) == ("2.0", "20.0", "3.00")
     assert (first["selection (ms per round)"], first["simulated minutes"], first["seeds"]) == ("1.00", "50.00", "5")
     assert section.rows[-1][1] == "60.00 ± 0.00"
@@ -213,7 +216,7 @@ def test_what_each_asks_comes_from_its_declarations() -> None:
     burdens = [ask(name).burden for name in ("random", "clustered-size", "fed-cbs", "rpow-d", "pow-d", "hics-fl")]
     assert burdens == [0, 1, 2, 3, 4, 5]
     assert "how long it trained" in ask("oort").words
-    assert ask("inferred").size == "in its model; 4 C and a model, once", "the census travels too"
+    assert ask("inferred").size == "in its model; 4 + 4 C and a model, once", "the census travels too"
     assert not any("census" in ask(name).words for name in SELECTORS.names if name != "inferred")
 
 
@@ -225,18 +228,61 @@ def test_the_page_says_first_where_we_are_not_best() -> None:
     text = page(compared(SOME))
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings[0] == "Where FedEntOpt is not best"
-    assert "Another selector has the highest mean accuracy in 1 of 1 settings, FedEntOpt in 0. Of 3 comp" in text
-    assert "the other is better in 1, FedEntOpt in 2; the rest may be luck" in text
-    assert "- Fed-CBS: LeNet-5, CIFAR-10, Dir(0.1), 10 % per round" in text
+    assert (
+        "highest mean accuracy in 0 of 1 setting (LeNet-5, 5 seeds); elsewhere selectors of others (Fed-CBS in 1). Of"
+        in text
+    )
+    assert "Fed-CBS does best: on average +1.04 points from FedEntOpt, above it in 1 of 1 setting." in text
+    assert "Of 3 comparisons with another selector, the other is clearly better in 1, FedEntOpt in 2; the rest" in text
+    assert "of 3, the first has to be 4.0 times its standard error with 5 seeds" in text  # t(1 - 0.05/6, 4) = 3.96
+    assert "- Fed-CBS: CIFAR-10, Dir(0.1), 10 %" in text
     assert re.search(r"\| Fed-CBS \| 55\.12 ± 0\.68 \| 54\.08 ± 0\.75 \| \*\*\+1\.04 ", text)
-    over_all = re.search(r"^\| KL \| 1 \| 0 \| -0\.10 \| 0 / 0 \| 0 / 1 \|$", text, re.MULTILINE)
-    assert over_all
+    assert "| KL | -0.10 | -4.18 | – | 0 of 1 | 0 | its label counts, once | 0 / 0 | 0 / 1 |" in text
+    assert "worth +9.5 points over random selection at 10 %, of which FedEntOpt brings +4.1 (43 %)." in text
 
 
 def test_the_page_says_so_where_we_are_best() -> None:
     text = page(compared(SOME | {"fed-cbs": [value - 3 for value in CBS]}))
-    assert "highest mean accuracy in 0 of 1 settings, FedEntOpt in 1." in text
+    assert "highest mean accuracy in 1 of 1 setting (LeNet-5, 5 seeds). Of the selectors" in text
+    assert "Fed-CBS does best: on average -1.96 points from FedEntOpt, above it in 0 of 1 setting." in text
     assert "In no setting has another selector the higher mean." in text
+
+
+def test_one_seed_gives_differences_and_no_certainty() -> None:
+    text = page(compared({method: values[:1] for method, values in SOME.items()}))
+    assert "One seed says nothing about luck" in text
+    assert "clearly better" not in text
+    assert "| CIFAR-10, Dir(0.1), 10 % | Fed-CBS | 55.00 | 54.00 | +1.00 | – |" in text
+    assert "| Fed-CBS | +5.00 | +1.00 | – | 1 of 1 | 1 | its label counts, once | – | – |" in text
+    assert re.search(r"^\| Fed-CBS \| 55\.00 \| \+5\.00 \| – \|", text, re.MULTILINE)
+
+
+def test_seeds_that_only_some_have_finished_favour_nobody() -> None:
+    """Fed-CBS has only the seed in which everybody is good; there FedEntOpt is better."""
+    lucky = {"random": [50.0, 40.0], "fedentopt": [55.0, 45.0], "kl": [50.5, 40.5], "fed-cbs": [54.0]}
+    (setting,) = [s for s in bench_settings(compared(lucky)) if s.by_method]
+    assert max(setting.by_method, key=lambda method: setting.by_method[method].ours or 0.0) == "fed-cbs"
+    assert setting.best == "fedentopt"
+    assert "(LeNet-5, 1 to 2 seeds)." in page(compared(lucky))
+
+
+def test_over_settings_a_selector_is_judged_by_the_signs_and_ranks_of_its_differences() -> None:
+    """Six settings, all below FedEntOpt: 2 of 2^6 sign patterns are as extreme, p = 1/32; Holm doubles the smaller."""
+    cells = [c for c in MAIN if c.participation == 10 and c.dataset == "cifar10"]
+    cells += [c for c in MAIN if c.participation == 4 and c.dataset == "cifar10" and c.partition == "dir:0.1"]
+    places = list(dict.fromkeys((c.partition, c.participation) for c in cells))
+    assert len(places) == 6
+    found = []
+    for cell in cells:
+        place = 1 + places.index((cell.partition, cell.participation))
+        gap = {"fedentopt": 0.0, "fed-cbs": -0.1 * place, "kl": 0.1 * place * (-1) ** place}.get(cell.method or "")
+        if gap is not None:
+            found.append(measured(cell, 0, 50 + gap))
+    settings = bench_settings(compare(cells, Results(None, dict(found)), lambda name: True))
+    p_values = over_settings(settings)
+    assert p_values["fed-cbs"] == pytest.approx(2 / 32)
+    # Signs - + - + - + on ranks 1 to 6: W = min(9, 12) = 9, and 54 of 64 patterns are as extreme.
+    assert p_values["kl"] == pytest.approx(54 / 64)
 
 
 def test_the_page_without_results_names_the_command() -> None:
@@ -256,6 +302,7 @@ def test_algorithms_are_compared_with_the_same_selection() -> None:
     ]  # fmt: skip
     text = page(compare(own, Results(None, dict(found)), lambda name: True))
     assert "| FedAvg | 50.03 ± 0.25 | – | 55.03 ± 0.25 | – |" in text
+    assert "Dir(0.1): 1 of 1 (clearly FedDisco) with random selection, 1 of 1 (clearly FedDisco) with Fed" in text
     assert "| FedDisco | 52.03 ± 0.25 | **+2.00 [+2.00, +2.00]** | 55.53 ± 0.25 | **+0.50 [+0.50, +0.50]** |" in text
 
 
@@ -314,9 +361,9 @@ def test_a_grid_that_is_not_finished_chooses_nothing() -> None:
 
 def test_the_page_shows_tuned_beside_default() -> None:
     grid = grid_results({"fed-cbs": [50, 49, 51], "fedentopt": [50, 52, 50]})
-    plan = with_tuned([*HERE, *GRID], grid, "all")
+    plan = [cell for cell in with_tuned([*HERE, *GRID], grid, "all") if cell.table != TUNED or cell.method in SOME]
     better = [value + 2 for value in CBS]
-    own = [cell for cell in plan if cell.table == "selectors-tuned" and cell.method == "fed-cbs"]
+    own = [cell for cell in plan if cell.table == TUNED and cell.method == "fed-cbs"]
     known = results(SOME)
     for cell in own:
         known._exported |= dict(measured(cell, seed, value) for seed, value in enumerate(better))
@@ -331,6 +378,9 @@ def test_the_page_shows_tuned_beside_default() -> None:
     assert rows[0][4].startswith("+2.00 [")
     assert rows[0][5].startswith("**+3.04 [")
     assert rows[1][1:] == ["default", "54.08 ± 0.75", "54.08 ± 0.75", "–", "– |"]
+    before = page(compare(plan, results(SOME), lambda name: True))
+    assert "With every selector tuned" not in before, "what Fed-CBS chose has not been run"
+    assert "| Fed-CBS | beta 2 | 55.12 ± 0.68 | not run yet | – | – |" in before
 
 
 def test_the_figure_is_drawn_with_every_name_and_the_same_twice(tmp_path: Path) -> None:

@@ -383,6 +383,10 @@ def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> Non
     provenance.merge(tmp_path, [one])
     provenance.merge(tmp_path, [one, {"command": "b", "started": "2026-01-01"}])
     assert [entry["command"] for entry in provenance.read(tmp_path)] == ["b", "a"]
+    later = one | {"seconds": 9, "runs": 3}
+    provenance.merge(tmp_path, [later])
+    provenance.merge(tmp_path, [one, later])
+    assert provenance.read(tmp_path)[1:] == [later], "a command that went on has one entry, its last"
     (tmp_path / "provenance.json").write_text("[")
     with pytest.raises(InputError, match=r"provenance\.json: cannot be read"):
         provenance.read(tmp_path)

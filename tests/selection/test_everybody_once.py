@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,23 @@ def test_states_that_do_not_fit_are_refused(cls: type[Selector]) -> None:
     assert other.select().clients == selector.select().clients
     with pytest.raises(InputError, match=r"observe: vectors of .* numbers; accepted: .*, as before"):
         other.observe({"a": seen([1, 2, 3])})
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_a_change_counts_per_step_size(cls: type[Selector]) -> None:
+    """Who trained with a quarter of the step size, or a quarter of the steps, is the client it was."""
+    rng = np.random.default_rng(3)
+    biases = {client: rng.normal(size=4).astype(np.float32) for client in range(12)}
+    plain, other = warmed(cls, biases, 4, seed=1), warmed(cls, {}, 4, seed=1)
+    other.register({client: [1, 1] for client in biases})
+    for client, bias in biases.items():
+        factor = 0.25 ** (client % 3)
+        other.observe({client: replace(seen(bias * factor), travel=factor)})
+    first = [(plain.select().clients, other.select().clients) for _ in range(8)]
+    assert all(mine == its for mine, its in first)
+    other.observe({client: seen(bias * 0.25 ** (client % 3)) for client, bias in biases.items()})
+    plain.observe({client: seen(bias) for client, bias in biases.items()})
+    assert any(plain.select().clients != other.select().clients for _ in range(8)), "the change itself says less"
 
 
 # --- HiCS-FL

@@ -29,6 +29,32 @@ def test_clusters_that_are_there_are_found() -> None:
         assert found == {frozenset(np.flatnonzero(counts[:, c]).tolist()) for c in range(4)}
 
 
+def test_the_best_of_several_starts_is_kept() -> None:
+    """Two classes of ten per client: one start leaves clusters of a single client, which would train every round."""
+    rng = np.random.default_rng(0)
+    counts = np.zeros((100, 10), dtype=int)
+    for row in counts:
+        row[rng.choice(10, 2, replace=False)] = rng.integers(5, 50, 2)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    for seed in range(4):
+        selector = FLIPSSelector(10, seed=seed)
+        selector.register(counts)
+        kept = _spread(shares, selector.labels())
+        starts = []
+        for start in range(20):
+            alone = FLIPSSelector(10, seed=100 + start)
+            alone.register(counts)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(flips, "STARTS", 1)
+                starts.append(_spread(shares, alone.labels()))
+        assert kept <= np.quantile(starts, 0.3), "better than most single starts"
+
+
+def _spread(points: np.ndarray, labels: np.ndarray) -> float:
+    groups = [points[labels == c] for c in np.unique(labels)]
+    return sum(float(((group - group.mean(axis=0)) ** 2).sum()) for group in groups)
+
+
 def test_clusters_take_turns_and_so_do_their_clients() -> None:
     """Clusters of 4, 2 and 2 clients, three seats: one of each every round; the four take turns."""
     counts = blocks(4, 2, 2)

@@ -51,7 +51,7 @@ zeros = torch.zeros
 """
 
 FEW_CHANNELS = """
-from fedentopt.simulation.triton import blend, convolution_weight_grad
+from fedentopt.simulation.triton import blend
 images, labels = zeros(9, 3, 32, 32, dtype=torch.uint8), zeros(9, dtype=torch.int64)
 plan, keys, step = zeros(2, n, batch, dtype=torch.int32), zeros(n, dtype=torch.int64), zeros(1, dtype=torch.int64)
 transform = ImageTransform((0.5,) * 3, (0.2,) * 3, jitter=0.2, flip=0.5, grayscale=0.1)
@@ -75,8 +75,6 @@ kernels.linear_input_grad(logits, fc, hidden)
 one, row = zeros(n), zeros(n, dtype=torch.int32)
 blend.blend_rows(w, w, v, ends=zeros(n + 1, dtype=torch.int32), places=row,
                  factors=one, shares=one, own=one, rows=row, width=62000, end=62012)
-convolution_weight_grad.FEW_PROGRAMS = 0
-kernels.conv_relu_pool_weight_grad(x2, x3, top2, w2, b2)
 kernels.sgd_update(w, v, g, n=n, lr=one, momentum=one, weight_decay=one, mu=one, start=w, start_row=row, steps=row,
                    step=step, correction=w, correction_row=row, correction_mode=row)
 print(" ".join(sorted(compiled)))

@@ -102,9 +102,9 @@ def test_convolution_tiles_do_not_matter(layer: tuple[int, ...], tiles: int) -> 
     dy = torch.randn_like(y)
     wanted_dw, wanted_db = torch.zeros(n, co, ci, k, k).double(), torch.zeros(n, co).double()
     plain.conv_relu_pool_weight_grad(x.double(), dy.double(), top, wanted_dw, wanted_db)
-    for fine in (False, True):
+    for rows_of_a_tile in (16, 32):
         dw, db = rows(n, co, ci, k, k, value=math.nan), rows(n, co, value=math.nan)
-        shape = convolution_weight_grad.WeightTiles(16, 64, 1, fine)
+        shape = convolution_weight_grad.WeightTiles(rows_of_a_tile)
         convolution_weight_grad.weight_grad(x, dy, top, dw, db, **settings, tiles=shape)
         assert_close(dw, wanted_dw)
         assert_close(db, wanted_db)

@@ -18,6 +18,7 @@ import toy
 from fedentopt.simulation.aggregation import Blend, blend_models
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.triton import convolution_weight_grad, ops, wide, wide_maps
+from fedentopt.simulation.triton.plain import PlainKernels
 
 pytest_plugins = ["interpreting"]
 torch.set_num_threads(1)
@@ -62,30 +63,30 @@ def test_fused_convolutions() -> None:
     same_alone(lambda dy, top, w: kernels.conv_relu_pool_input_grad(dy, top, w, (9, 12)), dy, top, w)
 
 
-def test_a_weight_gradient_does_not_depend_on_who_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One model alone has a program per leaf, many have one per group of leaves; groups and leaves may be uneven."""
-    monkeypatch.setattr(convolution_weight_grad, "LEAF_TILES", 2)
-    monkeypatch.setattr(convolution_weight_grad, "GROUP_TILES", 6)
+@pytest.mark.parametrize(("leaf_tiles", "paired"), [(10, 4), (2, 4), (2, 100), (3, 1)])
+def test_a_weight_gradient_in_uneven_leaves_and_groups(
+    leaf_tiles: int, paired: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution_weight_grad, "LEAF_TILES", leaf_tiles)
+    monkeypatch.setattr(convolution_weight_grad, "PAIRED", paired)
     x, w, b = torch.randn(2, 10, 2, 12, 12), torch.randn(2, 4, 2, 3, 3), torch.randn(2, 4)
     y, top = kernels.conv_relu_pool_forward(x, w, b)
     dy = torch.randn_like(y)
-    shares = convolution_weight_grad.Shares.of(-(-10 * 25 // 16))
-    assert shares == (2, 8, 3, 3)
-    made = []
-    for fine in (False, True):
-        tiles = convolution_weight_grad.WeightTiles(rows=16, fine=fine)
-        dw, db = torch.full_like(w, torch.nan), torch.full_like(b, torch.nan)
-        convolution_weight_grad.weight_grad(x, dy, top, dw, db, **PRODUCTS, tiles=tiles)
-        made.append((dw, db))
-    assert torch.equal(made[0][0], made[1][0])
-    assert torch.equal(made[0][1], made[1][1])
+    dw, db = torch.full_like(w, torch.nan), torch.full_like(b, torch.nan)
+    tiles = convolution_weight_grad.WeightTiles(rows=16)
+    convolution_weight_grad.weight_grad(x, dy, top, dw, db, **PRODUCTS, tiles=tiles)
+    exact_w, exact_b = w.double(), b.double()
+    PlainKernels().conv_relu_pool_weight_grad(x.double(), dy.double(), top, exact_w, exact_b)
+    torch.testing.assert_close(dw.double(), exact_w, rtol=2e-3, atol=2e-2)
+    torch.testing.assert_close(db.double(), exact_b, rtol=1e-5, atol=1e-4)
 
 
 def test_sums_of_a_layer_are_cut_by_its_shape_alone() -> None:
-    """LeNet-5's layers with batches of 64: leaves for one model, groups for a thousand."""
-    assert convolution_weight_grad.Shares.of(98) == (7, 14, 2, 7)
-    assert convolution_weight_grad.Shares.of(25) == (2, 13, 7, 2)
+    """LeNet-5's layers with batches of 64, less than a leaf, and a layer of large maps."""
+    assert convolution_weight_grad.Shares.of(98) == (10, 10, 2, 5)
+    assert convolution_weight_grad.Shares.of(25) == (9, 3, 3, 1)
     assert convolution_weight_grad.Shares.of(1) == (1, 1, 1, 1)
+    assert convolution_weight_grad.Shares.of(500) == (32, 16, 2, 8)
 
 
 def test_wide_convolutions(few_programs: None) -> None:

@@ -216,7 +216,8 @@ def _run(
     ray: str | None,
     ray_workers: int | None,
 ) -> None:
-    """Do what is to do; whatever ends it, the command is logged and, where asked for, what is finished exported."""
+    """Do what is to do; the command is logged and, where asked for, what is finished exported, after every stack and
+    whatever ends it."""
     from fedentopt.paper.provenance import command_line, note_command
 
     folder, unfinished = options.out_dir, request.unfinished()
@@ -231,6 +232,8 @@ def _run(
     before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
     def stack_done() -> None:
+        if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
+            note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
             request.export(export, folder)
 
@@ -243,8 +246,6 @@ def _run(
     finally:
         signal.signal(signal.SIGTERM, before)
         if folder.is_dir():
-            if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
-                note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
             stack_done()
 
 

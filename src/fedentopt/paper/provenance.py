@@ -46,7 +46,7 @@ def _public(option: str, value: str) -> str:
 def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started: float, seconds: float) -> None:
     """Add a command to the log in `out_dir`: what it ran, with which code, on which device, for how long.
 
-    One that finished nothing is not logged.
+    Given again as the command goes on, it takes its earlier entry's place. One that finished nothing is not logged.
     """
     finished = [run for run in runs if (out_dir / run.run_id / SUMMARY).exists()]
     if not finished:
@@ -77,9 +77,13 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def merge(folder: Path, entries: Iterable[dict[str, Any]]) -> None:
-    """Add commands to a folder's log; one that is there already is not repeated."""
+    """Add commands to a folder's log; one that is there already is not repeated, and of two states of one command the
+    later stays."""
     known = read(folder)
-    known += [entry for entry in entries if entry not in known]
+    for entry in entries:
+        same = [one for one in known if all(one.get(name) == entry.get(name) for name in ("command", "started"))]
+        if not any(one.get("seconds", 0) > entry.get("seconds", 0) for one in same):
+            known = [one for one in known if one not in same] + [entry]
     known.sort(key=lambda entry: str(entry.get("started", "")))
     if known:
         write_text(folder / FILE, json.dumps({"commands": known}, indent=1, ensure_ascii=False) + "\n")

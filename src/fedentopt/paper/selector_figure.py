@@ -1,8 +1,9 @@
 """Accuracy against what it costs a client: every selector's points above random selection, on a ladder of what it asks.
 
 A rung holds the selectors that ask for the same, from nothing at the top to a client's own update at the bottom; a
-panel is a participation. Small dots are single settings, the large one their mean; the dashed line is what training
-everybody every round would bring. Ours are stars.
+panel is a participation, both on one scale. Small dots are single settings, the large one their mean; the dashed line
+is what training everybody every round would bring. FedEntOpt and the selectors made here are stars. Random
+selection, which everything is counted from, stands on the rung that asks for nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
-from fedentopt.paper.selector_table import KINDS, OURS, RANDOM, BenchSetting, ask, bench_settings, gains
-from fedentopt.results.statistics import mean, paired_differences
+from fedentopt.paper.selector_asks import KINDS, MADE_HERE, OURS, RANDOM, ask
+from fedentopt.paper.selector_table import BenchSetting, bench_settings, gains
+from fedentopt.results.statistics import mean
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "#777777"
-MINE = (OURS, "fedentopt-swap", "cycle", "clustered-label", "inferred")
+MINE = (OURS, *MADE_HERE)
 RUNG = 1.5  # rows between the last selector of a rung and the first of the next, where the rung's name stands
 
 
@@ -31,7 +33,7 @@ def selector_figure(entries: Sequence[Comparison]) -> Any:
     shares = sorted({setting.participation for setting in settings})
     lowest = max(places.values()) + 0.8
     figure = Figure(figsize=(2.0 + 3.4 * len(shares), 0.9 + 0.24 * lowest), layout="constrained")
-    axes = figure.subplots(1, len(shares), squeeze=False, sharey=True)[0]
+    axes = figure.subplots(1, len(shares), squeeze=False, sharey=True, sharex=True)[0]
     for axis, share in zip(axes, shares, strict=True):
         _panel(axis, [setting for setting in settings if setting.participation == share], places, share)
         for y, _ in rungs:
@@ -53,6 +55,7 @@ def selector_figure(entries: Sequence[Comparison]) -> Any:
 def _ladder(settings: Sequence[BenchSetting]) -> tuple[dict[str, float], list[tuple[float, str]]]:
     """Row of every selector that can be shown, and row and name of every rung; the best of a rung comes first."""
     found = {method: mean(list(own.values())) or 0.0 for method, own in gains(settings).items() if own}
+    found |= {RANDOM: 0.0} if found else {}
     places: dict[str, float] = {}
     rungs = []
     y = 0.0
@@ -73,12 +76,14 @@ def _panel(axis: Any, settings: Sequence[BenchSetting], places: dict[str, float]
         colour = RED if mine else BLUE
         axis.plot(values, [y] * len(values), ".", color=colour, alpha=0.3, markersize=5, zorder=2)
         axis.plot(mean(values), y, "*" if mine else "o", color=colour, markersize=10 if mine else 6, zorder=3)
+    axis.plot(0, places[RANDOM], "o", color=GREY, markersize=6, zorder=3)
     axis.axvline(0, color=GREY, linewidth=0.9)
     ceiling = _ceiling(settings)
     if ceiling is not None:
         axis.axvline(ceiling, color=GREY, linewidth=1.1, linestyle="--")
         axis.annotate(
-            "all clients", (ceiling, 0), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7, color=GREY,
+            "all clients", (ceiling, 0), xytext=(-3, 0), textcoords="offset points", ha="right", va="center",
+            fontsize=7, color=GREY,
         )  # fmt: skip
     axis.grid(visible=False, axis="y")
     axis.tick_params(axis="y", length=0)
@@ -90,9 +95,4 @@ def _panel(axis: Any, settings: Sequence[BenchSetting], places: dict[str, float]
 
 def _ceiling(settings: Sequence[BenchSetting]) -> float | None:
     """Full participation minus random selection in the seeds that both have, mean of the settings with such."""
-    found = []
-    for setting in settings:
-        random = setting.by_method.get(RANDOM)
-        if setting.ceiling is not None and random is not None:
-            found.append(mean(paired_differences(setting.ceiling.values, random.values)))
-    return mean([points for points in found if points is not None])
+    return mean([setting.ceiling_gain for setting in settings if setting.ceiling_gain is not None])

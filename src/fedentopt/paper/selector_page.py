@@ -6,6 +6,7 @@ It begins with where FedEntOpt is not best. What a person has to add lies beside
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,23 +15,25 @@ from fedentopt.files import make_folder, write_text
 from fedentopt.paper import names, provenance
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.figures import write_figures
-from fedentopt.paper.formats import Section, Table, markdown
+from fedentopt.paper.formats import Table, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
-from fedentopt.paper.selector_table import (
-    OURS,
-    RANDOM,
-    SELECTORS,
-    SURE,
-    TUNED,
-    Against,
-    BenchSetting,
-    ask,
-    bench_settings,
-    gains,
+from fedentopt.paper.results_page import _folded as folded
+from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
+from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
+from fedentopt.paper.selector_overall import (
+    costs,
+    from_ours,
+    gap_closed,
+    methods_of,
+    participations,
+    plain,
+    summary,
+    where,
 )
+from fedentopt.paper.selector_table import SELECTORS, SURE, TUNED, BenchSetting, bench_settings, selector_table
 from fedentopt.paper.selector_tuned import beside_defaults, not_best_when_tuned
 from fedentopt.paper.tables import tables
-from fedentopt.results.statistics import holm, mean, paired_interval, paired_p_value
+from fedentopt.results.statistics import mean, student_quantile
 
 if TYPE_CHECKING:
     from fedentopt.paper.reproduction import Reproduction
@@ -39,8 +42,11 @@ INTRODUCTION = """# Every selector in one benchmark
 
 Which clients should train next? Every selector that the field uses, on the same partitions, start models and local
 training, over the same seeds, each with the defaults of its own paper, the weights of its average among them. What each
-one is: [Methods](methods.md). This page is made by one command from the files in `results/selectors`, which hold a row
-for every cell and seed:
+one is: [Methods](methods.md). Figures are test accuracies in per cent and differences of them, seed by seed.
+"""
+HOW = """## How this page is made
+
+By one command, from the files in `results/selectors`, which hold a row for every cell and seed:
 
 ```console
 fedentopt reproduce selectors --results results/selectors --results-page docs/SELECTORS.md
@@ -56,8 +62,15 @@ fedentopt reproduce selectors-tuned --device cuda --known results/selectors --ex
 """
 NOTHING_YET = """## Results
 
-There are none yet: the commands above make them.
+There are none yet: the commands below make them.
 """
+CAPTION = """\
+Points above random selection, by what a selector asks of a client beside its model: from nothing at the top to the
+client's own update, which secure aggregation would hide, at the bottom. Small dots are single settings, large marks
+their means, stars FedEntOpt and the selectors made here.
+"""
+TOGETHER = "What all settings say together is in the table over all settings."
+CEILING = "The dashed line is training all clients in every round.\n"
 
 
 def write_selector_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
@@ -79,22 +92,24 @@ def selector_page(
     parts = [INTRODUCTION]
     known = [entry for entry in entries if entry.ours is not None]
     settings = [setting for setting in bench_settings(known) if setting.by_method]
+    methods = list(dict.fromkeys(e.cell.method or "" for e in known or entries if e.cell.table == SELECTORS))
     if not known:
-        return "\n".join([*parts, NOTHING_YET, _asks(entries), what_was_run(entries)])
+        return "\n".join([*parts, NOTHING_YET, _asks([], methods), HOW, what_was_run(entries)])
     if settings:
-        parts.append(_not_best(settings, not_best_when_tuned(known)))
+        parts.append(_not_best(settings, not_best_when_tuned(entries)))
     if SELECTORS in figures:
         parts.append(f"![Accuracy against what a selector asks of a client]({figures[SELECTORS]})\n")
+        parts.append(CAPTION + (CEILING if any(s.ceiling_gain is not None for s in settings) else ""))
     if settings:
-        parts.append(_over_all(settings))
-    tuned = beside_defaults(known)
-    if tuned is not None:
-        parts.append(markdown(tuned, level=2))
-    parts.append(_asks(known))
+        parts += [_over_all(settings), _where(settings)]
+    parts += [algorithms(known), _tuned(entries), _asks(settings, methods)]
     if remarks.strip():
         parts.append(remarks.strip() + "\n")
-    parts += [_algorithms(known), *(_shown(table) for table in tables(known)), what_was_run(entries)]
-    return "\n".join([part for part in parts if part] + [commands_behind(commands)])
+    if settings:
+        parts.append(_every_setting(known, settings))
+    parts += [_shown(table) for table in tables(known) if table.name != SELECTORS]
+    parts += [HOW, what_was_run(entries), commands_behind(commands)]
+    return "\n".join([part for part in parts if part])
 
 
 def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
@@ -103,145 +118,159 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
     lines = ["## Where FedEntOpt is not best", ""]
     if not judged:
         return "\n".join([*lines, "No setting has results of FedEntOpt and of two others yet.", ""])
-    rows = []
-    for setting in judged:
-        best = max(setting.by_method.values(), key=lambda entry: entry.ours or 0.0)
-        method = best.cell.method or ""
-        if method != OURS:
-            found = setting.against_ours[method]
-            ours = names.ours(setting.by_method[OURS])
-            rows.append((setting.title, names.method(method), names.ours(best), ours, found.text(), found.p_text()))
-    better = [(s, m) for s in judged for m, found in s.against_ours.items() if found.clear and _above(found)]
-    worse = [(s, m) for s in judged for m, found in s.against_ours.items() if found.clear and not _above(found)]
-    pairs = sum(len(setting.against_ours) for setting in judged)
+    lost = [setting for setting in judged if setting.best != OURS]
     lines += [
-        f"Another selector has the highest mean accuracy in {len(rows)} of {len(judged)} settings, FedEntOpt in "
-        f"{len(judged) - len(rows)}. Of {pairs} comparisons with another selector, after Holm's correction over those "
-        f"of a setting (p < {SURE:g}), the other is better in {len(better)}, FedEntOpt in {len(worse)}; the rest may "
-        f"be luck.{when_tuned and ' '}{when_tuned}",
+        _who_is_best(judged, lost) + _nearest(judged),
+        "",
+        f"{_how_sure(judged)}{when_tuned and ' '}{when_tuned}",
         "",
     ]
+    better = [(s, m) for s in judged for m, found in s.against_ours.items() if found.better]
     if better:
         by_method: dict[str, list[str]] = {}
         for setting, method in better:
-            by_method.setdefault(method, []).append(setting.title)
-        lines += ["Better beyond luck:", ""]
-        lines += [f"- {names.method(method)}: {'; '.join(where)}" for method, where in by_method.items()]
+            by_method.setdefault(method, []).append(setting.place)
+        lines += ["Clearly better than FedEntOpt:", ""]
+        lines += [f"- {names.method(method)}: {'; '.join(places)}" for method, places in by_method.items()]
         lines.append("")
-    if not rows:
+    if not lost:
         return "\n".join([*lines, "In no setting has another selector the higher mean.", ""])
+    rows = []
+    for setting in lost:
+        best, found = setting.by_method[setting.best], setting.against_ours[setting.best]
+        ours = names.ours(setting.by_method[OURS])
+        rows.append((setting.place, names.method(setting.best), names.ours(best), ours, found.text(), found.p_text()))
     columns = ("setting", "best", "its accuracy", "FedEntOpt's", "best minus FedEntOpt, 95 % interval", "p (Holm)")
-    return "\n".join([*lines, _plain(columns, rows)])
+    return "\n".join([*lines, plain(columns, rows)])
 
 
-def _above(found: Against) -> bool:
-    return found.interval is not None and found.interval.mean > 0
+def _who_is_best(judged: Sequence[BenchSetting], lost: Sequence[BenchSetting]) -> str:
+    models = dict.fromkeys(names.model(e.cell.model) for s in judged for e in s.entries)
+    number = len(judged)
+    text = (
+        f"FedEntOpt has the highest mean accuracy in {number - len(lost)} of {_count(number, 'setting')} "
+        f"({', '.join(models)}, {_seeds(judged)})"
+    )
+    counts = Counter(setting.best for setting in lost).most_common()
+    groups = {
+        "made here": [f"{names.method(m)} in {n}" for m, n in counts if m in MADE_HERE],
+        "of others": [f"{names.method(m)} in {n}" for m, n in counts if m not in MADE_HERE],
+    }
+    found = [f"selectors {whose} ({', '.join(which)})" for whose, which in groups.items() if which]
+    return f"{text}; elsewhere {' and '.join(found)}." if found else f"{text}."
+
+
+def _nearest(judged: Sequence[BenchSetting]) -> str:
+    """In a sentence: the selector of others that does best beside FedEntOpt, over the settings that both have."""
+    gaps = {m: from_ours(judged, m) for m in methods_of(judged) if m not in (OURS, RANDOM, *MADE_HERE)}
+    means = {method: mean(own) or 0.0 for method, own in gaps.items() if own}
+    if not means:
+        return ""
+    first = max(means, key=lambda method: means[method])
+    ahead = sum(gap > 0 for gap in gaps[first])
+    return (
+        f" Of the selectors that others have published, {names.method(first)} does best: on average "
+        f"{means[first]:+.2f} points from FedEntOpt, above it in {ahead} of {_count(len(gaps[first]), 'setting')}."
+    )
+
+
+def _how_sure(judged: Sequence[BenchSetting]) -> str:
+    """In words: how many comparisons are more than luck, and how much that takes."""
+    found = [against for setting in judged for against in setting.against_ours.values()]
+    told = [against for against in found if against.p is not None]
+    if not told:
+        return f"One seed says nothing about luck within a setting: differences come without an interval. {TOGETHER}"
+    most = max(against.interval.seeds for against in told if against.interval is not None)
+    of_one = max(len([a for a in s.against_ours.values() if a.p is not None]) for s in judged)
+    errors = student_quantile(most - 1, 1 - SURE / of_one)
+    return (
+        f"Of {_count(len(told), 'comparison')} with another selector, the other is clearly better in "
+        f"{sum(a.better for a in told)}, FedEntOpt in {sum(a.worse for a in told)}; the rest may be luck. Clearly "
+        f"means p < {SURE:g} after Holm's correction over the comparisons of a setting: of {of_one}, the first has to "
+        f"be {errors:.{0 if errors >= 10 else 1}f} times its standard error with {most} seeds. "
+        f"{TOGETHER}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _seeds(settings: Sequence[BenchSetting]) -> str:
+    numbers = sorted({len(entry.values) for setting in settings for entry in setting.by_method.values()})
+    return _count(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
 
 
 def _over_all(settings: Sequence[BenchSetting]) -> str:
     """One line per selector."""
-    found = gains(settings)
-    shares = sorted({setting.participation for setting in settings})
-    methods = list(dict.fromkeys(method for setting in settings for method in setting.by_method))
-    rows = []
-    for method in sorted(methods, key=lambda method: -(mean(list(found.get(method, {}).values())) or 0.0)):
-        own = [setting for setting in settings if method in setting.by_method]
-        best = sum(max(s.by_method.values(), key=lambda entry: entry.ours or 0.0).cell.method == method for s in own)
-        by_share = []
-        for share in shares:
-            values = [found.get(method, {}).get(s.title) for s in own if s.participation == share]
-            average = mean([value for value in values if value is not None])
-            by_share.append(names.NOTHING if average is None else f"{average:+.2f}")
-        rows.append((
-            names.method(method), str(len(own)), str(best), *by_share,
-            *(_clearly(own, method, other) if method != other else names.NOTHING for other in (RANDOM, OURS)),
-        ))  # fmt: skip
-    columns = (
-        "selector", "settings", "best in", *(f"points above random at {share:g} %" for share in shares),
-        "clearly above / below random", "clearly above / below FedEntOpt",
-    )  # fmt: skip
     text = (
-        "Means over the settings that have results. Clearly: in how many settings the difference is more than luck "
-        "after Holm's correction over the comparisons of a setting with the same selector."
+        "Points of accuracy, means over the settings that have results. Clearly: in how many settings the difference "
+        "is more than luck after Holm's correction over the comparisons of a setting with the same selector. P over "
+        "settings: Wilcoxon's signed-rank test of the differences to FedEntOpt, one per setting, by Holm's correction "
+        f"over the selectors, bold below {SURE:g}; it takes settings for independent, which those of one data set are "
+        "not quite."
     )
-    return "\n".join(["## Over all settings", "", text, "", _plain(columns, rows)])
-
-
-def _clearly(settings: Sequence[BenchSetting], method: str, other: str) -> str:
-    found = [setting.against(other).get(method) for setting in settings]
-    clear = [one for one in found if one is not None and one.clear]
-    above = sum(_above(one) for one in clear)
-    return f"{above} / {len(clear) - above}"
-
-
-def _asks(entries: Sequence[Comparison]) -> str:
-    methods = dict.fromkeys(e.cell.method or "" for e in entries if e.cell.table == SELECTORS)
-    rows = []
-    for method in sorted(methods, key=lambda method: ask(method).burden):
-        asked = ask(method)
-        rows.append((names.method(method), asked.words, asked.size))
-    if not rows:
-        return ""
-    columns = ("selector", "what leaves the client beside its model", "bytes per client (C classes)")
-    return "\n".join(["## What each asks of a client", "", _plain(columns, rows)])
-
-
-def _algorithms(entries: Sequence[Comparison]) -> str:
-    """Does re-weighting help once cohorts are even: algorithms with random selection and with FedEntOpt's."""
-    own = [entry for entry in entries if entry.cell.table == "selectors-algorithms"]
-    sections = []
-    for heading in dict.fromkeys(names.heading(entry.cell) for entry in own):
-        by_method = {e.cell.method or "": e for e in own if names.heading(e.cell) == heading}
-        algorithms = [method for method in by_method if "+" not in method and method not in ("fedavg", OURS)]
-        with_ours = {a: by_method[f"{a}+{OURS}"] for a in algorithms if f"{a}+{OURS}" in by_method}
-        pairs = [(by_method[a], by_method.get("fedavg")) for a in algorithms]
-        pairs += [(entry, by_method.get(OURS)) for entry in with_ours.values()]
-        found = iter(_compared(pairs))
-        alone = {a: next(found) for a in algorithms}
-        combined = {a: next(found) for a in with_ours}
-        rows = [(
-            "FedAvg", *(names.ours(by_method[m]) if m in by_method else names.NOTHING for m in ("fedavg",)),
-            names.NOTHING, *(names.ours(by_method[m]) if m in by_method else names.NOTHING for m in (OURS,)),
-            names.NOTHING,
-        )]  # fmt: skip
-        for a in algorithms:
-            mine = with_ours.get(a)
-            rows.append((
-                names.method(a), names.ours(by_method[a]), alone[a].text(),
-                names.NOTHING if mine is None else names.ours(mine),
-                names.NOTHING if mine is None else combined[a].text(),
-            ))  # fmt: skip
-        sections.append(Section(heading, tuple(rows)))
-    if not sections:
-        return ""
-    columns = ("algorithm", "random selection", "minus FedAvg", "FedEntOpt's selection", "minus FedEntOpt with FedAvg")
-    note = (
-        "Test accuracy in per cent. The last column says whether an algorithm that re-weights or corrects still helps "
-        f"once cohorts are even; bold below p = {SURE:g}, by Holm's correction over all differences of a setting."
+    return "\n".join(
+        ["## Over all settings", "", *_paragraph(gap_closed(settings)), text, "", plain(*summary(settings))]
     )
-    title = "Does re-weighting help once cohorts are even?"
-    return markdown(Table("selectors-algorithms", title, note, columns, tuple(sections)), level=2)
 
 
-def _compared(pairs: Sequence[tuple[Comparison, Comparison | None]]) -> list[Against]:
-    adjusted = holm([None if other is None else paired_p_value(own.values, other.values) for own, other in pairs])
-    return [
-        Against(None if other is None else paired_interval(own.values, other.values), p)
-        for (own, other), p in zip(pairs, adjusted, strict=True)
+def _paragraph(text: str) -> list[str]:
+    return [text, ""] if text else []
+
+
+def _where(settings: Sequence[BenchSetting]) -> str:
+    """Which selector wins where: a table for every participation."""
+    lines = [
+        "## What wins where",
+        "",
+        f"Points above random selection, the highest of a setting in bold.{_mixed(settings)}",
+        "",
     ]
+    for share in participations(settings):
+        columns, rows = where(settings, share)
+        if len(columns) > 1:
+            lines += [f"### {share:g} % of the clients per round", "", plain(columns, rows, numbers=True)]
+    return "\n".join(lines) if len(lines) > 4 else ""
+
+
+def _mixed(settings: Sequence[BenchSetting]) -> str:
+    """What a short name stands for."""
+    partitions = {e.cell.partition for s in settings if s.short.endswith("mixed Dirichlet") for e in s.entries}
+    return "".join(f" Mixed Dirichlet is {names.partition(one)}." for one in partitions if one)
+
+
+def _asks(settings: Sequence[BenchSetting], methods: Sequence[str]) -> str:
+    if not methods:
+        return ""
+    note = "MB: all that travels, models included. Selection: time of the selector on the machine that trained."
+    return "\n".join([
+        "## What each asks of a client", "", *_paragraph(note if settings else ""), plain(*costs(settings, methods))
+    ])  # fmt: skip
+
+
+def _every_setting(known: Sequence[Comparison], settings: Sequence[BenchSetting]) -> str:
+    """The long table, a setting at a time behind a line that says who is best in it."""
+    table = selector_table(SELECTORS, known)
+    lines = [f"## {table.title}, setting by setting", "", table.note, ""]
+    for setting, section in zip(settings, table.sections, strict=True):
+        named = [method for method in dict.fromkeys((setting.best, OURS, RANDOM)) if method in setting.by_method]
+        shown = [f"{names.method(method)} {setting.by_method[method].ours:.2f}" for method in named]
+        targets = "rounds to {} % and {} %".format(*setting.targets)
+        inside = plain(table.columns, section.rows, numbers=True)
+        lines.append(folded(f"{setting.place}: {', '.join(shown)} ({targets})", inside))
+    return "\n".join(lines)
+
+
+def _tuned(entries: Sequence[Comparison]) -> str:
+    table = beside_defaults(entries)
+    return "" if table is None else markdown(table, level=2)
 
 
 def _shown(table: Table) -> str:
     """A table of the cells; those of the algorithms and of tuned selectors have been shown in other words."""
-    if table.name in ("selectors-algorithms", TUNED):
+    if table.name in (ALGORITHMS, TUNED):
         return ""
     sections = tuple(section for section in table.sections if section.rows)
-    return markdown(dataclasses.replace(table, sections=sections), level=2)
-
-
-def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    for row in rows:
-        cells = [cell.replace("|", "\\|") for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    inside = markdown(dataclasses.replace(table, sections=sections), level=2).partition("\n")[2]
+    return f"## {table.title}\n\n{folded('Every value of the grid, on held-out data', inside)}"

@@ -11,60 +11,92 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.paper import names
+from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import LOWER_TARGETS, TARGETS, Measured
-from fedentopt.results.statistics import Interval, holm, mean, paired_interval, paired_p_value
-from fedentopt.selection import SELECTORS as REGISTRY
+from fedentopt.paper.selector_asks import OURS, RANDOM
+from fedentopt.results.statistics import Interval, holm, mean, paired_differences, paired_interval, paired_p_value
 
 SELECTORS = "selectors"
 GRID, TUNED = "selectors-tuning", "selectors-tuned"
 SELECTOR_TABLES = (SELECTORS, "selectors-algorithms", GRID, TUNED)
-RANDOM, OURS = "random", "fedentopt"
 EVERYBODY = 100.0
 SURE = 0.05
 """Adjusted p values below this count as more than luck."""
 EVERY_TARGET = (*LOWER_TARGETS, *TARGETS)
 COLUMNS = (
     "selector", "accuracy", "against random, 95 % interval", "p (Holm)", "worst class", "rounds to lower target",
-    "rounds to higher target", "cohort entropy, mean", "worst round", "H_norm", "never chosen", "asked per round",
-    "MB per round", "selection (ms per round)", "simulated minutes", "seeds",
+    "rounds to higher target", "cohort entropy, mean", "cohort entropy, worst round", "H_norm", "never chosen",
+    "asked per round", "MB per round", "selection (ms per round)", "simulated minutes", "seeds",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Against:
-    """A comparison with another method in the same setting."""
+    """A comparison with another method in the same setting, over the seeds that both have: mean difference, its 95 %
+    interval and the adjusted p value, which one seed does not give."""
 
-    interval: Interval | None
-    p: float | None
+    difference: float | None = None
+    interval: Interval | None = None
+    p: float | None = None
 
     @property
     def clear(self) -> bool:
         """Whether the difference is more than luck, after Holm's correction."""
         return self.p is not None and self.p < SURE
 
+    @property
+    def better(self) -> bool:
+        """Whether it is clear and above zero."""
+        return self.clear and self.difference is not None and self.difference > 0
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is clear and below zero."""
+        return self.clear and not self.better
+
     def text(self) -> str:
-        """Difference and interval, bold where it is clear."""
-        if self.interval is None:
+        """Difference and interval, bold where it is clear; from one seed the difference alone."""
+        if self.difference is None:
             return names.NOTHING
-        text = f"{self.interval.mean:+.2f} [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
+        text = f"{self.difference:+.2f}"
+        if self.interval is not None:
+            text += f" [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
         return f"**{text}**" if self.clear else text
 
     def p_text(self) -> str:
         """The adjusted p value."""
-        return names.NOTHING if self.p is None else "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+        return p_text(self.p)
+
+
+def p_text(p: float | None) -> str:
+    """A p value as tables write it."""
+    return names.NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def compared(pairs: Sequence[tuple[Comparison, Comparison | None]]) -> list[Against]:
+    """The first of every pair minus its second, seed by seed, p values adjusted over all pairs."""
+    adjusted = holm([None if other is None else paired_p_value(own.values, other.values) for own, other in pairs])
+    return [
+        Against() if other is None else
+        Against(mean(paired_differences(own.values, other.values)), paired_interval(own.values, other.values), p)
+        for (own, other), p in zip(pairs, adjusted, strict=True)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BenchSetting:
-    """All selectors on one data set, partition and participation; `ceiling` is everybody's accuracy there."""
+    """All selectors on one data set, partition and participation; `ceiling` is everybody's accuracy there, `short` the
+    heading without what all settings share."""
 
     heading: str
     participation: float
     entries: tuple[Comparison, ...]
     ceiling: Comparison | None = None
+    short: str = ""
 
     @cached_property
     def by_method(self) -> dict[str, Comparison]:
@@ -74,6 +106,11 @@ class BenchSetting:
     @property
     def title(self) -> str:
         return f"{self.heading}, {self.participation:g} % per round"
+
+    @property
+    def place(self) -> str:
+        """The title in short."""
+        return f"{self.short}, {self.participation:g} %"
 
     @cached_property
     def against_random(self) -> dict[str, Against]:
@@ -87,14 +124,27 @@ class BenchSetting:
         """Every other method minus this one, adjusted over all of them."""
         if other not in self.by_method:
             return {}
-        theirs = self.by_method[other].values
+        theirs = self.by_method[other]
         methods = [method for method in self.by_method if method != other]
-        values = [self.by_method[method].values for method in methods]
-        adjusted = holm([paired_p_value(own, theirs) for own in values])
-        return {
-            method: Against(paired_interval(own, theirs), p)
-            for method, own, p in zip(methods, values, adjusted, strict=True)
-        }
+        return dict(zip(methods, compared([(self.by_method[method], theirs) for method in methods]), strict=True))
+
+    @cached_property
+    def best(self) -> str:
+        """The selector with the highest mean accuracy. Where FedEntOpt has results, the others stand as far from it as
+        in the seeds they share with it: seeds that only some have finished favour nobody."""
+        if OURS not in self.by_method:
+            return max(self.by_method, key=lambda method: self.by_method[method].ours or 0.0)
+        gaps = {method: found.difference for method, found in self.against_ours.items()}
+        known = {OURS: 0.0} | {method: gap for method, gap in gaps.items() if gap is not None}
+        return max(known, key=lambda method: known[method])
+
+    @cached_property
+    def ceiling_gain(self) -> float | None:
+        """Full participation minus random selection, in the seeds that both have."""
+        random = self.by_method.get(RANDOM)
+        if self.ceiling is None or random is None:
+            return None
+        return mean(paired_differences(self.ceiling.values, random.values))
 
     @cached_property
     def targets(self) -> tuple[int, int]:
@@ -113,9 +163,30 @@ def bench_settings(entries: Sequence[Comparison]) -> list[BenchSetting]:
     for entry in own:
         if entry.cell.participation != EVERYBODY:
             groups.setdefault((names.heading(entry.cell), entry.cell.participation or 0.0), []).append(entry)
+    short = _short_headings([entry.cell for entry in own])
     return [
-        BenchSetting(heading, share, tuple(group), ceilings.get(heading)) for (heading, share), group in groups.items()
+        BenchSetting(heading, share, tuple(group), ceilings.get(heading), short[heading])
+        for (heading, share), group in groups.items()
     ]
+
+
+def _short_headings(cells: Sequence[Cell]) -> dict[str, str]:
+    """Headings of cells without the model that all have, and without the numbers of the only mixed partition."""
+    fine = {cell.dataset for cell in cells if cell.config is not None and cell.config.fine_labels}
+    one_model = len({cell.model for cell in cells}) == 1
+    mixed = {cell.partition for cell in cells if (cell.partition or "").startswith("mixed:")}
+    found = {}
+    for cell in cells:
+        heading = names.heading(cell)
+        if one_model:
+            heading = heading.replace(f"{names.model(cell.model)}, ", "", 1)
+        if cell.dataset in fine and cell.config is not None and not cell.config.fine_labels:
+            data = names.dataset(cell.dataset)
+            heading = heading.replace(data, f"{data} ({ENTRIES[cell.dataset].classes} classes)", 1)
+        if cell.partition is not None and mixed == {cell.partition}:
+            heading = heading.replace(names.partition(cell.partition), "mixed Dirichlet", 1)
+        found[names.heading(cell)] = heading
+    return found
 
 
 def selector_table(name: str, entries: Sequence[Comparison]) -> Table:
@@ -133,7 +204,8 @@ def selector_table(name: str, entries: Sequence[Comparison]) -> Table:
         "random: differences seed by seed with Student's 95 % interval; p values by Holm's correction over the "
         f"selectors of a setting, bold below {SURE:g}. Rounds to a target: first evaluated round, mean over the seeds "
         "that reach it. Entropy in bits of the labels of a round's clients. Asked: clients that had to tell their loss "
-        "before the round. MB: all that travels, models included. Selection: time of the selector on the machine."
+        "before the round. MB: all that travels, models included. Selection: time of the selector on the machine. "
+        "Simulated minutes: local training of the slowest in each round; questions before it are not in them."
     )
     return Table(name, names.table(name), note, COLUMNS, tuple(sections))
 
@@ -144,16 +216,13 @@ def _falling(entry: Comparison) -> float:
 
 def _row(setting: BenchSetting, entry: Comparison) -> tuple[str, ...]:
     method = entry.cell.method or ""
-    against = setting.against_random.get(method, Against(None, None))
+    against = setting.against_random.get(method, Against())
     rounds = entry.cell.config.rounds if entry.cell.config else 1
 
     def shown(value: Callable[[Measured], float | None], digits: int, factor: float = 1.0) -> str:
         known = [found for found in map(value, entry.runs) if found is not None]
         average = mean(known)
         return names.NOTHING if average is None else f"{average * factor:.{digits}f}"
-
-    def travels(run: Measured) -> float | None:
-        return None if run.bytes_up is None or run.bytes_down is None else float(run.bytes_up + run.bytes_down)
 
     return (
         names.method(method),
@@ -174,6 +243,11 @@ def _row(setting: BenchSetting, entry: Comparison) -> tuple[str, ...]:
     )
 
 
+def travels(run: Measured) -> float | None:
+    """Bytes in both directions, models included."""
+    return None if run.bytes_up is None or run.bytes_down is None else float(run.bytes_up + run.bytes_down)
+
+
 def _rounds_to(run: Measured, target: int) -> int | None:
     found: int | None = getattr(run, f"rounds_to_{target}")
     return found
@@ -187,53 +261,11 @@ def _rounds_text(entry: Comparison, target: int) -> str:
     return text if len(reached) == len(found) else f"{text} ({len(reached)} of {len(found)})"
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What a selector asks of a client beside training: how much of a burden it is (a place in `KINDS`), in words, in
-    bytes."""
-
-    burden: int
-    words: str
-    size: str
-
-
-KINDS = (
-    "nothing", "its size, once", "its label counts, once", "a loss, each time it trains", "a loss, on request",
-    "its own update, in the clear",
-)  # fmt: skip
-"""What is asked, from little to much: the last forbids secure aggregation, which hides who sent what."""
-
-
-def ask(method: str) -> Ask:
-    """What the selector of that name asks for, from its declarations."""
-    cls = REGISTRY.get(method)
-    sizes, counts = bool(getattr(cls, "sizes_only", False)), cls.reads_label_counts
-    told: list[tuple[str, str]] = []
-    if counts:
-        told.append(("its number of samples, once", "4") if sizes else ("its label counts, once", "4 C"))
-    burden = 0 if not counts else 1 if sizes else 2
-    for need, level, words, size in (
-        ("loss", 3, "its mean training loss, each time it trains", "8 per training"),
-        ("candidate_loss", 4, "the loss of the current model, whenever asked", "4 and a model, per question"),
-        ("head", 5, "the change of its last layer, in the clear", "in its model"),
-        ("update", 5, "its whole update, in the clear", "in its model"),
-    ):
-        if need in cls.needs:
-            burden = max(burden, level)
-            told.append((words, size))
-    if cls(1).census() is not None:
-        told.append(("the change of its last bias in a census, once, before round 1", "4 C and a model, once"))
-    if "seconds" in cls.needs:
-        told.append(("how long it trained", "seen by the server"))
-    words = "; ".join(text for text, _ in told) or "nothing"
-    return Ask(burden, words, "; ".join(size for _, size in told) or "0")
-
-
 def gains(settings: Sequence[BenchSetting]) -> Mapping[str, dict[str, float]]:
     """Points above random selection by method and setting, where both are known."""
     found: dict[str, dict[str, float]] = {}
     for setting in settings:
         for method, against in setting.against_random.items():
-            if against.interval is not None:
-                found.setdefault(method, {})[setting.title] = against.interval.mean
+            if against.difference is not None:
+                found.setdefault(method, {})[setting.title] = against.difference
     return found

@@ -19,12 +19,14 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Results
-from fedentopt.paper.selector_table import GRID, OURS, SELECTORS, SURE, TUNED, Against
-from fedentopt.results.statistics import holm, mean, paired_interval, paired_p_value
+from fedentopt.paper.selector_asks import OURS
+from fedentopt.paper.selector_table import GRID, SELECTORS, SURE, TUNED, Against, compared
+from fedentopt.results.statistics import mean, paired_differences, paired_interval
 from fedentopt.simulation.config import RunConfig
 
 PLACE = ("model", "dataset", "partition", "availability", "participation")
 DEFAULT = "default"
+NOT_RUN = "not run yet"
 
 
 def with_tuned(plan: list[Cell], results: Results, target: str) -> list[Cell]:
@@ -148,7 +150,7 @@ def tuned_table(name: str, entries: Sequence[Comparison]) -> Table:
         tuple(
             Section(heading, tuple(
                 (names.method(e.cell.method or ""), _written(e.cell), names.ours(e), names.against(e), names.seeds(e))
-                for e in sorted(own, key=lambda entry: -(entry.ours or 0.0))
+                for e in sorted(own, key=_falling)
             ))
             for heading, own in _by_setting(entries).items()
         ),
@@ -164,10 +166,8 @@ def _written(cell: Cell) -> str:
 def _by_setting(entries: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     found: dict[str, list[Comparison]] = {}
     for entry in entries:
-        if entry.ours is not None:
-            share = entry.cell.participation
-            found.setdefault(f"{names.heading(entry.cell)}, {share:g} % per round", []).append(entry)
-    return found
+        found.setdefault(f"{names.heading(entry.cell)}, {entry.cell.participation:g} % per round", []).append(entry)
+    return {heading: own for heading, own in found.items() if any(entry.ours is not None for entry in own)}
 
 
 def beside_defaults(entries: Sequence[Comparison]) -> Table | None:
@@ -178,23 +178,18 @@ def beside_defaults(entries: Sequence[Comparison]) -> Table | None:
     for heading, own in _by_setting(tuned).items():
         ours = next((entry for entry in own if entry.cell.method == OURS), None)
         others = [entry for entry in own if entry is not ours]
-        adjusted = holm([None if ours is None else paired_p_value(e.values, ours.values) for e in others])
-        found = {
-            id(entry): Against(None if ours is None else paired_interval(entry.values, ours.values), p)
-            for entry, p in zip(others, adjusted, strict=True)
-        }
+        found = {id(e): one for e, one in zip(others, compared([(e, ours) for e in others]), strict=True)}
         rows = []
-        for entry in sorted(own, key=lambda entry: -(entry.ours or 0.0)):
+        for entry in sorted(own, key=_falling):
             default = defaults.get(_key(entry.cell))
             same = default is not None and entry.cell.config == default.cell.config
-            gap = None if default is None or same else paired_interval(entry.values, default.values)
             rows.append((
                 names.method(entry.cell.method or ""),
                 chosen(entry.cell, None if default is None else default.cell),
                 names.NOTHING if default is None else names.ours(default),
-                names.ours(entry),
-                Against(gap, None).text(),
-                found[id(entry)].text() if id(entry) in found else names.NOTHING,
+                NOT_RUN if entry.ours is None else names.ours(entry),
+                names.NOTHING if default is None or same else _gap(entry, default).text(),
+                found.get(id(entry), Against()).text(),
             ))  # fmt: skip
         sections.append(Section(heading, tuple(rows)))
     if not sections:
@@ -209,14 +204,26 @@ def beside_defaults(entries: Sequence[Comparison]) -> Table | None:
     return Table(TUNED, "Every selector tuned on held-out data", note, columns, tuple(sections))
 
 
+def _gap(entry: Comparison, default: Comparison) -> Against:
+    """Tuned minus default, a comparison of its own."""
+    both = (entry.values, default.values)
+    return Against(mean(paired_differences(*both)), paired_interval(*both))
+
+
+def _falling(entry: Comparison) -> float:
+    return float("inf") if entry.ours is None else -entry.ours
+
+
 def _key(cell: Cell) -> tuple[Any, ...]:
     return (*(getattr(cell, name) for name in PLACE), names.heading(cell), cell.method)
 
 
 def not_best_when_tuned(entries: Sequence[Comparison]) -> str:
-    """In a sentence: how often FedEntOpt is not the best of the tuned ones; empty where it cannot be told."""
+    """In a sentence: how often FedEntOpt is not the best of the tuned ones; empty where it cannot be told, as long as
+    the value that any selector of a setting chose has not been run."""
     judged = [own for own in _by_setting([e for e in entries if e.cell.table == TUNED]).values() if len(own) > 2]
     judged = [own for own in judged if any(entry.cell.method == OURS for entry in own)]
+    judged = [own for own in judged if all(entry.ours is not None for entry in own)]
     if not judged:
         return ""
     best = [max(own, key=lambda entry: entry.ours or 0.0) for own in judged]

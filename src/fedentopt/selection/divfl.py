@@ -9,10 +9,12 @@ small, greedily: each step adds the client that lowers G most. `stochastic` gree
 max(M, share K) clients drawn anew in each step only; `full` looks at all (the result of lazy greedy). Ties go to the
 client registered first. Everybody whose g_k is known is a customer; facilities are those available.
 
-g_k is the change of the last layer, weight and bias: C F + C numbers instead of the whole model's, in which the labels
-show. The paper computes gradients of all clients in the first round; here everybody trains once before
-(`everybody_once`), and g_k is refreshed for those that train. Averages keep numbers of samples, as in the authors' code
-(melodi-lab/divfl). All distances between known clients are kept.
+g_k stands for a gradient. It is the change of the last layer, weight and bias (C F + C numbers instead of the whole
+model's, in which the labels show), per unit of step size that training added up to (`Observation.travel`) where that is
+known: otherwise changes of late rounds, or of clients with few steps, would be near each other for being small. The
+paper computes gradients of all clients in the first round; here everybody trains once before (`everybody_once`), and
+g_k is refreshed for those that train. Averages keep numbers of samples, as in the authors' code (melodi-lab/divfl). All
+distances between known clients are kept.
 """
 
 from __future__ import annotations
@@ -68,7 +70,13 @@ class DivFLSelector(EverybodyOnce):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep how each client's training moved the last layer."""
-        self.learn({client: _flat(seen.head) for client, seen in observations.items() if seen.head is not None})
+        self.learn(
+            {
+                client: _flat(seen.head) / (seen.travel or 1.0)
+                for client, seen in observations.items()
+                if seen.head is not None
+            }
+        )
 
 
 def _flat(head: Head) -> np.ndarray:

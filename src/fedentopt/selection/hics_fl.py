@@ -1,7 +1,8 @@
 """HiCS-FL: clients whose labels seem even first, told from how their training moved the last layer's bias.
 
 Chen, Vikalo: Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated Learning (NeurIPS
-2024, arXiv 2310.00198). First everybody trains once. With b_k the change of the last layer's bias when k last trained:
+2024, arXiv 2310.00198). First everybody trains once. With b_k the change of the last layer's bias when k last trained,
+per unit of step size that its training added up to (`Observation.travel`) where that is known:
 
     H_k = entropy (nats) of softmax(b_k / T)
     distance(u, k) = arccos(b_u b_k / (|b_u| |b_k|)) + lam |H_u - H_k|
@@ -10,8 +11,10 @@ Ward's linkage on these distances makes G groups (default M); H_g is a group's m
 proportional to exp(gamma_t H_g), gamma_t = gamma (1 - t / rounds) after t rounds, then a client of it by numbers of
 samples, until M clients are drawn; a group that is used up is out. The models are averaged with equal weights.
 
-The paper sets T by hand (0.0025, 0.0015) for its step sizes; since T has to grow with b, it is `scale` times the
-largest change of a bias here, unless `temperature` gives it. A model without a bias has the row means of the weight's
+In the paper all train with one step size. Where it falls from round to round, or clients take different numbers of
+steps, the bare change would call those even that trained late or briefly; hence the division. The paper sets T by hand
+(0.0025, 0.0015) for its step sizes; since T has to grow with b, it is `scale` times the largest b here, unless
+`temperature` gives it. A model without a bias has the row means of the weight's
 change in its place. Clients that join late train in the next round, those that drop out are tried again
 (`everybody_once`).
 
@@ -45,7 +48,7 @@ class HiCSFLSelector(EverybodyOnce):
     own_weights = True
     largest = LARGEST
     all_pairs = True
-    scale: float = setting(0.1, help="temperature as a share of the largest change of a bias", above=0)
+    scale: float = setting(0.1, help="temperature as a share of the largest change of a bias per step size", above=0)
     temperature: float | None = setting(None, help="temperature itself; none: by scale", above=0)
     lam: float = setting(10.0, help="weight of the difference of entropies in the distance", low=0)
     groups: int | None = setting(None, help="number of groups; none: M", low=1)
@@ -103,7 +106,13 @@ class HiCSFLSelector(EverybodyOnce):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep how each client's training moved the bias."""
-        self.learn({client: bias_change(seen.head) for client, seen in observations.items() if seen.head is not None})
+        self.learn(
+            {
+                client: bias_change(seen.head) / (seen.travel or 1.0)
+                for client, seen in observations.items()
+                if seen.head is not None
+            }
+        )
 
 
 def bias_change(head: Head) -> np.ndarray:

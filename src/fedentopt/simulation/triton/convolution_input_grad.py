@@ -99,7 +99,9 @@ def unrolled(dy, argmax, dx, pooled, image, bx, inside, filters, CI: tl.constexp
     g2 = tl.zeros((ROWS, 4 * CIP), tl.float32)
     g3 = tl.zeros((ROWS, 4 * CIP), tl.float32)
     top = pooled + START * WP
-    there = inside & (bx < WP) & (START < HP)
+    there = inside & (bx < WP)
+    if START >= HP:  # nothing is left; a term in the usual mask would make its loads narrower
+        there = there & (bx < 0)
     code, grad = pooled_gradient(dy + top, argmax + top, there, tl.arange(0, COP), CO)
     for py in tl.static_range(START, STOP):
         code, grad, g0, g1, g2, g3 = pooled_row(

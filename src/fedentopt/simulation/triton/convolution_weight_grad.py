@@ -6,10 +6,10 @@ positions of each (pooled pixel, channel); `spread` puts it there. Input windows
 rows, is the gradient of the expanded filters. Programs share the rows of a model and write partial sums; a second
 kernel adds them in a fixed order and folds the shifted copies of the filter together.
 
-A model's gradient has the same bits whatever trains beside it. Its rows are cut into leaves, and leaves into groups, by
-the layer's shape alone; rows are added within a leaf, then leaves within a group, then groups. How many models there
-are decides only who adds a group's leaves: the program that takes the whole group, or, where that would leave a GPU
-idle, the second kernel. No atomics.
+A model's gradient has the same bits whatever trains beside it: its rows are cut into leaves, one program each, and
+leaves into groups, by the layer's shape alone; rows are added within a leaf, then leaves within a group, then groups.
+No atomics. The cut was chosen on an H200 with 10 to 850 LeNet-5 models: small leaves give few models enough programs,
+large ones give many models less to fold.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedentopt.simulation.triton.windows import WAVE, Windows, power_of_two
+from fedentopt.simulation.triton.windows import Windows, power_of_two
 
-LEAF_TILES = 7  # most row tiles of a leaf
-LEAVES = 13  # a layer of few rows is cut into so many leaves
-GROUP_TILES = 14  # row tiles of a group
-FEW_PROGRAMS = WAVE // 3  # with fewer programs than this a GPU waits for its memory
-FOUR_PROGRAMS = 128  # most registers per thread with which a multiprocessor holds four programs
+LEAF_TILES = 10  # row tiles of a leaf,
+FEWEST_LEAVES = 3  # fewer where a layer would have fewer leaves than this,
+MOST_LEAVES = 16  # more where it would have more than this
+PAIRED = 4  # more leaves than this are folded two at a time
 
 
 class WeightTiles(NamedTuple):
-    """Rows per tile, window entries per product, products per program, whether each leaf has a program of its own
-    (None: where there are few models), warps, pooled pixels per row (None: by alignment), pipeline stages, most
-    registers per thread (None: by what a program keeps)."""
+    """Rows per tile, window entries per product, products per program, warps, pooled pixels per row (None: by
+    alignment), pipeline stages, most registers per thread (None: as many as the compiler likes)."""
 
     rows: int = 64
     entries: int = 64
     together: int = 1
-    fine: bool | None = None
     warps: int = 4
     px: int | None = None
     stages: int = 1
@@ -88,17 +85,29 @@ def read_tile(x, dy, argmax, first_row, first, total, CI: tl.constexpr, CO: tl.c
     return code, grad, windows
 
 
-@triton.jit
-def add_leaf(x, dy, argmax, row, tiles, first, total, CI: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr,
-             K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, PX: tl.constexpr,
-             V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, TOGETHER: tl.constexpr, BF16: tl.constexpr,
-             PRECISION: tl.constexpr):  # fmt: skip
-    """Sums over the `tiles` tiles from `row` on: of TOGETHER products, and of the gradients."""
+@triton.jit(do_not_specialize=["tiles"])
+def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, CI: tl.constexpr, CO: tl.constexpr,
+                       COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
+                       WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
+                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, BF16: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
+    """Program (leaf, group of entries, model) adds the leaf's `tiles` row tiles."""
     COLUMNS: tl.constexpr = PX * 4 * COP
+    leaf = tl.program_id(0)
+    model = tl.program_id(2).to(tl.int64)
+    x += model * batch * (CI * H * W)
+    dy += model * batch * (CO * HP * WP)
+    argmax += model * batch * (CO * HP * WP)
+    total = batch * (HP * (WP // PX))
+    first = 0
+    if GROUPS_OF > 1:
+        first = tl.program_id(1) * (TOGETHER * ENTRIES // V)
+    channel = tl.arange(0, COP)
     summed = tl.zeros((ROWS, PX, COP), tl.float32)
     sums = ()
     for _ in tl.static_range(TOGETHER):
         sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+    row = leaf * tiles * ROWS
     for tile in range(tiles):
         code, grad, windows = read_tile(x, dy, argmax, row + tile * ROWS, first, total, CI, CO, COP, K, H, W, HP, WP,
                                         PX, V, ROWS, ENTRIES, TOGETHER)  # fmt: skip
@@ -116,65 +125,28 @@ def add_leaf(x, dy, argmax, row, tiles, first, total, CI: tl.constexpr, CO: tl.c
         for c in tl.static_range(TOGETHER):
             added = added + (tl.dot(operands[c], d, sums[c], input_precision=PRECISION),)  # type: ignore[assignment]  # noqa: RUF005
         sums = added
-    return sums, tl.sum(tl.sum(summed, axis=0), axis=0)
-
-
-@triton.jit(do_not_specialize=["tiles", "leaves"])
-def weight_grad_kernel(x, dy, argmax, filters, biases, batch, tiles, leaves, CI: tl.constexpr, CO: tl.constexpr,
-                       COP: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HP: tl.constexpr,
-                       WP: tl.constexpr, PX: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
-                       TOGETHER: tl.constexpr, GROUPS_OF: tl.constexpr, SHARE: tl.constexpr, BF16: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
-    """Program (part, group of entries, model) adds SHARE of the model's `leaves`, of so many `tiles` each."""
-    COLUMNS: tl.constexpr = PX * 4 * COP
-    part = tl.program_id(0)
-    model = tl.program_id(2).to(tl.int64)
-    x += model * batch * (CI * H * W)
-    dy += model * batch * (CO * HP * WP)
-    argmax += model * batch * (CO * HP * WP)
-    total = batch * (HP * (WP // PX))
-    first = 0
-    if GROUPS_OF > 1:
-        first = tl.program_id(1) * (TOGETHER * ENTRIES // V)
-    channel = tl.arange(0, COP)
-    if SHARE == 1:
-        sums, bias = add_leaf(x, dy, argmax, part * tiles * ROWS, tiles, first, total, CI, CO, COP, K, H, W, HP, WP, PX,
-                              V, ROWS, ENTRIES, TOGETHER, BF16, PRECISION)  # fmt: skip
-    else:
-        bias = tl.zeros((COP,), tl.float32)
-        sums = ()
-        for _ in tl.static_range(TOGETHER):
-            sums = sums + (tl.zeros((ENTRIES, COLUMNS), tl.float32),)  # noqa: RUF005
-        for leaf in range(part * SHARE, tl.minimum(part * SHARE + SHARE, leaves)):
-            more, more_bias = add_leaf(x, dy, argmax, leaf * tiles * ROWS, tiles, first, total, CI, CO, COP, K, H, W,
-                                       HP, WP, PX, V, ROWS, ENTRIES, TOGETHER, BF16, PRECISION)  # fmt: skip
-            bias += more_bias
-            grown = ()
-            for c in tl.static_range(TOGETHER):
-                grown = grown + (sums[c] + more[c],)  # type: ignore[assignment]  # noqa: RUF005
-            sums = grown
-    slot = model * tl.num_programs(0) + part
+    slot = model * tl.num_programs(0) + leaf
     filters += slot * (GROUPS_OF * TOGETHER * ENTRIES * COLUMNS)
     for c in tl.static_range(TOGETHER):
         entry = (tl.program_id(1) * TOGETHER + c) * ENTRIES + tl.arange(0, ENTRIES)
         real = (entry < CI * (K + 1) * (2 * PX + K - 1))[:, None]  # the rest is padding that nobody reads
         tl.store(filters + entry[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], sums[c], mask=real)
     if tl.program_id(1) == 0:
-        tl.store(biases + slot * COP + channel, bias)
+        tl.store(biases + slot * COP + channel, tl.sum(tl.sum(summed, axis=0), axis=0))
 
 
-@triton.jit(do_not_specialize=["parts", "groups"])
-def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, groups, filters_size, CI: tl.constexpr,
+@triton.jit(do_not_specialize=["leaves", "groups"])
+def fold_kernel(filters, biases, dw, db, dw_row, db_row, leaves, groups, filters_size, CI: tl.constexpr,
                 CO: tl.constexpr, COP: tl.constexpr, K: tl.constexpr, PX: tl.constexpr, SHARE: tl.constexpr,
                 AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Add `parts` partial sums of a model, SHARE of them to each of `groups`; shifted copies fold together."""
+    """Add the `leaves` of a model, SHARE of them to each of `groups`; shifted copies fold together."""
     WH: tl.constexpr = K + 1
     WW: tl.constexpr = 2 * PX + K - 1
     COLUMNS: tl.constexpr = PX * 4 * COP
     model = tl.program_id(1).to(tl.int64)
-    filters += model * parts * filters_size
-    biases += model * parts * COP
-    # Weights before parts and output channels fastest, so that the threads of a warp read neighbours in memory.
+    filters += model * leaves * filters_size
+    biases += model * leaves * COP
+    # Weights before leaves and output channels fastest, so that the threads of a warp read neighbours in memory.
     weight = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = weight < CO * CI * K * K
     co = weight % CO
@@ -192,12 +164,12 @@ def fold_kernel(filters, biases, dw, db, dw_row, db_row, parts, groups, filters_
             at = entry * COLUMNS + (position // 4 * COP + co) * 4 + position % 4
             group = tl.zeros((BLOCK, AT_ONCE), tl.float32)
             for leaf in tl.static_range(SHARE):
-                known = there[:, None] & (part + leaf < parts)[None, :]
+                known = there[:, None] & (part + leaf < leaves)[None, :]
                 group += tl.load(filters + at[:, None] + ((part + leaf) * filters_size)[None, :], mask=known, other=0.0)
             total += group
         own = tl.zeros((COP, AT_ONCE), tl.float32)
         for leaf in tl.static_range(SHARE):
-            known = (part + leaf < parts)[None, :]
+            known = (part + leaf < leaves)[None, :]
             own += tl.load(biases + channel[:, None] + ((part + leaf) * COP)[None, :], mask=known, other=0.0)
         bias += own
     tl.store(dw + model * dw_row + co * (CI * K * K) + tap, tl.sum(total, axis=1), mask=there)
@@ -216,9 +188,9 @@ class Shares(NamedTuple):
     @classmethod
     def of(cls, row_tiles: int) -> Shares:
         """By the number of row tiles of one model alone: no sum may depend on how many models there are."""
-        tiles = min(LEAF_TILES, triton.cdiv(row_tiles, LEAVES))
+        tiles = max(min(LEAF_TILES, triton.cdiv(row_tiles, FEWEST_LEAVES)), triton.cdiv(row_tiles, MOST_LEAVES))
         leaves = triton.cdiv(row_tiles, tiles)
-        group = min(leaves, max(1, GROUP_TILES // tiles))
+        group = leaves if leaves <= PAIRED else 2
         return cls(tiles, leaves, group, triton.cdiv(leaves, group))
 
 
@@ -234,23 +206,18 @@ def weight_grad(
     hp, wp = size.pooled
     cuts = triton.cdiv(size.entries, tiles.entries * tiles.together)
     shares = Shares.of(triton.cdiv(batch * size.blocks, tiles.rows))
-    fine = n * cuts * shares.groups < FEW_PROGRAMS if tiles.fine is None else tiles.fine
-    parts = shares.leaves if fine else shares.groups
     filters_size = cuts * tiles.together * tiles.entries * size.columns
-    filters = torch.empty((n, parts, filters_size), dtype=torch.float32, device=x.device)
-    biases = torch.empty((n, parts, size.padded_out), dtype=torch.float32, device=x.device)
-    # What a group has so far is needed at the end of a leaf only: better out of the way than one program fewer.
-    registers = tiles.registers or (FOUR_PROGRAMS if not fine and precision == "tf32" else None)
-    weight_grad_kernel[(parts, cuts, n)](
-        x, dy, argmax, filters, biases, batch, shares.tiles, shares.leaves, CI=ci, CO=co, COP=size.padded_out, K=k,
-        H=height, W=width, HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries,
-        TOGETHER=tiles.together, GROUPS_OF=cuts, SHARE=1 if fine else shares.group, BF16=bf16, PRECISION=precision,
-        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=registers,
+    filters = torch.empty((n, shares.leaves, filters_size), dtype=torch.float32, device=x.device)
+    biases = torch.empty((n, shares.leaves, size.padded_out), dtype=torch.float32, device=x.device)
+    weight_grad_kernel[(shares.leaves, cuts, n)](
+        x, dy, argmax, filters, biases, batch, shares.tiles, CI=ci, CO=co, COP=size.padded_out, K=k, H=height, W=width,
+        HP=hp, WP=wp, PX=size.px, V=size.vector, ROWS=tiles.rows, ENTRIES=tiles.entries, TOGETHER=tiles.together,
+        GROUPS_OF=cuts, BF16=bf16, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        maxnreg=tiles.registers,
     )  # fmt: skip
     at_once = min(8, power_of_two(shares.groups))
     block = 512 // at_once
     fold_kernel[(triton.cdiv(co * ci * k * k, block), n)](
-        filters, biases, dw, db, dw.stride(0), db.stride(0), parts, shares.groups, filters_size, CI=ci, CO=co,
-        COP=size.padded_out, K=k, PX=size.px, SHARE=shares.group if fine else 1, AT_ONCE=at_once, BLOCK=block,
-        num_warps=4,
+        filters, biases, dw, db, dw.stride(0), db.stride(0), shares.leaves, shares.groups, filters_size, CI=ci, CO=co,
+        COP=size.padded_out, K=k, PX=size.px, SHARE=shares.group, AT_ONCE=at_once, BLOCK=block, num_warps=4,
     )  # fmt: skip

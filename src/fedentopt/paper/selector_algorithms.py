@@ -1,0 +1,68 @@
+"""Does re-weighting help once cohorts are even: algorithms with random selection and with FedEntOpt's, in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedentopt.paper import names
+from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.formats import Section, Table, markdown
+from fedentopt.paper.selector_asks import OURS
+from fedentopt.paper.selector_table import SURE, Against, compared
+
+ALGORITHMS = "selectors-algorithms"
+COLUMNS = ("algorithm", "random selection", "minus FedAvg", "FedEntOpt's selection", "minus FedEntOpt with FedAvg")
+NOTE = (
+    "Test accuracy in per cent. The last column says whether an algorithm that re-weights or corrects still helps once "
+    f"cohorts are even; bold below p = {SURE:g}, by Holm's correction over all differences of a setting."
+)
+
+
+def algorithms(entries: Sequence[Comparison]) -> str:
+    """The section of the page; empty without results."""
+    own = [entry for entry in entries if entry.cell.table == ALGORITHMS]
+    sections, answers = [], []
+    for heading in dict.fromkeys(names.heading(entry.cell) for entry in own):
+        by_method = {e.cell.method or "": e for e in own if names.heading(e.cell) == heading}
+        others = [method for method in by_method if "+" not in method and method not in ("fedavg", OURS)]
+        with_ours = {a: by_method[f"{a}+{OURS}"] for a in others if f"{a}+{OURS}" in by_method}
+        pairs = [(by_method[a], by_method.get("fedavg")) for a in others]
+        pairs += [(entry, by_method.get(OURS)) for entry in with_ours.values()]
+        found = compared(pairs)
+        alone = dict(zip(others, found[: len(others)], strict=True))
+        combined = dict(zip(with_ours, found[len(others) :], strict=True))
+        rows = [
+            ("FedAvg", _figure(by_method.get("fedavg")), names.NOTHING, _figure(by_method.get(OURS)), names.NOTHING)
+        ]
+        rows += [
+            (names.method(a), _figure(by_method[a]), alone[a].text(), _figure(with_ours.get(a)),
+             combined.get(a, Against()).text())
+            for a in others
+        ]  # fmt: skip
+        sections.append(Section(heading, tuple(rows)))
+        if others:
+            answers.append(
+                f"- {heading}: {_helped(alone)} with random selection, {_helped(combined)} with FedEntOpt's."
+            )
+    if not sections:
+        return ""
+    note = "\n".join(["Above FedAvg with the same selection:", "", *answers, "", NOTE]) if answers else NOTE
+    title = "Does re-weighting help once cohorts are even?"
+    return markdown(Table(ALGORITHMS, title, note, COLUMNS, tuple(sections)), level=2)
+
+
+def _figure(entry: Comparison | None) -> str:
+    return names.NOTHING if entry is None else names.ours(entry)
+
+
+def _helped(found: Mapping[str, Against]) -> str:
+    """How many algorithms have the higher mean, and which of them clearly."""
+    told = {method: against for method, against in found.items() if against.difference is not None}
+    if not told:
+        return "not yet known"
+    above = f"{sum((against.difference or 0.0) > 0 for against in told.values())} of {len(told)}"
+    if all(against.p is None for against in told.values()):
+        return above
+    clear = ", ".join(names.method(method) for method, against in told.items() if against.better)
+    harm = ", ".join(names.method(method) for method, against in told.items() if against.worse)
+    return f"{above} (clearly {clear or 'none'}{f'; clearly below: {harm}' if harm else ''})"
