@@ -14,7 +14,7 @@ from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tick:
     """One round of several runs whose figures are still on their way, complete once `ready` has passed."""
 
