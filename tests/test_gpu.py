@@ -14,9 +14,11 @@ import toy
 from drawing_models import DRAWING
 from fedentopt.errors import InputError
 from fedentopt.models import build
+from fedentopt.simulation import engine
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings
-from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
+from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
@@ -467,6 +469,65 @@ def test_same_bits_when_resumed_beside_others(model):
     beside = [Task(other, toy.Memory()) for other in others(2, common)]
     again = run_stack([*beside, Task(config, resumed)], data, RunOptions(device="cuda"))[2]
     assert_same_bits(outcome, again, "resumed")
+
+
+TOLD = ["hics-fl", "clustered-update", "divfl", "oort", "rpow-d", "inferred", "cpow-d", "random", "fedentopt"]
+
+
+def told_runs(**settings):
+    """Runs whose selectors are told something, beside some whose are not, one that diverges and one that ends early."""
+    common = SHORT | {"model": "lenet5", "rounds": 7, "dropout": 0.2, "evaluate_every": 2} | settings
+    runs = [toy.config(**common, selector=name, seed=i) for i, name in enumerate(TOLD)]
+    return [*runs, runs[0].replace(seed=20, lr=1e30), runs[1].replace(seed=21, rounds=4)]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"algorithm": "scaffold", "partition": "dir:0.1"}], ids=["fedavg", "scaffold"]
+)
+def test_same_bits_in_two_parts(settings, monkeypatch):
+    data, configs = toy.images(samples=600, size=32, classes=10), told_runs(**settings)
+    ticks = []
+    tick = Stack._tick
+    monkeypatch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
+    found = []
+    for many in (10**9, 1):
+        ticks.clear()
+        monkeypatch.setattr(engine, "MANY_WAIT", many)
+        found.append(toy.run(configs, data, device="cuda", checkpoint_every=3))
+        assert len(ticks) == (7 if many > 1 else 14)
+    for config, whole, parted in zip(configs, *found, strict=True):
+        assert whole.diverged_round == parted.diverged_round
+        assert_same_bits(whole, parted, config.method)
+
+
+def test_same_bits_of_kept_updates_resumed_and_beside_others():
+    data = toy.images(samples=600, size=32, classes=10)
+    config = toy.config(**SHORT | {"model": "lenet5", "rounds": 6}, selector="clustered-update")
+    straight, resumed = toy.Memory(), toy.Memory()
+    alone = run_stack([Task(config, straight)], data, RunOptions(device="cuda", checkpoint_every=2))[0]
+    resumed.saved, resumed.records = straight.saves[0], list(straight.saves[0][1])
+    beside = [Task(other, toy.Memory()) for other in told_runs()]
+    assert_same_bits(alone, run_stack([*beside, Task(config, resumed)], data, RunOptions(device="cuda"))[-1], "resumed")
+
+
+def test_cosines_of_kept_updates_equal_those_on_the_cpu():
+    drawn = torch.Generator().manual_seed(0)
+    kept = {device: KeptUpdates(9, 20_000, torch.device(device)) for device in ("cpu", "cuda")}
+    for who, scale in (((1, 4, 7), 1.0), ((4, 2, 0), 1e25), ((8, 7, 1), 1e-25)):
+        changes = torch.randn(3, 20_000, generator=drawn) * scale
+        changes[1, 5] = torch.nan if scale > 1 else changes[1, 5]
+        changes[2] *= scale >= 1
+        on_device = changes.cuda()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = kept["cuda"].cosines(who, on_device)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        expected = kept["cpu"].cosines(who, changes)
+        torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=0, equal_nan=True)
+        rows = kept["cuda"].rows.cpu()
+        torch.testing.assert_close(rows, kept["cpu"].rows, atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
 FORMS = {

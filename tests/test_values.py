@@ -17,7 +17,6 @@ CHANGING = {
     "flower/progress.py:SelectionResult",  # failures are noted when replies come
     "simulation/aggregation.py:Blend",
     "simulation/checkpoints.py:_Block",  # memory that is used again
-    "simulation/engine.py:_Pending",
     "simulation/feedback.py:Feedback",
     "simulation/trainers/wide_net.py:_Kept",
 }

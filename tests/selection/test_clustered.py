@@ -147,6 +147,67 @@ def test_groups_of_updates_by_hand() -> None:
     )
 
 
+def test_cosines_serve_as_well_as_updates() -> None:
+    """Told the cosines of the updates, or the updates: the same angles but for rounding, and the same cohorts."""
+    rng = np.random.default_rng(3)
+    by_update, by_cosine = ClusteredUpdateSelector(3, seed=1), ClusteredUpdateSelector(3, seed=1)
+    names = [f"client {k}" for k in range(9)]
+    for selector in (by_update, by_cosine):
+        selector.register({name: [5 + k, 5] for k, name in enumerate(names)})
+    latest: dict[str, np.ndarray] = {}
+    for step in range(12):
+        cohort = by_update.select()
+        assert by_cosine.select().clients == cohort.clients
+        told = {name: rng.normal(size=30).astype(np.float32) for name in cohort.clients}
+        if step == 5:
+            told[cohort.clients[0]][:] = 0
+        by_update.observe({name: Observation(9, update=update) for name, update in told.items()})
+        latest |= told
+        cosines = {}
+        for name, update in told.items():
+            others = [latest.get(other, np.zeros(30)).astype(np.float64) for other in names]
+            own = update.astype(np.float64)
+            lengths = [np.linalg.norm(own) * np.linalg.norm(other) for other in others]
+            row = [own @ other / length if length else 1.0 for other, length in zip(others, lengths, strict=True)]
+            cosines[name] = np.array(row, np.float32)
+        by_cosine.observe({name: Observation(9, cosines=row) for name, row in cosines.items()})
+        if step == 8:
+            for selector in (by_update, by_cosine):
+                selector.remove([names[2]])
+            names.remove("client 2")
+            latest.pop("client 2", None)
+    arrays, bare = by_update.arrays(), by_cosine.arrays()
+    assert arrays.keys() == {"vectors", "distances"}
+    assert bare.keys() == {"distances"}, "whoever keeps the updates, not the selector"
+    np.testing.assert_allclose(bare["distances"], arrays["distances"], atol=1e-3)
+    assert np.count_nonzero(bare["distances"]) > 20
+    again = ClusteredUpdateSelector(3, seed=1)
+    again.register({name: [1, 1] for name in names})
+    again.load_state_dict(by_cosine.state_dict())
+    again.load_arrays(bare)
+    np.testing.assert_array_equal(again.arrays()["distances"], bare["distances"])
+
+
+def test_cosines_that_do_not_fit_are_refused() -> None:
+    selector = ClusteredUpdateSelector(2)
+    selector.register({client: [1, 1] for client in "abc"})
+    row, update = np.array([1.0, 0.5, 0.2], np.float32), np.ones(4, np.float32)
+    with pytest.raises(
+        InputError, match=r"cosines of client 'a' of shape \(2,\); accepted: \(3,\), one per registered"
+    ):
+        selector.observe({"a": Observation(2, cosines=row[:2])})
+    assert selector.arrays() == {}
+    selector.observe({"a": Observation(2, cosines=row), "b": Observation(2, cosines=row * np.nan)})
+    assert selector.memory() == {"vectors": ["a"]}, "what is not finite counts as not told"
+    with pytest.raises(InputError, match="vectors of 4 numbers; accepted: distances alone, as before"):
+        selector.observe({"b": Observation(2, update=update)})
+    other = ClusteredUpdateSelector(2)
+    other.register({client: [1, 1] for client in "abc"})
+    other.observe({"a": Observation(2, update=update)})
+    with pytest.raises(InputError, match="distances after vectors; accepted: vectors, as before"):
+        other.observe({"b": Observation(2, cosines=row)})
+
+
 @pytest.mark.parametrize("cls", EVERY)
 def test_a_client_drawn_twice_counts_once_with_double_weight_and_no_warning(cls: Any) -> None:
     selector = cls(4, seed=0)

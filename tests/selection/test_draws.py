@@ -58,3 +58,4 @@ def test_a_mark_at_the_very_end_is_still_inside() -> None:
             return 1.0  # as a product with the sum may round
 
     assert draw_place(Last(), np.array([0.5, 2.0, 2.0])) == 1  # type: ignore[arg-type]
+    assert draw_place(Last(), [0.5, 2.0, 2.0]) == 1  # type: ignore[arg-type]

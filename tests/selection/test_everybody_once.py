@@ -133,7 +133,7 @@ def test_distances_by_hand() -> None:
         [quarter, quarter + 5, 0, 2.5],
         [2.5, 2.5, 2.5, 0],
     ]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(squareform(found), expected, atol=1e-6)
 
 
 def test_even_clients_first_while_the_preference_lasts() -> None:
@@ -200,7 +200,7 @@ def test_hics_is_the_definition(data: st.DataObject) -> None:
     top = float(np.abs(rows).max()) or 10.0
     entropies = softmax_entropies(rows.astype(float) / (0.1 * top))
     apart = bias_distances(rows, entropies, 10.0)
-    tree = linkage(squareform(apart, checks=False), "ward")
+    tree = linkage(apart, "ward")
     labels = cut_tree(tree, n_clusters=[min(groups, clients)]).ravel()
     members = sorted((np.flatnonzero(labels == g).tolist() for g in set(labels)), key=lambda group: group[0])
     gamma = 4 * (1 - min(selector.round / 10, 1))

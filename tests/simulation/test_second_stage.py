@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -132,7 +133,7 @@ def test_a_layer_that_is_not_finite_is_not_kept(together):
     pending = stack._tick(stack.runs)
     assert pending.finite.tolist() == [True, False]
     torch.testing.assert_close(stack.runs[1].stage.head, before, atol=0, rtol=0)
-    stack._flush(pending)
+    stack._flush(deque([pending]), 0)
     stack._tick(stack.runs)
     assert stack.runs[1].diverged_round == stack.runs[1].first_stage + 1
     model = stack.runs[1].outcome().model

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +24,7 @@ class Planner(Protocol):
     """The part of a run's planner that is digested."""
 
     def plan(self, round_: int) -> Any: ...
-    def order_key(self, round_: int, client: int) -> int: ...
-    def augment_key(self, round_: int, client: int) -> int: ...
-    def dropout_key(self, round_: int, client: int) -> int: ...
+    def row_keys(self, round_: int, clients: Sequence[int]) -> list[list[int]]: ...
 
 
 def plan_digest(planner: Planner, batch_size: int) -> str:
@@ -38,11 +37,10 @@ def _round(planner: Planner, round_: int, batch_size: int) -> list[Any]:
     plan = planner.plan(round_)
     rows = [
         Row(
-            task=task, start_row=0, order_key=planner.order_key(round_, task.client),
-            augment_key=planner.augment_key(round_, task.client), dropout_key=planner.dropout_key(round_, task.client),
+            task=task, start_row=0, order_key=order, augment_key=augment, dropout_key=dropout,
             lr=0.1, weight_decay=0.0, momentum=0.0, mu=0.0, logit_scale=None, logit_shift=None,
         )
-        for task in plan.work
+        for task, (order, augment, dropout) in zip(plan.work, planner.row_keys(round_, plan.trained), strict=True)
     ]  # fmt: skip
     tasks = [[row.task.client, row.task.epochs, row.task.steps, row.augment_key, row.dropout_key] for row in rows]
     return [list(plan.selected), tasks, _orders(rows, batch_size)]

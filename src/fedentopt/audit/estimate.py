@@ -129,20 +129,22 @@ def _levels(changes: np.ndarray, untrained: bool) -> tuple[np.ndarray, np.ndarra
     """Each client's level S (K,), and how it is shared among the classes (C,)."""
     count, classes = changes.shape
     fell, prior = changes < 0, PRIOR[untrained]
+    known = fell.sum(axis=0)
+    of_clients, of_classes = _Medians(fell), _Medians(fell.T)
     pattern = np.full(classes, 1.0 / classes)
     level = np.full(count, _TINY)
     for _ in range(8):
-        level = np.maximum(_medians(-changes / pattern, fell), _TINY)
-        relative = _medians((-changes / level[:, None]).T, fell.T)
-        known = fell.sum(axis=0)
-        pattern = (known * np.clip(relative, 0.1 / classes, 10.0 / classes) + prior / classes) / (known + prior)
+        level = np.maximum(of_clients.of(-changes / pattern), _TINY)
+        relative = of_classes.of((-changes / level[:, None]).T)
+        usual = np.minimum(np.maximum(relative, 0.1 / classes), 10.0 / classes)
+        pattern = (known * usual + prior / classes) / (known + prior)
         pattern /= pattern.sum()
     if untrained:
         depth = -changes / pattern
         level = np.maximum(depth.max(axis=1), _TINY)
         for _ in range(4):
             absent = changes / level[:, None] + pattern < FEW / classes
-            level = np.maximum(np.where(absent.any(axis=1), _medians(depth, absent), level), _TINY)
+            level = np.maximum(np.where(absent.any(axis=1), _Medians(absent).of(depth), level), _TINY)
     return level, pattern
 
 
@@ -166,15 +168,21 @@ def _evenness(shares: np.ndarray) -> np.ndarray:
     return np.asarray(-(shares * logs).sum(axis=1) / np.log(shares.shape[1]))
 
 
-def _medians(values: np.ndarray, where: np.ndarray) -> np.ndarray:
+class _Medians:
     """Median of each row over the places of `where`; 0 where there are none."""
-    ordered = np.sort(np.where(where, values, np.inf), axis=1)
-    number = where.sum(axis=1)
-    rows = np.arange(len(values))
-    low, high = np.maximum(number - 1, 0) // 2, np.maximum(number // 2, 0)
-    ends = np.minimum([low, high], values.shape[1] - 1)
-    found = np.where(number > 0, (ordered[rows, ends[0]] + ordered[rows, ends[1]]) / 2, 0.0)
-    return np.asarray(found)
+
+    def __init__(self, where: np.ndarray) -> None:
+        number = where.sum(axis=1)
+        last = where.shape[1] - 1
+        self._where, self._some, self._rows = where, number > 0, np.arange(len(where))
+        self._low, self._high = np.minimum(np.maximum(number - 1, 0) // 2, last), np.minimum(number // 2, last)
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Of values of the same shape."""
+        ordered = np.where(self._where, values, np.inf)
+        ordered.sort(axis=1)
+        middle = (ordered[self._rows, self._low] + ordered[self._rows, self._high]) / 2
+        return np.where(self._some, middle, 0.0)
 
 
 def _layer(name: str, given: Any) -> tuple[np.ndarray | None, np.ndarray | None]:

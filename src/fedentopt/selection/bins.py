@@ -81,14 +81,20 @@ def bins_by_group(sizes: np.ndarray, groups: Sequence[np.ndarray], count: int, r
     clients: list[int] = np.flatnonzero(alone).tolist()
     masses: list[int] = (alone[clients] * total).tolist()
     open_bins = count - int(alone.sum())
-    weighed = [(int(rest[group].sum()), group) for group in groups]
+    rests: list[int] = rest.tolist()
+    weighed = [(sum(rests[client] for client in group.tolist()), group) for group in groups]
     weighed.sort(key=lambda pair: pair[0])  # stable: lowest client first among equals
     others, kept = weighed[: len(weighed) - open_bins], weighed[len(weighed) - open_bins :]
-    spilling = [client for _, group in others for client in rng.permutation(group).tolist()]
-    left, place = rest[spilling].tolist() if spilling else [], 0
+    spilling: list[int] = []
+    for _, group in others:
+        shuffled = group.copy()
+        if group.size > 1:  # one client alone takes no draw
+            rng.shuffle(shuffled)
+        spilling += shuffled.tolist()
+    left, place = [rests[client] for client in spilling], 0
     for mass, group in kept:
         clients += group.tolist()
-        masses += rest[group].tolist()
+        masses += [rests[client] for client in group.tolist()]
         room = total - mass
         while room > 0:
             part = min(room, left[place])

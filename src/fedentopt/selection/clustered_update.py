@@ -9,16 +9,19 @@ One client is drawn from each bin and weighs 1/M: unbiased.
 The distances are the tree's distances; the authors' code hands the matrix of distances to SciPy as if its rows were
 features. Masses are whole numbers (`bins`), where it rounds to 10^-10.
 
-The server keeps an update per client, K times the model in float32, and all angles between them.
+The server keeps an update per client, K times the model in float32, and all angles between them. Where it keeps the
+updates itself, the selector is told cosines, and keeps the angles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fedentopt.errors import InputError
 from fedentopt.selection.clustered import TreeSelector
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.per_client import ClientVectors, angles, unit
@@ -31,6 +34,7 @@ class ClusteredUpdateSelector(TreeSelector):
     """One client from each of M groups that move the model alike, weights 1/M, unbiased."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"update"})
+    cosines_suffice = True
     sizes_only = True
     largest = LARGEST
     all_pairs = True
@@ -49,11 +53,28 @@ class ClusteredUpdateSelector(TreeSelector):
         return ward_tree(distances, self.name)
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
-        """Keep the direction of every update; its length does not matter."""
-        told = {client: seen.update for client, seen in observations.items() if client in self._table}
-        units = {client: unit(update) for client, update in told.items() if update is not None}
+        """Keep the direction of every update, its length does not matter; or the angles to all others."""
+        here = {client: seen for client, seen in observations.items() if client in self._table}
+        cosines = {client: seen.cosines for client, seen in here.items() if seen.cosines is not None}
+        if cosines:
+            self._keep_angles(cosines)
+        updates = {client: seen.update for client, seen in here.items() if client not in cosines}
+        units = {client: unit(update) for client, update in updates.items() if update is not None}
         finite = {client: direction for client, direction in units.items() if direction is not None}
         self._updates.put(finite, len(self._table))
+
+    def _keep_angles(self, cosines: Mapping[ClientId, np.ndarray]) -> None:
+        everybody = len(self._table)
+        for client, row in cosines.items():
+            if np.shape(row) != (everybody,):
+                raise InputError(
+                    f"observe: cosines of client {client!r} of shape {np.shape(row)}; accepted: ({everybody},), one "
+                    f"per registered client"
+                )
+        table = np.array(list(cosines.values()), dtype=np.float64)
+        finite = np.asarray(np.isfinite(table).all(axis=1))
+        angles_to_all = np.arccos(np.clip(table[finite], -1.0, 1.0))
+        self._updates.put_distances(list(compress(cosines, finite)), angles_to_all, self._table)
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         self._updates.forget(gone)
@@ -68,4 +89,4 @@ class ClusteredUpdateSelector(TreeSelector):
         return self._updates.arrays()
 
     def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._updates.load(arrays)
+        self._updates.load(arrays, vectors=False)

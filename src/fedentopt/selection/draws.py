@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import numpy as np
 
@@ -39,8 +40,8 @@ def weight_sums(log_weights: np.ndarray) -> np.ndarray:
     return np.asarray((np.exp(log_weights - top) if math.isfinite(top) else np.ones(log_weights.size)).cumsum())
 
 
-def draw_place(rng: np.random.Generator, sums: np.ndarray) -> int:
+def draw_place(rng: np.random.Generator, sums: np.ndarray | list[float]) -> int:
     """A place by weights whose running sums these are; one of weight 0 is never drawn, the last sum must be above 0."""
     whole = float(sums[-1])
     mark = min(rng.random() * whole, math.nextafter(whole, 0.0))  # which rounding might make the whole sum
-    return int(sums.searchsorted(mark, side="right"))
+    return bisect_right(sums, mark) if isinstance(sums, list) else int(sums.searchsorted(mark, side="right"))

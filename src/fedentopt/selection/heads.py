@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedentopt.audit import Change, head_change
+from fedentopt.audit import Change
 from fedentopt.errors import InputError
 from fedentopt.selection.selector import Head, Observation
 
@@ -18,5 +18,6 @@ def change_of(seen: Observation) -> Change:
 
 
 def _of_head(head: Head) -> np.ndarray:
-    part = head.weight if head.bias is None else head.bias
-    return head_change(np.zeros_like(part, dtype=np.float64), part)
+    """One number per class, as `head_change` has it."""
+    part = np.asarray(head.weight if head.bias is None else head.bias, dtype=np.float64)
+    return np.asarray(part.mean(axis=1)) if part.ndim == 2 else part

@@ -26,6 +26,7 @@ where the entropies' variance is 0.1 or more it samples by Fraboni's Algorithm 2
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,9 +34,8 @@ import numpy as np
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.draws import draw_place, weight_sums
 from fedentopt.selection.everybody_once import EverybodyOnce
-from fedentopt.selection.per_client import angles
 from fedentopt.selection.selector import Head, Observation, selector
-from fedentopt.selection.ward import LARGEST, cut_into, scipy_part, ward_tree
+from fedentopt.selection.ward import LARGEST, cut_into, pairs, scipy_part, ward_tree
 from fedentopt.settings import setting
 
 
@@ -76,24 +76,23 @@ class HiCSFLSelector(EverybodyOnce):
         groups = cut_into(ward_tree(distances, self.name), self.groups or self.cohort_size)
         past = 0.0 if self.horizon is None else min(self.round / self.horizon, 1.0)
         pull = self.gamma * (1 - past) * np.array([entropies[group].sum() / group.size for group in groups])
-        sizes = self.sizes[known]
+        sizes: list[float] = self.sizes[known].tolist()
         rng = self.rng(1)
         sums = weight_sums(pull)
+        left: list[list[int]] = [group.tolist() for group in groups]
         picked: list[int] = []
         while len(picked) < seats:
             drawn = draw_place(rng, sums)
-            group = groups[drawn]
-            masses = sizes[group].cumsum()
-            place = draw_place(rng, masses) if masses[-1] > 0 else int(rng.integers(group.size))
-            picked.append(int(known[group[place]]))
-            if group.size > 1:
-                groups[drawn] = np.concatenate((group[:place], group[place + 1 :]))
-            elif len(groups) > 1:
-                del groups[drawn]
+            group = left[drawn]
+            masses = list(accumulate(sizes[place] for place in group))
+            which = draw_place(rng, masses) if masses[-1] > 0 else int(rng.integers(len(group)))
+            picked.append(int(known[group.pop(which)]))
+            if not group:
+                if len(left) == 1:
+                    break
+                del left[drawn]
                 pull = np.delete(pull, drawn)
                 sums = weight_sums(pull)
-            else:
-                break
         return picked
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
@@ -131,13 +130,17 @@ def softmax_entropies(logits: np.ndarray) -> np.ndarray:
 
 
 def bias_distances(rows: np.ndarray, entropies: np.ndarray, lam: float) -> np.ndarray:
-    """Angle plus `lam` times the difference of entropies, between all clients."""
+    """Angle plus `lam` times the difference of entropies, one number per pair of clients (`pairs`)."""
     wide = rows.astype(np.float64)
     squares = (wide**2).sum(axis=1)
     directions = wide / np.sqrt(np.where(squares > 0, squares, 1.0))[:, None]
-    apart = entropies[:, None] - entropies[None, :]
+    products = directions @ directions.T
+    still = squares == 0
+    products[still] = products[:, still] = 1.0
+    cosines = pairs(products, HiCSFLSelector.name)
+    np.clip(cosines, -1.0, 1.0, out=cosines)
+    apart = pairs(entropies[:, None] - entropies, HiCSFLSelector.name)
     np.abs(apart, out=apart)
     apart *= lam
-    apart += angles(directions, directions, squares, squares)
-    np.fill_diagonal(apart, 0.0)
-    return np.asarray((apart + apart.T) / 2)
+    apart += np.arccos(cosines, out=cosines)
+    return apart

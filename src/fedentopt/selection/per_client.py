@@ -108,6 +108,7 @@ class ClientVectors:
     Distances are kept as float32 and brought up to date for the clients whose vectors change; they are part of what is
     kept, so that a selector that is continued has the same bits. `distance` takes vectors (m, P) and (n, P) and the
     squared lengths of either, and gives (m, n). Where all vectors have length 1 or 0 (`units`), so have their squares.
+    Where somebody else keeps the vectors, distances alone may come (`put_distances`).
     """
 
     def __init__(self, distance: Distance | None = None, *, units: bool = False) -> None:
@@ -145,7 +146,7 @@ class ClientVectors:
 
     def between(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Distances (m, n) between the clients with these rows."""
-        return np.asarray(self._distances[some[:, None], others], dtype=np.float64)
+        return np.asarray(self._distances.take(some, axis=0).take(others, axis=1), dtype=np.float64)
 
     def put(self, vectors: Mapping[ClientId, np.ndarray], clients: int) -> None:
         """Take new vectors of some of so many clients; all must have the length of those that are kept."""
@@ -153,31 +154,50 @@ class ClientVectors:
             return
         given = np.array([np.asarray(vector, dtype=np.float32).ravel() for vector in vectors.values()])
         if self._places and given.shape[1] != self._room.shape[1]:
-            length = self._room.shape[1]
+            length = self._room.shape[1] or "distances alone"
             raise InputError(f"observe: vectors of {given.shape[1]} numbers; accepted: {length}, as before")
-        self._awaited = []
-        before = len(self._places)
-        kept = self.rows
-        for client in vectors:
-            self._places.setdefault(client, len(self._places))
-        more = len(self._places) - before
+        before, kept = len(self._places), self.rows
+        changed = self._places_for(vectors)
         if len(self._places) > len(self._room):  # more than is needed now: growing each time would copy all each time
-            self._room = np.empty((max(before + more, min(2 * (before + more), clients)), given.shape[1]), np.float32)
+            room = max(len(self._places), min(2 * len(self._places), clients))
+            self._room = np.empty((room, given.shape[1]), np.float32)
             if before:
                 self._room[:before] = kept
-        if more:
-            self._kept = None
-            self._squares = np.pad(self._squares, (0, more))
-            self._distances = np.pad(self._distances, (0, more))
-        changed = self.places(vectors)
         self._room[changed] = given
         self._squares[changed] = self._squares_of(given)
         if self._distance is not None:
-            block = self._distance(given, self.rows, self._squares[changed], self._squares).astype(np.float32)
-            block[:, changed] = np.maximum(block[:, changed], block[:, changed].T)  # the same both ways, to the bit
-            block[np.arange(changed.size), changed] = 0
-            self._distances[changed] = block
-            self._distances[:, changed] = block.T
+            self._keep(changed, self._distance(given, self.rows, self._squares[changed], self._squares))
+
+    def put_distances(self, clients: Collection[ClientId], distances: np.ndarray, table: CountTable) -> None:
+        """Take new distances (m, K) of some clients to all of the table, by number, where nobody has a vector here."""
+        if self._room.size:
+            raise InputError("observe: distances after vectors; accepted: vectors, as before")
+        changed = self._places_for(clients)
+        places = self.by_number(table)
+        known = np.flatnonzero(places >= 0)
+        block = np.zeros((changed.size, len(self._places)))
+        block[:, places[known]] = distances[:, known]
+        self._keep(changed, block)
+
+    def _places_for(self, clients: Collection[ClientId]) -> np.ndarray:
+        """The places of these clients; those that have none get one."""
+        self._awaited = []
+        before = len(self._places)
+        for client in clients:
+            self._places.setdefault(client, len(self._places))
+        if more := len(self._places) - before:
+            self._kept = None
+            self._squares = np.pad(self._squares, (0, more))
+            self._distances = np.pad(self._distances, (0, more))
+        return self.places(clients)
+
+    def _keep(self, changed: np.ndarray, distances: np.ndarray) -> None:
+        """Keep new distances (m, n) between the clients with these places and all."""
+        block = distances.astype(np.float32)
+        block[:, changed] = np.maximum(block[:, changed], block[:, changed].T)  # the same both ways, to the bit
+        block[np.arange(changed.size), changed] = 0
+        self._distances[changed] = block
+        self._distances[:, changed] = block.T
 
     def forget(self, gone: Collection[ClientId]) -> None:
         """Drop the vectors of these clients."""
@@ -185,7 +205,7 @@ class ClientVectors:
         self._awaited = [] if any(client in gone for client in self._awaited) else self._awaited
         if len(kept) < len(self._places):
             places = self.places(kept)
-            self._room, self._squares = self._room[places], self._squares[places]
+            self._room, self._squares = self._room[places] if self._room.size else self._room, self._squares[places]
             self._distances = self._distances[np.ix_(places, places)]
             self._places = {client: place for place, client in enumerate(kept)}
             self._kept = None
@@ -201,15 +221,18 @@ class ClientVectors:
         """What `load` takes."""
         if not self._places:
             return {}
-        kept = {"vectors": self.rows}
+        kept = {"vectors": self.rows} if self._room.size else {}
         return kept if self._distance is None else {**kept, "distances": self._distances}
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over the arrays of another; one that does not fit its ids is refused."""
+    def load(self, arrays: Mapping[str, np.ndarray], *, vectors: bool = True) -> None:
+        """Take over the arrays of another; one that does not fit its ids is refused. Without `vectors`, they may be
+        distances alone."""
         ids = self.ids
         n = len(ids)
         square = (n, n) if self._distance is not None else None
         rows, distances = arrays.get("vectors"), arrays.get("distances")
+        if rows is None and not vectors:
+            rows = np.zeros((n, 0), np.float32)
         if rows is None or rows.ndim != 2 or len(rows) != n or (square and getattr(distances, "shape", None) != square):
             shapes = {name: tuple(array.shape) for name, array in arrays.items()}
             raise InputError(f"arrays: {shapes}; accepted: those of the {n} clients that the state names")

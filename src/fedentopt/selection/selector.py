@@ -92,6 +92,9 @@ class Observation:
 
     `loss` is plain cross-entropy (no shift, scale or proximal term) averaged over the samples of all local steps,
     `loss_rms` the root mean square of the samples' losses. `update` is float32, all parameters in the model's order.
+    `cosines` come in its place from a server that keeps updates itself, where `cosines_suffice`: between this update
+    and the last one of every client, (K,) by client number, those of this round included; 1 where one of the two is 0
+    or there is none.
     With the `head` come `travel`, the sum of the step sizes it was moved by, `drift`, the part of its change due to a
     term of the algorithm which the server knows (a control variate), and whether it started `untrained`, from a model
     that nobody had trained before.
@@ -107,6 +110,7 @@ class Observation:
     travel: float | None = None
     drift: Head | None = None
     untrained: bool | None = None
+    cosines: np.ndarray | None = None
 
 
 class Selector(ABC):
@@ -116,6 +120,8 @@ class Selector(ABC):
     label: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
     """What it must be told beside label counts, of `NEEDS`."""
+    cosines_suffice: ClassVar[bool] = False
+    """Whether, of updates, it takes the cosines between them as well (`Observation.cosines`)."""
     reads_label_counts: ClassVar[bool] = True
     """Whether clients have to report label counts; sizes alone count as a report too."""
     labels_from_heads: ClassVar[bool] = False

@@ -7,6 +7,7 @@ clients they serve.
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,20 @@ def scipy_part(name: str, selector: str) -> Any:
         ) from error
 
 
+def pairs(table: np.ndarray, selector: str) -> np.ndarray:
+    """What a symmetric table (n, n) has above its diagonal, row by row: one number per pair."""
+    return np.asarray(scipy_part("spatial.distance", selector).squareform(table, checks=False))
+
+
 def ward_tree(distances: np.ndarray, selector: str) -> np.ndarray:
     """Merges (n - 1, 2) of n clients, the closest first: clients are 0 to n - 1, merge i makes n + i.
 
-    `distances` is (n, n), symmetric, 0 on its diagonal.
+    `distances` is (n, n), symmetric, 0 on its diagonal, or one number per pair (`pairs`).
     """
-    n = len(distances)
+    n = len(distances) if distances.ndim == 2 else (1 + math.isqrt(1 + 8 * len(distances))) // 2
     if n < 2:
         return np.zeros((0, 2), dtype=np.int64)
-    condensed = scipy_part("spatial.distance", selector).squareform(distances, checks=False)
+    condensed = pairs(distances, selector) if distances.ndim == 2 else distances
     tree = scipy_part("cluster.hierarchy", selector).linkage(condensed, "ward")
     return np.asarray(tree[:, :2], dtype=np.int64)
 

@@ -59,11 +59,25 @@ def take_censuses(
             reader.forge(part, run.planner.forgers, models, origins, trained.models, places, steps, push)
             needs = run.planner.needs - {"candidate_loss", "loss", "kept"}
             begun, ended = models[to_device(origins, device)], trained.models[to_device(places, device)]
-            feedback = reader.queue(part, needs, None, begun, ended, None, steps, push)
+            feedback = reader.queue(
+                part, needs, None, begun, ended, None, steps, push, kept_updates=run.kept_updates(part)
+            )
             sizes = [len(indices) for indices in run.planner.parts.indices]
             told = feedback.read().items()  # who trained on a part of its data still says how much it has
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}
             done += len(part.work)
     for i, observations in found.items():
-        runs[i].planner.observe(observations)
+        runs[i].planner.observe(_mirrored(observations))
         runs[i].census_seconds = plans[i].seconds
+
+
+def _mirrored(observations: dict[int, Observation]) -> dict[int, Observation]:
+    """Of two clients that trained one after the other, only the later one's cosines know both: the earlier one gets
+    what they say."""
+    rows = [seen.cosines for seen in observations.values() if seen.cosines is not None]
+    if not rows or len(rows) < len(observations):
+        return observations
+    table, clients = np.array(rows), list(observations)
+    later = np.tril(table[:, clients], -1)
+    table[:, clients] = np.tril(table[:, clients]) + later.T
+    return {client: replace(seen, cosines=row) for (client, seen), row in zip(observations.items(), table, strict=True)}

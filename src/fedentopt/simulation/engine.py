@@ -3,13 +3,14 @@
 One tick advances every unfinished run by one round: plan on the host, train all clients of all runs in one stack,
 combine, evaluate. On CUDA nothing inside a tick waits for the device, unless a selector needs to be told something or
 an algorithm judges its clients, and then only for those figures; a tick's results are read while the next one trains.
+Where many selectors wait, a stack ticks in two parts, so that the device has one to train while the other is planned.
 State is consistent between ticks, where checkpoints are taken and an interrupt is honoured.
 Algorithms are known here by their hooks (`hooks`), selectors by what they need.
 """
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from fedentopt.models import build
 from fedentopt.own_code import code_digest
 from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
-from fedentopt.results.records import Outcome, RoundRecord, RunRecorder, RunStart
+from fedentopt.results.records import Outcome, RunRecorder, RunStart
 from fedentopt.selection import Selector
 from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
@@ -33,7 +34,7 @@ from fedentopt.simulation.census import take_censuses
 from fedentopt.simulation.checkpoints import CheckpointWriter
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
-from fedentopt.simulation.evaluation import Evaluator, HeldOutScores, Scores
+from fedentopt.simulation.evaluation import Evaluator
 from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.methods import build_algorithm, build_selector
@@ -41,6 +42,7 @@ from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
+from fedentopt.simulation.tick import Tick, TickReader
 from fedentopt.simulation.trainers import (
     Trainer,
     choose_trainer,
@@ -49,6 +51,9 @@ from fedentopt.simulation.trainers import (
     wants_channels_last,
 )
 from fedentopt.simulation.work import Room, Row, Trained, Work, build_work
+
+MANY_WAIT = 8
+"""Runs from which on it takes longer to plan them than a stack of small models loses by being halved."""
 
 
 @dataclass(frozen=True)
@@ -116,21 +121,6 @@ def run_stack(
             raise
         finally:
             stack.trainer.close()
-
-
-@dataclass
-class _Pending:
-    """A tick whose figures are still on their way from the device."""
-
-    runs: list[RunState]
-    plans: list[RoundPlan]
-    chosen: list[tuple[int, ...]]
-    evaluated: list[RunState]
-    scores: Scores | None
-    validated: list[RunState]
-    held_out: HeldOutScores | None
-    finite: torch.Tensor
-    ready: torch.cuda.Event | None
 
 
 class Stack:
@@ -206,7 +196,7 @@ class Stack:
                 corrections=sum(run.config.cohort_size for run in self.runs if run.hooks.pushes),
             )
         )
-        self._clock = time.perf_counter()
+        self._reader = TickReader(self.evaluator.class_sizes, self._say)
         self._say(f"{len(tasks)} run(s) on {hardware}: {self.trainer.describe()}")
 
     def _check_needs(self) -> None:
@@ -234,21 +224,19 @@ class Stack:
     def run(self, interrupted: Callable[[], bool]) -> list[Outcome]:
         """Tick until all runs are finished."""
         outcomes: dict[int, Outcome] = {}
-        pending: _Pending | None = None
+        queued: deque[Tick] = deque()
         self._close_finished(outcomes)
         take_censuses([run for run in self.runs if run.round == 0], self._train_within_memory, self.feedback, self.data)
         while len(outcomes) < len(self.runs):
             active = [run for i, run in enumerate(self.runs) if i not in outcomes and not run.finished]
-            following = self._tick(active) if active else None
-            if pending is not None:
-                self._flush(pending)
-            pending = following
-            due = following is not None and any(r.round % self.options.checkpoint_every == 0 for r in following.runs)
-            ends = following is None or any(run.finished for run in following.runs)
+            parts = self._parts(active) if active else []
+            for part in parts:
+                queued.append(self._tick(part))
+                self._flush(queued, len(parts))  # the round before, while this one trains
+            due = any(run.round % self.options.checkpoint_every == 0 for run in active)
+            ends = not active or any(run.finished for run in active)
             if due or ends or interrupted() or self.device.type == "cpu":
-                if pending is not None:
-                    self._flush(pending)
-                    pending = None
+                self._flush(queued, 0)
                 if due or ends or interrupted():
                     self.checkpoints.wait()
                 self._close_finished(outcomes)
@@ -271,7 +259,18 @@ class Stack:
                 run.recorder.finish(outcomes[i])
                 run.stage = None
 
-    def _tick(self, runs: list[RunState]) -> _Pending:
+    def _parts(self, runs: list[RunState]) -> list[list[RunState]]:
+        """The runs of a round, in two parts where many selectors wait for the device: one is planned while the other
+        trains. No run's numbers depend on it."""
+        waits = [bool(run.planner.needs & FROM_DEVICE) for run in runs]
+        if self.device.type == "cpu" or sum(waits) < max(MANY_WAIT, 2):
+            return [runs]
+        order = sorted(range(len(runs)), key=lambda i: waits[i])
+        rows = np.cumsum([runs[i].config.cohort_size for i in order])
+        cut = int(np.abs(rows[:-1] - rows[-1] / 2).argmin()) + 1
+        return [[runs[i] for i in sorted(some)] for some in (order[:cut], order[cut:])]
+
+    def _tick(self, runs: list[RunState]) -> Tick:
         """Queue one round of every run."""
         plans = self._plan(runs)
         second = [i for i, run in enumerate(runs) if run.in_second_stage]
@@ -298,10 +297,18 @@ class Stack:
             ready = torch.cuda.Event()
             ready.record()
         self.checkpoints.proceed()
-        return _Pending(runs, plans, chosen, evaluated, scores, validated, held_out, host, ready)
+        return Tick(runs, plans, chosen, evaluated, scores, validated, held_out, host, ready)
 
     def _plan(self, runs: list[RunState]) -> list[RoundPlan]:
-        """The next round of every run; the losses that selectors want to know first are asked for together."""
+        """The next round of every run: of those first that need not wait for the device."""
+        ready = [run.feedback is None and "candidate_loss" not in run.planner.needs for run in runs]
+        plans = {id(run): run.next_plan() for run, now in zip(runs, ready, strict=True) if now}
+        others = [run for run, now in zip(runs, ready, strict=True) if not now]
+        plans |= zip(map(id, others), self._plan_with_feedback(others), strict=True)
+        return [plans[id(run)] for run in runs]
+
+    def _plan_with_feedback(self, runs: list[RunState]) -> list[RoundPlan]:
+        """The losses that selectors want to know first are asked for together."""
         for run in runs:
             run.tell_selector()
         questions = [run.planner.questions(run.round + 1) if run.diverged_round is None else [] for run in runs]
@@ -407,7 +414,9 @@ class Stack:
         losses = None if trained.losses is None else self._pick(trained.losses, places)
         models = self._pick(trained.models, places)
         recalls = self._recalls(run, starts, origins, models)
-        run.feedback = self.feedback.queue(plan, needs, remaining, own, models, losses, steps, push, recalls)
+        run.feedback = self.feedback.queue(
+            plan, needs, remaining, own, models, losses, steps, push, recalls, run.kept_updates(plan)
+        )
 
     def _recalls(
         self, run: RunState, starts: torch.Tensor, origins: np.ndarray, trained: torch.Tensor
@@ -446,52 +455,12 @@ class Stack:
         passed = run.hooks.judge(soft, plan.sizes)
         return tuple(plan.trained[i] for i in passed)
 
-    def _flush(self, pending: _Pending) -> None:
-        """Read a tick's figures and hand them to the recorders."""
-        if pending.ready is not None:
-            pending.ready.synchronize()
-        now = time.perf_counter()
-        seconds, self._clock = (now - self._clock) / len(pending.runs), now
-        order = {id(run): i for i, run in enumerate(pending.evaluated)}
-        places = {id(run): i for i, run in enumerate(pending.validated)}
-        for i, (run, plan, chosen) in enumerate(zip(pending.runs, pending.plans, pending.chosen, strict=True)):
-            if run.diverged_round is None and not bool(pending.finite[i]):
-                run.diverged_round = plan.round
-                self._say(f"{run.config.run_id}: diverged in round {plan.round}; counted as chance from there on")
-            figures = None
-            if pending.scores is not None and id(run) in order:
-                figures = pending.scores.read(order[id(run)], self.evaluator.class_sizes)
-            held_out = None
-            if pending.held_out is not None and id(run) in places:
-                held_out = pending.held_out.read(places[id(run)])
-                if plan.round == run.rounds:
-                    run.hits = pending.held_out.hits[places[id(run)]].numpy()
-            self._record(run, plan, chosen, figures, held_out, seconds)
-
-    def _record(
-        self, run: RunState, plan: RoundPlan, chosen: tuple[int, ...],
-        figures: tuple[float, float, tuple[float, ...]] | None, held_out: tuple[float, float] | None, seconds: float,
-    ) -> None:  # fmt: skip
-        bits, covered = run.planner.cohort_measures(chosen)
-        over = run.diverged_round is not None and plan.round > run.diverged_round
-        up, down = (0, 0) if over else run.traffic(plan)
-        accuracy, loss, per_class = figures if figures is not None else (None, None, None)
-        validated: tuple[float | None, float | None] = (None, None) if held_out is None else held_out
-        if run.diverged_round is not None and figures is not None:
-            chance = 100.0 / self.data.num_classes
-            accuracy, loss, per_class = chance, None, (chance,) * self.data.num_classes
-            validated = (None, None) if held_out is None else (chance, None)
-        record = RoundRecord(
-            round=plan.round, clients=chosen, trained=plan.trained, entropy=bits, classes_covered=covered,
-            bytes_up=up, bytes_down=down, seconds=seconds, accuracy=accuracy, loss=loss, class_accuracy=per_class,
-            simulated_seconds=plan.seconds + (run.census_seconds if plan.round == 1 else 0.0), asked=len(plan.asked),
-            selection_seconds=plan.selection_seconds, validation_accuracy=validated[0], validation_loss=validated[1],
-            **plan.knowledge,
-        )  # fmt: skip
-        run.records.append(record)
-        run.recorder.record(record)
-        if self._progress is not None:
-            self._progress(RoundEvent(run.config.run_id, plan.round, run.rounds, accuracy))
+    def _flush(self, queued: deque[Tick], left: int) -> None:
+        """Read and record the oldest ticks until so many are left."""
+        while len(queued) > left:
+            for run, record in self._reader.read(queued.popleft()):
+                if self._progress is not None:
+                    self._progress(RoundEvent(run.config.run_id, record.round, run.rounds, record.accuracy))
 
 
 def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int) -> list[Blend]:

@@ -2,7 +2,7 @@
 
 Losses, last layers and updates are on their way when a round has been queued; they are waited for when the selector is
 told, which is before the run's next cohort and before a checkpoint. A run whose selector needs nothing of the device
-never waits.
+never waits. Where cosines between updates suffice, updates stay on the device (`KeptUpdates`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from fedentopt.audit import Recall, travel_of
 from fedentopt.models import find_head
 from fedentopt.selection import Head, Observation
+from fedentopt.simulation.aggregation import exact_products
 from fedentopt.simulation.device import to_device, to_host
 from fedentopt.simulation.layout import FlatLayout, TensorSlot
 from fedentopt.simulation.planning import RoundPlan
@@ -24,6 +25,7 @@ from fedentopt.simulation.planning import RoundPlan
 DRIFT = "drift."
 BEFORE, AFTER = "recall.before", "recall.after"
 FROM_DEVICE = frozenset({"loss", "head", "update"})
+BLOCK = 4096  # parameters whose products are added up at once
 
 
 @dataclass
@@ -43,22 +45,28 @@ class Feedback:
         if self.ready is not None:
             self.ready.synchronize()
         arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
+        if self.ready is not None:  # page-locked memory is scarce, and a selector may keep what it is told
+            arrays = {name: array.copy() for name, array in arrays.items()}
+        finite = np.ones(len(self.plan.work), dtype=bool)
+        for array in arrays.values():
+            finite &= np.isfinite(array).reshape(len(array), -1).all(axis=1)
         observations = {}
         for i, task in enumerate(self.plan.work):
-            own = {name: array[i] for name, array in arrays.items()}
-            if not all(np.isfinite(array).all() for array in own.values()):
+            if not finite[i]:
                 continue
+            own = {name: array[i] for name, array in arrays.items()}
             observations[task.client] = Observation(
                 samples=len(task.samples),
                 loss=float(own["losses"][0]) if "losses" in own else None,
                 loss_rms=float(own["losses"][1]) if "losses" in own else None,
                 head=_head(own, "") if "weight" in own else None,
-                update=own["update"].copy() if "update" in own else None,
+                update=own.get("update"),
                 seconds=task.seconds if "seconds" in self.needs else None,
                 kept=(self.kept is None or task.client in self.kept) if "kept" in self.needs else None,
                 travel=self.travels[i] if "weight" in own else None,
                 drift=_head(own, DRIFT) if f"{DRIFT}weight" in own else None,
                 untrained=self.untrained if "weight" in own else None,
+                cosines=own.get("cosines"),
             )
         return observations
 
@@ -89,8 +97,7 @@ class StepSizes:
 
 
 def _head(arrays: Mapping[str, np.ndarray], prefix: str) -> Head:
-    bias = arrays.get(f"{prefix}bias")
-    return Head(arrays[f"{prefix}weight"].copy(), None if bias is None else bias.copy())
+    return Head(arrays[f"{prefix}weight"], arrays.get(f"{prefix}bias"))
 
 
 def _drift(slot: TensorSlot, push: torch.Tensor, ways: Sequence[float]) -> torch.Tensor:
@@ -98,6 +105,36 @@ def _drift(slot: TensorSlot, push: torch.Tensor, ways: Sequence[float]) -> torch
     pushed = slot.view(push)
     lengths = to_device(np.array(ways, dtype=np.float32), push.device)
     return -pushed * lengths.reshape(-1, *[1] * (pushed.dim() - 1))
+
+
+class KeptUpdates:
+    """The direction of every client's last update, on the device: `rows` (K, P) of length 1, NaN where there has been
+    no update or it was 0."""
+
+    def __init__(self, clients: int, width: int, device: torch.device) -> None:
+        self.rows = torch.full((clients, width), torch.nan, device=device)
+
+    def cosines(self, clients: tuple[int, ...], changes: torch.Tensor) -> torch.Tensor:
+        """Keep the updates `changes` (M, P), which are overwritten, of these clients; their cosines with all, (M, K).
+
+        1 where one of the two has no direction. A row that is not finite is not kept, and its cosines are NaN.
+        """
+        peaks = changes.abs().amax(1, keepdim=True)
+        units = changes.div_(peaks)  # squares of very long or short updates would leave single precision
+        units.div_(units.square().sum(1, keepdim=True).sqrt())  # torch's norm loses digits of long rows on a CPU
+        numbers = to_device(np.array(clients, dtype=np.int64), changes.device)
+        finite = torch.isfinite(peaks)
+        self.rows.index_copy_(0, numbers, torch.where(finite, units, self.rows[numbers]))
+        return torch.where(finite, _products(units, self.rows).nan_to_num_(nan=1.0), torch.nan)
+
+
+def _products(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Products (m, n) of long rows (m, P) and (n, P), block by block: one sum over all of P would lose digits."""
+    blocks = some.shape[1] // BLOCK
+    end = blocks * BLOCK
+    left, right = (rows[:, :end].unflatten(1, (blocks, BLOCK)).transpose(0, 1) for rows in (some, others))
+    with exact_products():
+        return torch.bmm(left, right.transpose(1, 2)).sum(0) + some[:, end:] @ others[:, end:].t()
 
 
 class FeedbackReader:
@@ -148,11 +185,13 @@ class FeedbackReader:
         self, plan: RoundPlan, needs: frozenset[str], kept: frozenset[int] | None,
         starts: torch.Tensor, trained: torch.Tensor, losses: torch.Tensor | None, steps: StepSizes | None = None,
         push: torch.Tensor | None = None, recalls: tuple[torch.Tensor, torch.Tensor] | None = None,
+        kept_updates: KeptUpdates | None = None,
     ) -> Feedback:  # fmt: skip
         """Send what is needed of a run's clients to the host; where they started and got to is (M, width).
 
         With last layers go the `steps` that moved them, and what `push` (M, P), a term that the server knows, did.
-        `recalls` (M, C) are those of the models before and after.
+        `recalls` (M, C) are those of the models before and after. With `kept_updates`, the cosines with those go in the
+        place of updates.
         """
         tensors: dict[str, torch.Tensor] = {}
         if recalls is not None:
@@ -167,7 +206,10 @@ class FeedbackReader:
         if "update" in needs:
             width = self._layout.parameter_width
             change = trained[:, :width] - starts[:, :width]
-            tensors["update"] = torch.cat([s.view(change).flatten(1) for s in self._layout.parameters], 1)
+            if kept_updates is not None:
+                tensors["cosines"] = kept_updates.cosines(plan.trained, change)
+            else:
+                tensors["update"] = torch.cat([s.view(change).flatten(1) for s in self._layout.parameters], 1)
         host = {name: to_host(tensor.contiguous()) for name, tensor in tensors.items()}
         ready = None
         if host and trained.is_cuda:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -18,7 +18,7 @@ from fedentopt.own_code import describe_error
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
-from fedentopt.randomness import generator, key
+from fedentopt.randomness import generator, key, mix64
 from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
@@ -144,6 +144,8 @@ class RunPlanner:
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
+        self._everybody = frozenset(range(config.clients))
+        self._speeds: dict[int, float] = {}
         self._selecting = 0.0  # seconds that the selector took since the last plan
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
 
@@ -207,10 +209,13 @@ class RunPlanner:
                 f"accepted: at most {config.cohort_size}"
             )
         limits = cohort.sample_limits
-        luck = generator(config.seed, "dropout", round_).random(config.clients)
+        away: frozenset[int] = frozenset()
+        if config.dropout:
+            luck = generator(config.seed, "dropout", round_).random(config.clients)
+            away = frozenset(np.flatnonzero(luck < config.dropout).tolist())
         work = []
         for client in selected:
-            if luck[client] < config.dropout:
+            if client in away:
                 continue
             samples, counts = self._samples(client, None if limits is None else limits.get(client))
             epochs = self._epochs(client, round_)
@@ -225,9 +230,12 @@ class RunPlanner:
 
     def seconds(self, client: int, samples: int) -> float:
         """Simulated time in which a client trains on so many samples, each as often as it is seen."""
-        spread = self.config.speed_spread
-        z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
-        return samples / (SAMPLES_A_SECOND * math.exp(spread * z))
+        speed = self._speeds.get(client)
+        if speed is None:
+            spread = self.config.speed_spread
+            z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
+            speed = self._speeds[client] = SAMPLES_A_SECOND * math.exp(spread * z)
+        return samples / speed
 
     def observe_recalls(self, recalls: Mapping[int, Recall]) -> None:
         """Tell the audit how well the models of a round know the server's images; `observe` comes after it."""
@@ -240,7 +248,7 @@ class RunPlanner:
             return
         self._believe(self.watch.observe(observations))
         if self._told - {"candidate_loss"}:
-            if "head" not in self._told:
+            if "head" in self.needs - self._told:
                 observations = {
                     client: replace(seen, head=None, travel=None, drift=None, untrained=None)
                     for client, seen in observations.items()
@@ -288,7 +296,7 @@ class RunPlanner:
     def _known_clients(self, chosen: tuple[Any, ...], given: object) -> tuple[int, ...]:
         """Client numbers; a selector of the user's own may have got them wrong."""
         config = self.config
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(config.clients)):
+        if not chosen or len(set(chosen)) < len(chosen) or not self._everybody.issuperset(chosen):
             raise InputError(
                 f"selector: {config.selector!r} selected {chosen or given!r}; "
                 f"accepted: a Cohort whose clients are distinct numbers from 0 to {config.clients - 1}"
@@ -324,14 +332,13 @@ class RunPlanner:
         total = self.counts[list(clients)].sum(axis=0) if clients else np.zeros(self.counts.shape[1])
         return entropy(total), classes_covered(total)
 
-    def order_key(self, round_: int, client: int) -> int:
-        return key(self.config.seed, "order", round_, client)
-
-    def augment_key(self, round_: int, client: int) -> int:
-        return key(self.config.seed, "augment", round_, client)
-
-    def dropout_key(self, round_: int, client: int) -> int:
-        return key(self.config.seed, "layer-dropout", round_, client)
+    def row_keys(self, round_: int, clients: Sequence[int]) -> list[list[int]]:
+        """Per client the keys of its sample order, its augmentation and its model's dropout in a round."""
+        purposes = ("order", "augment", "layer-dropout")
+        starts = np.array([key(self.config.seed, purpose, round_) for purpose in purposes], dtype=np.uint64)
+        # The last of the steps that `key` would take for each client.
+        keys: list[list[int]] = mix64(np.array(clients, dtype=np.uint64)[:, None] ^ starts).tolist()
+        return keys
 
     def code_key(self, round_: int, client: int) -> int:
         return key(self.config.seed, "local-loss", round_, client)

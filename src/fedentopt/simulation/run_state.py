@@ -19,7 +19,7 @@ from fedentopt.selection import Selector
 from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device, to_host
-from fedentopt.simulation.feedback import Feedback, StepSizes
+from fedentopt.simulation.feedback import Feedback, KeptUpdates, StepSizes
 from fedentopt.simulation.head_stage import HeadStage, model_sizes
 from fedentopt.simulation.hooks import Hooks
 from fedentopt.simulation.layout import FlatLayout
@@ -31,6 +31,7 @@ LABEL_BYTES = 4  # of one label count or one soft label on the wire
 LOSS_BYTES = 4
 PARAMETER_BYTES = 4
 SERVER, CLIENT, MODELS, SELECTOR = "vectors.server.", "vectors.client.", "vectors.models", "selector."
+UPDATES = "vectors.updates"
 
 
 class RunState:
@@ -83,6 +84,11 @@ class RunState:
         self.client = {name: initial(name, config.clients) for name in algorithm.client_vectors}
         self.client_models = (
             torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
+        )
+        self._updates = (
+            KeptUpdates(config.clients, width, device)
+            if "update" in self.planner.needs and getattr(selector, "cosines_suffice", False)
+            else None
         )
         self.seen: set[int] = set()  # clients whose last model is kept
         self.changed: set[int] = set()  # clients of whom something else is remembered than at the last checkpoint
@@ -207,16 +213,17 @@ class RunState:
         lr, has_code = self.lr(plan.round), self.hooks.has_code
         if has_code:
             self.before_change(plan.trained)  # own code is handed the rows themselves
+        keys = self.planner.row_keys(plan.round, plan.trained)
         made = []
-        for task in plan.work:
+        for task, (order_key, augment_key, dropout_key) in zip(plan.work, keys, strict=True):
             terms = self.hooks.local_terms(Client(task.client, task.label_counts))
             made.append(
                 Row(
                     task=task,
                     start_row=first_row + self.start_row(task.client),
-                    order_key=self.planner.order_key(plan.round, task.client),
-                    augment_key=self.planner.augment_key(plan.round, task.client),
-                    dropout_key=self.planner.dropout_key(plan.round, task.client),
+                    order_key=order_key,
+                    augment_key=augment_key,
+                    dropout_key=dropout_key,
                     lr=lr,
                     weight_decay=config.weight_decay,
                     momentum=config.momentum,
@@ -304,6 +311,13 @@ class RunState:
         after = self.algorithm.push_enters == AFTER_STEP
         return StepSizes(self.lr(round_), self.config.momentum, after, untrained)
 
+    def kept_updates(self, plan: RoundPlan) -> KeptUpdates | None:
+        """Where the plan's updates are to be kept, where the selector wants their cosines only."""
+        if self._updates is not None:
+            self.before_change(plan.trained)
+            self.changed.update(plan.trained)
+        return self._updates
+
     def tell_selector(self) -> None:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
         if self.feedback is not None:
@@ -348,6 +362,8 @@ class RunState:
     def client_rows(self) -> dict[str, torch.Tensor]:
         """What is remembered of every client, by the name a checkpoint gives it: (clients, width) each."""
         found = {f"{CLIENT}{name}": rows for name, rows in self.client.items()}
+        if self._updates is not None:
+            found[UPDATES] = self._updates.rows
         return found if self.client_models is None else found | {MODELS: self.client_models}
 
     def checkpoint(self, rows: Iterable[ClientRow] = ()) -> Callable[[], Checkpoint]:
