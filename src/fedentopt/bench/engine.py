@@ -53,7 +53,7 @@ GPU_CASES = (
     *(Case("lenet5", n, 500, 5) for n in (10, 30, 100, 270)),
     Case("vgg11", 10, 500, 1),
     Case("vgg11", 100, 500, 1),
-    Case("vgg11", 10, 500, 1, precision="bf16"),
+    *(Case("vgg11", n, 500, 1, precision="bf16") for n in (10, 100)),
     Case("efficientnet-b0", 4, 128, 1, 224),
     Case("efficientnet-b0", 4, 128, 1, 224, "bf16"),
     Case("efficientnet-b0", 10, 143, 2, 224, uneven=True),  # as many samples as a client of Brain-Tumor MRI has

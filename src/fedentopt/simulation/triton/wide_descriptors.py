@@ -21,6 +21,7 @@ from fedentopt.simulation.triton import wide
 from fedentopt.simulation.triton.wide_maps import Size, cut, pool, unpool
 
 TWICE_ALL = 2 * wide.FEW_PROGRAMS
+MANY = 1 << 20  # models, with which no tile is too large
 STAGES = 4  # of large tiles
 
 
@@ -144,7 +145,9 @@ def joined(
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
     if large and tiles is None:
-        tiles = large_tiles(ci, co, batch, (height, width), models, x.dtype, precision)
+        # In which order a program adds its rows' sums depends on its tile, which then must not depend on the models.
+        by = models if left is None else MANY
+        tiles = large_tiles(ci, co, batch, (height, width), by, x.dtype, precision)
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:
