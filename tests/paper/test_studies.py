@@ -60,6 +60,14 @@ def test_bf16_runs_stand_beside_those_of_table_1() -> None:
         assert pair.tf32.cell.config.replace(precision="bf16") == pair.bf16.cell.config
 
 
+def test_pairs_differ_in_nothing_else() -> None:
+    """Neither in a setting that the table's rows do not name."""
+    both = of(BF16, model="lenet5", method="fedavg", partition="dir:0.1")
+    slower = [dataclasses.replace(cell, config=cell.config and cell.config.replace(lr=0.001)) for cell in both]
+    runs = known(both, 50.0), known(slower, 40.0)
+    assert [pair.tf32.ours for pair in pairs(entries([*both, *slower], *runs[0], *runs[1]))] == [50.0, 40.0]
+
+
 def vgg(tf32: dict[int, float], bf16: dict[int, float]) -> list[Pair]:
     """The six pairs of VGG-11, all with these accuracies by seed."""
     cells = of(BF16, model="vgg11")

@@ -26,6 +26,7 @@ from fedentopt.results.statistics import (
     paired_interval,
     paired_p_value,
 )
+from fedentopt.simulation.config import RunConfig
 
 BF16 = "bf16"
 MARGIN = 1.0
@@ -71,12 +72,11 @@ class Pair:
 
 def pairs(entries: Sequence[Comparison]) -> list[Pair]:
     """The runs that differ in nothing but their precision, two and two."""
-    found: dict[tuple[str | None, ...], dict[str, Comparison]] = {}
+    found: dict[RunConfig, dict[str, Comparison]] = {}
     for entry in entries:
-        cell = entry.cell
-        if cell.config is not None:
-            place = (cell.model, cell.dataset, cell.partition, cell.method)
-            found.setdefault(place, {})[cell.config.precision] = entry
+        config = entry.cell.config
+        if config is not None:
+            found.setdefault(config.replace(precision="fp32"), {})[config.precision] = entry
     return [Pair(both["fp32"], both["bf16"]) for both in found.values() if both.keys() >= {"fp32", "bf16"}]
 
 
