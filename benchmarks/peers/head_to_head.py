@@ -4,11 +4,12 @@
     python benchmarks/peers/head_to_head.py --device cuda --data-dir DATA --kit KIT [--limit 200] [--out FOLDER]
 
 `cifar10_work.py` says what the workload is. The order: how many processes serve pfl best, tried as its guide says (1
-and up to 5 on one GPU, here for --probe-rounds rounds each); ours, pfl, ours, pfl, ... for --turns turns, each with a
-seed and thereby users of its own; then Flower once. Everybody runs under this interpreter, torch and NumPy, a peer with
-its own packages from the kit; all start as new processes and are timed from outside, start-up included. Our first turn
-compiles its kernels (their cache is a new, empty folder), later turns find them. Who is not done within the limit is
-stopped; rounds, seconds per round and accuracy until then are reported, and the whole run's time is marked as reckoned.
+and up to 5 on one GPU, here for --probe-rounds rounds each, at most a minute); ours, pfl, ours, pfl, ... for --turns
+turns, each with a seed and thereby users of its own; then Flower once. Everybody runs under this interpreter, torch and
+NumPy, a peer with its own packages from the kit; all start as new processes and are timed from outside, start-up
+included. Our first turn compiles its kernels (their cache is a new, empty folder), later turns find them. Who is not
+done within the limit is stopped; rounds, seconds per round and accuracy until then are reported, and the whole run's
+time is marked as reckoned.
 Written after every run: head_to_head.json, head_to_head.md and logs/ in the --out folder.
 """
 
@@ -37,7 +38,7 @@ from timed_runs import made_with, random_images  # noqa: E402
 from fedentopt.datasets import Dataset, load  # noqa: E402
 
 OWN = ("FLWR_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # of QUIET, what is not taken over
-MOST_FOR_A_TRY = 60.0  # seconds for processes that may not find one another
+MOST_FOR_A_TRY = 60.0  # seconds of each of pfl's trials: processes may wait for one another for ever
 
 
 class Contest:
@@ -107,9 +108,9 @@ class Contest:
 
     def best_processes(self) -> tuple[int, bool]:
         """How many processes of pfl are fastest, and whether they need gloo; all that was tried is kept."""
-        tried, gloo = self.options.processes, False
+        tried, gloo, limit = self.options.processes, False, min(MOST_FOR_A_TRY, self.options.limit)
         if max(tried) > 1:
-            result = self.pfl("pfl-as-shipped", 2, 0, 2, False, min(MOST_FOR_A_TRY, self.options.limit))
+            result = self.pfl("pfl-as-shipped", 2, 0, 2, False, limit)
             gloo = not result["done"]
             self.keep_probe("as shipped", 2, result)
         if len(tried) == 1:
@@ -117,9 +118,7 @@ class Contest:
         speeds = {}
         for processes in tried:
             shared = gloo and processes > 1
-            result = self.pfl(
-                f"pfl-{processes}-processes", self.options.probe_rounds, 0, processes, shared, self.options.limit
-            )
+            result = self.pfl(f"pfl-{processes}-processes", self.options.probe_rounds, 0, processes, shared, limit)
             self.keep_probe("gloo" if shared else "as shipped", processes, result)
             if result["seconds_a_round"] is not None and "error" not in result:
                 speeds[processes] = result["seconds_a_round"]
@@ -133,7 +132,9 @@ class Contest:
 
     def keep_probe(self, how: str, processes: int, result: dict[str, Any]) -> None:
         few = {k: result[k] for k in ("rounds", "seconds_a_round", "startup_seconds", "wall_seconds", "done")}
-        failed = {"error": result.get("error", "stopped")} if not result["done"] else {}
+        failed = {"error": result["error"]} if "error" in result else {}
+        if not result["done"] and not failed and result["seconds_a_round"] is None:
+            failed = {"error": "stopped before its second round ended"}
         self.report["probes"].append({"how": how, "processes": processes, **few, **failed})
         print(f"pfl, {processes} processes, {how}: {few}{' FAILED' if failed else ''}", flush=True)
         self.write()
@@ -206,6 +207,7 @@ def table(report: Mapping[str, Any]) -> str:
         lines += ["Processes tried for pfl:", "", "| processes | joined | seconds per round |", "| ---: | --- | --- |"]
         for probe in report["probes"]:
             speed = f"{probe['seconds_a_round']:.4f}" if probe["seconds_a_round"] else ""
+            speed += "" if probe["done"] else f", stopped after {probe['rounds']} rounds"
             if "error" in probe:
                 speed = f"failed: {probe['error']}".replace("\n", " ").replace("|", "/")[:300]
             lines.append(f"| {probe['processes']} | {probe['how']} | {speed} |")

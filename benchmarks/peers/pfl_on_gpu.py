@@ -17,7 +17,7 @@ from torch import nn
 
 
 def let_processes_share_the_gpu() -> None:
-    """pfl asks for NCCL wherever there is CUDA, and NCCL refuses two processes on one GPU: gloo instead.
+    """pfl asks for NCCL wherever there is CUDA: gloo instead, where NCCL did not join processes on one GPU.
 
     In place before pfl is imported, which is when it joins its processes.
     """

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,7 +152,10 @@ def test_the_table_marks_what_was_not_measured() -> None:
         entry("pfl", whole_run_seconds=250.0),
         entry("flower", error="a | b\nc", whole_run_seconds=None, reckoned=True, seconds_a_round=None, accuracy=None),
     ]
-    probes = [{"processes": 2, "how": "as shipped", "seconds_a_round": None, "error": "refused"}]
+    probes = [
+        {"processes": 2, "how": "as shipped", "seconds_a_round": None, "error": "refused", "done": False, "rounds": 0},
+        {"processes": 5, "how": "gloo", "seconds_a_round": 0.5, "done": False, "rounds": 9},
+    ]
     report = {
         "runs": runs, "probes": probes, "rounds": 1500, "torch": "2", "command": "python x",
         "peers": {"pfl": {"pfl": "0.6.0"}, "flower": {"flwr": "1.41.0", "ray": "2"}},
@@ -164,7 +168,36 @@ def test_the_table_marks_what_was_not_measured() -> None:
     assert "- pfl, seed 0: 12.5 times the seconds of ours\n" in text
     assert "flower, seed" not in text
     assert "| 2 | as shipped | failed: refused |" in text
+    assert "| 5 | gloo | 0.5000, stopped after 9 rounds |" in text, "it may have been chosen for its speed"
     assert "pfl-research 0.6.0, Flower 1.41.0, Ray 2" in text
+
+
+def test_trials_of_pfl_leave_time_for_the_runs_and_the_fastest_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL does not join two processes, three never find one another, five are stopped on their way."""
+    head, limits = module("head_to_head"), []
+
+    def run(commands: list[Any], _e: Any, _p: Any, _l: Any, limit: float, _places: Any) -> dict[str, Any]:
+        limits.append(limit)
+        ends = {1: (25, 0.8), 2: (0, None), 3: (0, None), 5: (20, 0.4)}
+        rounds, seconds = ends[len(commands)]
+        result = {
+            "rounds": rounds, "seconds_a_round": seconds, "startup_seconds": None, "wall_seconds": limit,
+            "done": rounds == 25,
+        }  # fmt: skip
+        return result | ({"error": "duplicate GPU"} if len(commands) == 2 else {})
+
+    monkeypatch.setattr(head.contest, "run", run)
+    options = Namespace(
+        out=tmp_path, kit=tmp_path, peers=[], rounds=1500, limit=200.0, processes=[1, 3, 5], probe_rounds=25,
+        device="cpu",
+    )  # fmt: skip
+    contestants = head.Contest(options, tmp_path)
+    assert contestants.best_processes() == (5, True)
+    assert limits == [60.0] * 4
+    errors = [probe.get("error") for probe in contestants.report["probes"]]
+    assert errors == ["duplicate GPU", None, "stopped before its second round ended", None]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,24 @@ def test_unknown_names_and_too_few_classes_are_refused() -> None:
         build("resnet", 10, seed=0)
     with pytest.raises(InputError, match="num_classes: 1 is out of range"):
         build("lenet5", 1, seed=0)
+    with pytest.raises(InputError, match="initialisation: 'layer' is unknown; accepted: network, layers"):
+        build("lenet5", 10, seed=0, initialisation="layer")
+
+
+class NeedsSpread(nn.Sequential):
+    """A layer whose rule for drawing takes something, as torch's own do not."""
+
+    def reset_parameters(self, spread: float) -> None:
+        nn.init.normal_(self[0].weight, std=spread)
+
+
+def test_a_layer_that_cannot_be_drawn_anew_is_named() -> None:
+    def factory(num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), NeedsSpread(nn.Linear(3 * 32 * 32, num_classes)))
+
+    build("own", 10, seed=0, factory=factory)
+    with pytest.raises(InputError, match=r"initialisation: a layer of own, NeedsSpread, cannot be drawn anew by its"):
+        build("own", 10, seed=0, factory=factory, initialisation="layers")
 
 
 def test_head_name_needs_a_linear_layer() -> None:

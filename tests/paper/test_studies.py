@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -59,6 +60,14 @@ def test_bf16_runs_stand_beside_those_of_table_1() -> None:
         assert pair.tf32.cell.config.replace(precision="bf16") == pair.bf16.cell.config
 
 
+def test_pairs_differ_in_nothing_else() -> None:
+    """Neither in a setting that the table's rows do not name."""
+    both = of(BF16, model="lenet5", method="fedavg", partition="dir:0.1")
+    slower = [dataclasses.replace(cell, config=cell.config and cell.config.replace(lr=0.001)) for cell in both]
+    runs = known(both, 50.0), known(slower, 40.0)
+    assert [pair.tf32.ours for pair in pairs(entries([*both, *slower], *runs[0], *runs[1]))] == [50.0, 40.0]
+
+
 def vgg(tf32: dict[int, float], bf16: dict[int, float]) -> list[Pair]:
     """The six pairs of VGG-11, all with these accuracies by seed."""
     cells = of(BF16, model="vgg11")
@@ -85,7 +94,8 @@ def test_bf16s_differences_by_hand() -> None:
 def test_a_wide_interval_rules_no_cost_out() -> None:
     said = verdict(vgg(FLAT, {0: 46.0, 1: 60.0, 2: 74.0}))
     assert "+0.00 [-1.67, +1.67]" in said
-    assert said.endswith("That shows no cost, but does not rule out one of more than 1 point; tables stay with TF32.")
+    assert "That shows no clear cost, but does not rule out one of more than 1 point" in said
+    assert said.endswith("tables stay with TF32.")
 
 
 def test_a_small_but_clear_cost_is_one() -> None:
@@ -111,6 +121,45 @@ def test_nothing_is_said_of_bf16_before_its_runs_are_there() -> None:
     assert "ruled out" not in table.note
     trial = entries([cell.cut(3) for cell in cells], *known([cell.cut(3) for cell in cells], FLAT))
     assert "VGG-11: 0 of 18 pairs of full-length runs are there" in bf16_table("bf16", trial).note
+
+
+def test_fewer_runs_than_a_verdict_takes_give_none() -> None:
+    """All that was asked for is there, all are equal, and still: one seed, or one method, tells too little."""
+    one_seed = [cell.with_seeds((0,)) for cell in of(BF16, model="vgg11")]
+    one_method, one_partition = of(BF16, model="vgg11", method="fedavg"), of(BF16, model="vgg11", partition="dir:0.1")
+    for cells in (one_seed, one_method, one_partition):
+        note = bf16_table("bf16", entries(cells, *known(cells, FLAT))).note
+        assert note.endswith(
+            "VGG-11: a verdict on bf16 takes 3 methods under 2 partitions with 3 seeds each, and fewer were asked for, "
+            "so nothing is said."
+        )
+
+
+def with_diverged(tf32: bool, bf16: bool) -> str:
+    """The verdict where seed 0 of SCAFFOLD under Dir(0.1) diverged in these precisions, all other pairs being near."""
+    cells = of(BF16, model="vgg11")
+    runs = []
+    for cell in cells:
+        assert cell.config is not None
+        low = cell.config.precision == "bf16"
+        bad = (bf16 if low else tf32) and (cell.method, cell.partition) == ("scaffold", "dir:0.1")
+        for run in known([cell], {0: 49.9, 1: 60.0, 2: 70.1} if low else FLAT):
+            lost = bad and run.seed == 0
+            runs.append(dataclasses.replace(run, accuracy=10.0, diverged_round=3) if lost else run)
+    return verdict(pairs(entries(cells, *runs)))
+
+
+def test_pairs_that_diverge_in_both_precisions_are_no_evidence() -> None:
+    said = with_diverged(tf32=True, bf16=True)
+    assert "points over 17 pairs of runs. 1 more diverged in both and are left out. A cost of more than 1" in said
+
+
+def test_a_run_that_diverges_with_bf16_alone_settles_it() -> None:
+    said = with_diverged(tf32=False, bf16=True)
+    assert said.endswith(
+        "Runs that TF32 brings to their end diverge with bf16: SCAFFOLD under Dir(0.1) (1); tables stay with TF32."
+    )
+    assert "diverge with" not in with_diverged(tf32=True, bf16=False)
 
 
 # --- what is open
@@ -154,15 +203,27 @@ def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() ->
         "FedNova (+10.3)."
     ) in said
     assert "Nothing is said yet, for want of runs, of: as in Table 1, " in said
+    single = [cell.with_seeds((0,)) for cell in OPEN]
+    assert "near with" not in found(entries(single, *known(single, 60.0))), "one seed may be that seed's partition"
 
 
 def test_the_page_shows_both_studies_once_something_is_known() -> None:
     cells = [*BF16, *OPEN]
     text = page(entries(cells, *known(of(BF16, model="vgg11"), 50.0)), [], "", {}, own=True)
-    assert "Arithmetic: bf16 beside TF32" in text
+    assert "## Arithmetic: bf16 beside TF32" in text
     assert "VGG-11, CIFAR-10, C=2" in text
     assert "VGG-11: bf16 minus TF32 is +0.00 [+0.00, +0.00] points over 18 pairs of runs." in text
     assert "FedEntOpt, as in Table 1 | 50.00 ± 0.00 |" in text
+
+
+def test_a_study_of_which_only_the_papers_runs_are_known_is_folded() -> None:
+    cells = [*(cell for cell in paper_cells() if cell.table == "table1"), *of(BF16, model="vgg11")]
+    tf32 = known(of(cells, table="table1", model="vgg11", dataset="cifar10"), FLAT)
+    assert "<summary>Arithmetic: bf16 beside TF32: 6 of 12 cells have results" in page(
+        entries(cells, *tf32), [], "", {}
+    )
+    bf16 = known(of(BF16, model="vgg11", method="fedavg", precision="bf16"), FLAT)
+    assert "## Arithmetic: bf16 beside TF32" in page(entries(cells, *tf32, *bf16), [], "", {})
 
 
 @pytest.mark.parametrize(("study", "wanted"), [("bf16", 96), ("vgg11-open", 40)])

@@ -573,6 +573,12 @@ def test_rows_of_two_blocks_say_what_differs_though_only_one_sweeps_it(tmp_path:
         "FedProx, mu 1.0, momentum 0.9",
         "FedProx, mu 0.1, momentum 0.0",
     ]
+    # Settings that a run's identity leaves out at their defaults have these defaults all the same.
+    names = [row[0] for row in rows_of(own(tmp_path, block + "[0.5]", block + '0.1\ninitialisation = "layers"')[0])]
+    assert names == ["FedProx, mu 0.5, initialisation network", "FedProx, mu 0.1, initialisation layers"]
+    block = 'metric = "accuracy"\nmethod = "scaffold"\n'
+    names = [row[0] for row in rows_of(own(tmp_path, block, block + 'scaffold_start = ["random"]')[0])]
+    assert names == ["SCAFFOLD, scaffold_start zero", "SCAFFOLD, scaffold_start random"]
 
 
 def test_no_cell_of_a_table_by_participation_is_dropped(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ c, every client c_k, all zero at the start; a client is pushed along c - c_k. Tw
 
 and in both w <- sum_k p_k w_k, c <- c + (1/K) sum_{k in S} (c_k' - c_k).
 
-Two departures of NIID-Bench can be had as settings, to see what they do. `start="random"`: its code takes the control
-variates from a freshly drawn network, c = c_k for all k, so that c - c_k is zero until clients have trained; from then
-on those who have and those who have not are pushed apart along the random network, until all have trained.
-`divisor="cohort"`: versions of it divide by |S| in place of K. Since c_k' - c_k = (w - w_k) / (steps * lr) - c, the
-server's c is then the mean of the last round's cohort alone.
+Two departures in public code can be had as settings, to see what they do. `start="random"`: NIID-Bench takes the
+control variates from a freshly drawn network, c = c_k for all k, so that c - c_k is zero until clients have trained;
+from then on those who have and those who have not are pushed apart along the random network, until all have trained.
+`divisor="cohort"`: NIID-Bench divides by K as above, code that descends from it often by |S|. Since c_k' - c_k =
+(w - w_k) / (steps * lr) - c, the server's c is then the mean of the last round's cohort alone.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ def _failed(spec: str, images: torch.Tensor, error: Exception) -> InputError:
     return InputError(f"model: {spec} failed on images of shape {tuple(images.shape)}: {describe_error(error)}")
 
 
+INITIALISATIONS = ("network", "layers")
 NAMES = ("lenet5", "vgg11", "vgg11-bn", "efficientnet-b0", "efficientnet-b3", "efficientnet-lite0")
 
 
@@ -124,6 +125,8 @@ def build(
     `initialisation`: "network" draws as the code that the network comes from does, "layers" by every layer's own
     default in torch; loaded weights win over either.
     """
+    if initialisation not in INITIALISATIONS:
+        raise InputError(f"initialisation: {initialisation!r} is unknown; accepted: {', '.join(INITIALISATIONS)}")
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes} is out of range; accepted: at least 2")
     if image_size < 1:
@@ -136,7 +139,7 @@ def build(
         if ":" in name or factory is not None:
             check_own_model(model, name, num_classes, image_size, channels, key)
         if initialisation == "layers":
-            _draw_by_layer(model)
+            _draw_by_layer(model, name)
         if weights == PRETRAINED:
             load_pretrained(model, name, find_head(model))
         elif weights is not None:
@@ -144,12 +147,18 @@ def build(
     return model.train()
 
 
-def _draw_by_layer(model: nn.Module) -> None:
+def _draw_by_layer(model: nn.Module, name: str) -> None:
     """Draw all weights anew, each layer by its own rule (`reset_parameters`); a layer without one stays as it is."""
     for layer in model.modules():
         reset = getattr(layer, "reset_parameters", None)
         if callable(reset):
-            reset()
+            try:
+                reset()
+            except Exception as error:
+                raise InputError(
+                    f"initialisation: a layer of {name}, {type(layer).__name__}, cannot be drawn anew by its "
+                    f"reset_parameters(): {describe_error(error)}; accepted: network"
+                ) from error
 
 
 def _make(name: str, num_classes: int, image_size: int, factory: Callable[[int], nn.Module] | None) -> nn.Module:

@@ -12,7 +12,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
 from fedentopt.results.statistics import Interval
-from fedentopt.simulation.config import PARTS, RunConfig
+from fedentopt.simulation.config import LATER_OF_METHODS, PARTS, RunConfig, options
 
 METHODS = {name: registry.label(name) for registry in PARTS.values() for name in registry.names}
 """How the paper writes the names of methods."""
@@ -113,7 +113,8 @@ def by_participation(entries: Iterable[Comparison]) -> list[list[Comparison]]:
 def _differences(cells: Sequence[Cell]) -> list[list[str]]:
     """For each of the cells, in words, everything in which not all of them are the same."""
     swept = list(dict.fromkeys(name for cell in cells for name, _ in cell.swept))
-    fields = [name for name in RunConfig().to_dict() if name not in (*NAMED_BY_CELL, *swept)]
+    known = dict.fromkeys((*RunConfig().to_dict(), *options()))
+    fields = [name for name in known if name not in (*NAMED_BY_CELL, *swept)]
     wordings: list[Callable[[Cell], str]] = [
         *(lambda cell, name=name: f"{name} {_setting(cell, name)}" for name in (*swept, *fields)),
         *([] if "cohort" in swept else [lambda cell: f"participation {_number(cell.participation)} %"]),
@@ -129,9 +130,12 @@ def _differences(cells: Sequence[Cell]) -> list[list[str]]:
 
 
 def _setting(cell: Cell, name: str) -> Any:
-    """A setting as the cell's block gives it, else as its run has it."""
+    """A setting as the cell's block gives it, else as its run has it, some of which at their defaults are not told."""
     given = dict(cell.swept)
-    return given[name] if name in given else cell.config.to_dict().get(name) if cell.config else None
+    if name in given or cell.config is None:
+        return given.get(name)
+    untold = {option: setting.default for option, setting in options().items()} | LATER_OF_METHODS
+    return cell.config.to_dict().get(name, untold.get(name))
 
 
 def _number(value: float | None) -> str:

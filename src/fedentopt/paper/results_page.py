@@ -93,7 +93,7 @@ def page(
     own: bool = False,
 ) -> str:
     """The page as text: what was found first. Tables without any result are named, not shown, and tables beyond the
-    paper's that are mostly empty are folded."""
+    paper's that are mostly empty, or hold nothing but runs of the paper's tables, are folded."""
     parts = [OWN_INTRODUCTION] if own else [INTRODUCTION, _in_short(entries), _ahead(entries), HOW]
     if not own or any(entry.cell.paper is not None for entry in entries):
         parts.append(_far(entries))
@@ -198,7 +198,9 @@ def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str])
     sections = tuple(section for section in table.sections if not section.heading or section.heading in known)
     own = [entry for entry in entries if entry.cell.table == name]
     with_results = sum(entry.ours is not None for entry in own)
-    if all(entry.cell.extra for entry in own) and 2 * with_results < len(own):
+    papers = {entry.cell.config for entry in entries if not entry.cell.extra}
+    news = any(entry.ours is not None and entry.cell.config not in papers for entry in own)
+    if all(entry.cell.extra for entry in own) and (2 * with_results < len(own) or not news):
         sections = tuple(dataclasses.replace(s, rows=tuple(row for row in s.rows if not _empty(row))) for s in sections)
         inside = markdown(dataclasses.replace(table, sections=sections), level=2).partition("\n")[2]
         return _folded(f"{table.title}: {with_results} of {len(own)} cells have results", inside)
