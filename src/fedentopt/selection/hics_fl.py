@@ -14,9 +14,8 @@ samples, until M clients are drawn; a group that is used up is out. The models a
 In the paper all train with one step size. Where it falls from round to round, or clients take different numbers of
 steps, the bare change would call those even that trained late or briefly; hence the division. The paper sets T by hand
 (0.0025, 0.0015) for its step sizes; since T has to grow with b, it is `scale` times the largest b here, unless
-`temperature` gives it. A model without a bias has the row means of the weight's
-change in its place. Clients that join late train in the next round, those that drop out are tried again
-(`everybody_once`).
+`temperature` gives it. A model without a bias has the row means of the weight's change in its place. Clients that join
+late train in the next round, those that drop out are tried again (`everybody_once`).
 
 The authors' code (CityChan/HiCS-FL) differs from the paper, which is followed here: its entropy comes from row means
 of the weight, its Ward takes the rows of the distance matrix as features, clients of a group are drawn uniformly, and
@@ -106,13 +105,7 @@ class HiCSFLSelector(EverybodyOnce):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep how each client's training moved the bias."""
-        self.learn(
-            {
-                client: bias_change(seen.head) / (seen.travel or 1.0)
-                for client, seen in observations.items()
-                if seen.head is not None
-            }
-        )
+        self.learn_changes(observations, bias_change)
 
 
 def bias_change(head: Head) -> np.ndarray:
