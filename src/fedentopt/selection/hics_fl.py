@@ -49,7 +49,9 @@ class HiCSFLSelector(EverybodyOnce):
     largest = LARGEST
     all_pairs = True
     scale: float = setting(0.1, help="temperature as a share of the largest change of a bias per step size", above=0)
-    temperature: float | None = setting(None, help="temperature itself, in the unit of those changes; none: by scale", above=0)
+    temperature: float | None = setting(
+        None, help="temperature itself, in the unit of those changes; none: by scale", above=0
+    )
     lam: float = setting(10.0, help="weight of the difference of entropies in the distance", low=0)
     groups: int | None = setting(None, help="number of groups; none: M", low=1)
     gamma: float = setting(4.0, help="preference for groups with even labels, in round 1", low=0)
