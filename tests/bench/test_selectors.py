@@ -96,6 +96,12 @@ def test_a_stack_beside_random_selection() -> None:
     ]  # fmt: skip
 
 
+def test_a_census_is_training() -> None:
+    case = stack.StackCase(runs=1, clients=4, samples=20, cohort=2, rounds=3, epochs=2)
+    _, trained, _ = stack._run(case, "inferred", stack._images(case), stack.RunOptions(device="cpu", workers=1))
+    assert trained == 3 * 2 * 20 * 2 + 4 * 20
+
+
 def test_speed_beside_random_selection_is_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever trains on three quarters of the samples in half the time is one and a half times as fast, not twice."""
     runs = {"random": (2.0, 400, 0), "clustered-update": (1.0, 300, 0)}

@@ -4,6 +4,9 @@ Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution for f
 With Delta = sum_k p_k (w_k - w):
 
     v <- beta v + Delta,    w <- w + server_lr v
+
+A direction that stays the same is followed 1 / (1 - beta) times as far as by FedAvg, so where cohorts pull the model to
+and fro, client or server learning rates that suit FedAvg can be too large.
 """
 
 from __future__ import annotations

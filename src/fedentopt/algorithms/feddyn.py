@@ -5,6 +5,10 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021. Cl
     L_k(w) - <h_k, w> + (alpha / 2) |w - w_t|^2,    then  h_k <- h_k - alpha (w_k - w_t)
 
 and the server keeps h <- h - (alpha / K) sum_{k in S} (w_k - w_t) and sets w_{t+1} = mean_{k in S} w_k - h / alpha.
+
+The step -h / alpha, the sum of all changes so far over K, comes in every round and is undone by local training alone:
+with a learning rate that decays to nothing it goes on when clients no longer move. The authors' code trains without
+momentum, clips gradients and divides alpha by a client's relative size; the paper's algorithm, and this one, do not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The same runs with every selector that needs to be told something, and with random selection, in turn, several times;
 the best time of each counts. Clients have equally many samples, so that all train on as many, whoever is chosen.
-Samples that candidates look at before (power-of-choice) are told beside: forward passes that no training replaces.
+Samples that candidates look at before (power-of-choice) are told beside: forward passes that no training replaces. A
+census is training like any other.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StackCase:
     epochs: int
 
 
-GPU_CASE = StackCase(runs=10, clients=100, samples=500, cohort=10, rounds=40, epochs=5)
+GPU_CASE = StackCase(runs=40, clients=100, samples=500, cohort=10, rounds=40, epochs=5)
 CPU_CASE = StackCase(runs=2, clients=20, samples=100, cohort=4, rounds=12, epochs=1)
 
 
@@ -97,6 +98,9 @@ def _run(case: StackCase, selector: str, data: Dataset, options: RunOptions) -> 
     run_stack([Task(c, r) for c, r in zip(configs, recorders, strict=True)], data, options)
     seconds = time.perf_counter() - start
     trained = sum(recorder.trained for recorder in recorders) * case.samples * case.epochs
+    census = SELECTORS.get(selector)(case.cohort).census()
+    if census is not None:  # everybody trains once more
+        trained += case.runs * case.clients * min(census.samples or case.samples, case.samples) * census.epochs
     asks = "candidate_loss" in SELECTORS.get(selector).needs
     batch = SELECTORS.settings(selector)["batch"].default if "batch" in SELECTORS.settings(selector) else case.samples
     asked = case.runs * case.rounds * 2 * case.cohort * min(batch, case.samples) if asks else 0

@@ -9,6 +9,7 @@ from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Section, Table, markdown
 from fedentopt.paper.selector_asks import OURS
 from fedentopt.paper.selector_table import SURE, Against, compared
+from fedentopt.results.statistics import mean
 
 ALGORITHMS = "selectors-algorithms"
 COLUMNS = ("algorithm", "random selection", "minus FedAvg", "FedEntOpt's selection", "minus FedEntOpt with FedAvg")
@@ -43,16 +44,48 @@ def algorithms(entries: Sequence[Comparison]) -> str:
         if others:
             answers.append(
                 f"- {heading}: {_helped(alone)} with random selection, {_helped(combined)} with FedEntOpt's."
+                f"{_highest(by_method)}"
             )
     if not sections:
         return ""
-    note = "\n".join(["Above FedAvg with the same selection:", "", *answers, "", NOTE]) if answers else NOTE
+    note = "\n".join(["Above FedAvg with the same selection:", "", *answers, "", _note(own)]) if answers else NOTE
     title = "Does re-weighting help once cohorts are even?"
     return markdown(Table(ALGORITHMS, title, note, COLUMNS, tuple(sections)), level=2)
 
 
 def _figure(entry: Comparison | None) -> str:
     return names.NOTHING if entry is None else names.ours(entry)
+
+
+def _highest(by_method: Mapping[str, Comparison]) -> str:
+    """In a sentence: the algorithm with the highest mean in the seeds that all have, and what it is with the other
+    selection; empty where that is FedAvg, or where no seed is common to all."""
+    known = {method: entry.values for method, entry in by_method.items() if entry.values}
+    seeds = set.intersection(*(set(values) for values in known.values())) if known else set()
+    means = {method: mean([values[seed] for seed in seeds]) or 0.0 for method, values in known.items() if seeds}
+    best = max(means, key=lambda method: means[method], default="fedavg")
+    algorithm, _, selector = best.partition("+")
+    base, other = (OURS, algorithm) if selector else ("fedavg", f"{algorithm}+{OURS}")
+    if algorithm in ("fedavg", OURS) or base not in means:
+        return ""
+    ahead = sum(known[best][seed] > known[base][seed] for seed in seeds)
+    selections = ("FedEntOpt's", "random") if selector else ("random", "FedEntOpt's")
+    text = (
+        f" Highest of all: {names.method(algorithm)} with {selections[0]} selection, {means[best]:.2f}, above FedAvg "
+        f"with it in {ahead} of {len(seeds)} seeds"
+    )
+    return f"{text}; with {selections[1]} selection it has {means[other]:.2f}." if other in means else f"{text}."
+
+
+def _note(own: Sequence[Comparison]) -> str:
+    """What the table shows, and which SCAFFOLD it is."""
+    inside = [
+        e for e in own if e.cell.config is not None and e.cell.config.to_dict().get("scaffold_variant") == "gradient"
+    ]
+    if not any((entry.cell.method or "").startswith("scaffold") for entry in inside):
+        return NOTE
+    where = "the gradient (`variant=gradient`), not after the step as in [Results](RESULTS.md)"
+    return f"{NOTE} SCAFFOLD's correction enters {where}."
 
 
 def _helped(found: Mapping[str, Against]) -> str:

@@ -26,6 +26,8 @@ KINDS = (
     "its own update, in the clear",
 )  # fmt: skip
 """What is asked, from little to much: the last forbids secure aggregation, which hides who sent what."""
+IN_SHORT = ("nothing", "size", "label counts", "loss", "loss, asked", "update")
+"""The same for columns that have to be narrow."""
 
 
 def ask(method: str) -> Ask:

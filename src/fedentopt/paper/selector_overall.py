@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedentopt.paper import names
 from fedentopt.paper.measures import Measured
-from fedentopt.paper.selector_asks import KINDS, OURS, RANDOM, ask
+from fedentopt.paper.selector_asks import IN_SHORT, OURS, RANDOM, ask
 from fedentopt.paper.selector_table import SURE, Against, BenchSetting, gains, p_text, travels
 from fedentopt.results.statistics import holm, mean
 
@@ -44,12 +44,12 @@ def summary(settings: Sequence[BenchSetting]) -> tuple[Columns, Rows]:
         ahead = f"{sum(gap > 0 for gap in gaps)} of {len(gaps)}" if gaps else names.NOTHING
         rows.append((
             names.method(method), *by_share, _bold(_signed(mean(gaps)), p_values.get(method)),
-            p_text(p_values.get(method)), ahead, str(sum(s.best == method for s in own)), KINDS[ask(method).burden],
+            p_text(p_values.get(method)), ahead, str(sum(s.best == method for s in own)), IN_SHORT[ask(method).burden],
             _clearly(own, method, RANDOM), _clearly(own, method, OURS),
         ))  # fmt: skip
     columns = (
         "selector", *(f"above random, {share:g} %" for share in shares), "minus FedEntOpt", "p over settings",
-        "above FedEntOpt in", "best in", "asks of a client", "clearly above / below random",
+        "above FedEntOpt in", "best in", "asks for", "clearly above / below random",
         "clearly above / below FedEntOpt",
     )  # fmt: skip
     return columns, rows
@@ -151,6 +151,22 @@ def gap_closed(settings: Sequence[BenchSetting]) -> str:
             parts.append(f"{everybody:+.1f} points over random selection at {share:g} %, of which FedEntOpt brings "
                          f"{ours:+.1f} ({100 * ours / everybody:.0f} %)")  # fmt: skip
     return f"Training all clients in every round is worth {'; '.join(parts)}." if parts else ""
+
+
+def largest_gains(settings: Sequence[BenchSetting]) -> str:
+    """In a sentence: the setting that raises FedEntOpt's mean gain most, and what is left without it."""
+    parts = []
+    for share in participations(settings):
+        own = [setting for setting in settings if setting.participation == share]
+        gained = {setting.short: setting.against_random.get(OURS, Against()).difference for setting in own}
+        known = {short: gain for short, gain in gained.items() if gain is not None}
+        if len(known) > 2:
+            first = max(known, key=lambda short: known[short])
+            rest = mean([gain for short, gain in known.items() if short != first])
+            parts.append(
+                f"at {share:g} % {_signed(known[first], 1)} ({first}), on average {_signed(rest)} in the others"
+            )
+    return f"One setting can carry a mean. FedEntOpt's largest gain: {'; '.join(parts)}." if parts else ""
 
 
 def _signed(value: float | None, digits: int = 2) -> str:

@@ -24,6 +24,7 @@ from fedentopt.paper.selector_overall import (
     costs,
     from_ours,
     gap_closed,
+    largest_gains,
     methods_of,
     participations,
     plain,
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
 
 INTRODUCTION = """# Every selector in one benchmark
 
-Which clients should train next? Every selector that the field uses, on the same partitions, start models and local
-training, over the same seeds, each with the defaults of its own paper, the weights of its average among them. What each
-one is: [Methods](methods.md). Figures are test accuracies in per cent and differences of them, seed by seed.
+Which clients should train next? Every selector that this package has, the field's and its own, on the same
+partitions, start models and local training, over the same seeds, each with the defaults of its own paper, the weights
+of its average among them. What each one is: [Methods](methods.md); which one to take:
+[Selection](selection.md#which-one). Figures are test accuracies in per cent and differences of them, seed by seed.
 """
 HOW = """## How this page is made
 
@@ -104,7 +106,7 @@ def selector_page(
         parts += [_over_all(settings), _where(settings)]
     parts += [algorithms(known), _tuned(entries), _asks(settings, methods)]
     if remarks.strip():
-        parts.append(remarks.strip() + "\n")
+        parts.append(f"## Remarks\n\n{remarks.strip()}\n")
     if settings:
         parts.append(_every_setting(known, settings))
     parts += [_shown(table) for table in tables(known) if table.name != SELECTORS]
@@ -138,9 +140,9 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
     rows = []
     for setting in lost:
         best, found = setting.by_method[setting.best], setting.against_ours[setting.best]
-        ours = names.ours(setting.by_method[OURS])
-        rows.append((setting.place, names.method(setting.best), names.ours(best), ours, found.text(), found.p_text()))
-    columns = ("setting", "best", "its accuracy", "FedEntOpt's", "best minus FedEntOpt, 95 % interval", "p (Holm)")
+        accuracies = (f"{entry.ours:.2f}" for entry in (best, setting.by_method[OURS]))
+        rows.append((setting.place, names.method(setting.best), *accuracies, found.text(), found.p_text()))
+    columns = ("setting", "best", "its accuracy", "FedEntOpt's", "difference, 95 % interval", "p (Holm)")
     return "\n".join([*lines, plain(columns, rows)])
 
 
@@ -204,14 +206,23 @@ def _seeds(settings: Sequence[BenchSetting]) -> str:
 def _over_all(settings: Sequence[BenchSetting]) -> str:
     """One line per selector."""
     text = (
-        "Points of accuracy, means over the settings that have results. Clearly: in how many settings the difference "
+        "Points of accuracy, means over the settings that have results. What is asked of a client stands in full "
+        "[below](#what-each-asks-of-a-client). Clearly: in how many settings the difference "
         "is more than luck after Holm's correction over the comparisons of a setting with the same selector. P over "
         "settings: Wilcoxon's signed-rank test of the differences to FedEntOpt, one per setting, by Holm's correction "
-        f"over the selectors, bold below {SURE:g}; it takes settings for independent, which those of one data set are "
-        "not quite."
+        f"over the selectors, bold below {SURE:g}; it takes settings for independent, which those of one data set, let "
+        "alone one partition at two participations, are not quite."
     )
     return "\n".join(
-        ["## Over all settings", "", *_paragraph(gap_closed(settings)), text, "", plain(*summary(settings))]
+        [
+            "## Over all settings",
+            "",
+            *_paragraph(gap_closed(settings)),
+            *_paragraph(largest_gains(settings)),
+            text,
+            "",
+            plain(*summary(settings)),
+        ]
     )
 
 
