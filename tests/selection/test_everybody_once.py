@@ -68,7 +68,7 @@ def test_late_joiners_are_next_and_dropouts_tried_three_times(cls: type[Selector
     selector.observe({"late": seen([3, 3])})
     assert selector.memory()["tries"] == [["later", 3]]
     selector.remove(["later", "a"])
-    assert selector.memory() == {"tries": [], "vectors": ["b", "c", "d", "late"]}
+    assert selector.memory() == {"tries": [], "vectors": ["b", "c", "d", "late"], "per_travel": False}
     selector.register({"later": [1, 1]})
     assert selector.select().clients == ("later",)
     selector.observe({"a": seen([9, 9])})
@@ -80,7 +80,8 @@ def test_states_that_do_not_fit_are_refused(cls: type[Selector]) -> None:
     selector = warmed(cls, {"a": [1, 0], "b": [0, 1], "c": [1, 1]})
     state, arrays = selector.state_dict(), selector.arrays()
     assert "distances" in arrays if cls is DivFLSelector else "distances" not in arrays
-    for change in ({"vectors": "abc"}, {"vectors": ["a", "a"]}, {"tries": [["a", 0]]}, {"tries": {}}):
+    bad = {"vectors": "abc"}, {"vectors": ["a", "a"]}, {"tries": [["a", 0]]}, {"tries": {}}, {"per_travel": "no"}
+    for change in bad:
         with pytest.raises(InputError, match=f"state: {next(iter(change))} is .*; accepted: "):
             selector.load_state_dict({**state, **change})
     other = cls(2)
@@ -110,9 +111,41 @@ def test_a_change_counts_per_step_size(cls: type[Selector]) -> None:
         other.observe({client: replace(seen(bias * factor), travel=factor)})
     first = [(plain.select().clients, other.select().clients) for _ in range(8)]
     assert all(mine == its for mine, its in first)
-    other.observe({client: seen(bias * 0.25 ** (client % 3)) for client, bias in biases.items()})
-    plain.observe({client: seen(bias) for client, bias in biases.items()})
-    assert any(plain.select().clients != other.select().clients for _ in range(8)), "the change itself says less"
+    bare = warmed(cls, {client: bias * 0.25 ** (client % 3) for client, bias in biases.items()}, 4, seed=1)
+    assert any(mine != bare.select().clients for mine, _ in first), "the change itself says less"
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_bare_changes_and_those_per_step_size_are_not_mixed(cls: type[Selector]) -> None:
+    known, unknown = replace(seen([1, 2]), travel=0.5), seen([3, 1])
+    fresh = warmed(cls, {"a": [1, 0], "b": [0, 1]})
+    fresh.remove(["a", "b"])
+    fresh.register({client: [1, 1] for client in "abc"})
+    fresh.observe({"a": known, "stranger": unknown})  # nobody's bare change is left, and strangers do not count
+    for before, now in ((fresh, {"b": unknown}), (fresh, {"a": known, "b": unknown}), (warmed(cls, {"a": [1, 0]}), {})):
+        kept = before.state_dict(), {name: array.copy() for name, array in before.arrays().items()}
+        with pytest.raises(InputError, match=r"observe: travel, .*; accepted: known of all, or of none"):
+            before.observe(now or {"a": known})
+        assert before.state_dict() == kept[0], "nothing of it was taken"
+        assert all((before.arrays()[name] == array).all() for name, array in kept[1].items())
+    with pytest.raises(InputError, match=r"observe: travel -0.5 of client 'a'; accepted: at least 0"):
+        fresh.observe({"a": replace(known, travel=-0.5)})
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_a_state_of_a_version_that_did_not_divide_goes_on_without_step_sizes_only(cls: type[Selector]) -> None:
+    old = warmed(cls, {"a": [1, 0], "b": [0, 1], "c": [1, 1]})
+    state = {name: value for name, value in old.state_dict().items() if name != "per_travel"}
+    again = cls(2)
+    again.register({client: [1, 1] for client in "abc"})
+    again.load_state_dict(state)
+    again.load_arrays(old.arrays())
+    with pytest.raises(InputError, match="cannot be continued: start anew"):
+        again.observe({"a": replace(seen([2, 2]), travel=0.1)})
+    again.observe({"a": seen([2, 2])})
+    old.observe({"a": seen([2, 2])})
+    assert again.state_dict() == old.state_dict()
+    assert again.select().clients == old.select().clients
 
 
 # --- HiCS-FL

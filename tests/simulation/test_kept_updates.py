@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import toy
+from fedentopt.errors import InputError
 from fedentopt.selection import Census, ClusteredUpdateSelector, Observation, RandomSelector, Selector
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
@@ -123,3 +124,7 @@ def test_clustered_sampling_chooses_the_same_by_either() -> None:
     assert [name for name in lean.tensors if name.startswith("selector.")] == ["selector.distances"]
     trained = {client for record in by_cosines.records[:7] for client in record.trained}
     assert {(row.vector, row.client) for row in lean.rows} == {("vectors.updates", client) for client in trained}
+    again = toy.Memory()  # from a checkpoint of a version whose selector kept the updates
+    again.saved, again.records = memories[1].saves[0], list(memories[1].saves[0][1])
+    with pytest.raises(InputError, match=r"vectors.updates of shape nothing, this run needs \(12, .*start anew"):
+        run_stack([Task(cfg, again)], data, CPU)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,36 @@ def test_two_parts_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     again = run_stack([Task(made[1], toy.Memory()), Task(made[2], resumed)], data, CPU)[1]
     assert figures(again) == figures(whole[2])
     assert all(again.model[name].equal(whole[2].model[name]) for name in again.model)
+
+
+@pytest.mark.parametrize("ticks_before", [8, 9], ids=["in the first part", "in the second part"])
+def test_an_interrupt_within_a_round_saves_all_runs_after_it(
+    monkeypatch: pytest.MonkeyPatch, ticks_before: int
+) -> None:
+    data, made = toy.images(samples=80), configs()[:6]
+    whole = toy.run(made, data)
+    ticks: list[int] = []
+    tick = Stack._tick
+    monkeypatch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
+    monkeypatch.setattr(Stack, "_parts", in_halves)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "interrupts", lambda: nullcontext(lambda: len(ticks) > ticks_before))
+        memories = [toy.Memory() for _ in made]
+        with pytest.raises(KeyboardInterrupt):
+            run_stack([Task(c, m) for c, m in zip(made, memories, strict=True)], data, CPU)
+    assert len(ticks) == 10
+    assert memories[3].outcome is not None, "it had four rounds"
+    stopped = [i for i, memory in enumerate(memories) if memory.outcome is None]
+    assert len(stopped) == 4, "those of seven and nine rounds"
+    again = [toy.Memory() for _ in stopped]
+    for i, memory in zip(stopped, again, strict=True):
+        (saved, records) = memories[i].saves[-1]
+        assert saved.round == len(records) == 5
+        memory.saved, memory.records = (saved, records), list(records)
+    resumed = run_stack([Task(made[i], m) for i, m in zip(stopped, again, strict=True)], data, CPU)
+    for i, outcome in zip(stopped, resumed, strict=True):
+        assert figures(outcome) == figures(whole[i]), made[i].method
+        assert all(outcome.model[name].equal(whole[i].model[name]) for name in outcome.model), made[i].method
 
 
 class _ById(SimpleNamespace):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import toy
+from fedentopt.errors import InputError
 from fedentopt.results.records import Outcome
 from fedentopt.selection import SELECTORS
 from fedentopt.simulation.config import RunConfig
@@ -47,6 +48,19 @@ def test_resumed_equals_straight_through_bit_for_bit(name: str) -> None:
     trained = cohorts(straight.outcome)
     assert all(len(cohort) <= 2 for cohort in trained)
     assert len(set(trained)) > 1
+
+
+@pytest.mark.parametrize("name", ["hics-fl", "divfl"])
+def test_a_checkpoint_of_bare_changes_is_not_continued(name: str) -> None:
+    """Versions that did not divide changes by step sizes kept numbers of another scale, and did not say so."""
+    data, cfg = toy.images(samples=70), learning(name)
+    straight, again = toy.Memory(), toy.Memory()
+    run_stack([Task(cfg, straight)], data, replace(CPU, checkpoint_every=4))
+    saved, records = straight.saves[0]
+    assert saved.meta["planner"]["selector"].pop("per_travel") is True
+    again.saved, again.records = (saved, records), list(records)
+    with pytest.raises(InputError, match=f"^{cfg.run_id}: observe: travel, .*cannot be continued: start anew"):
+        run_stack([Task(cfg, again)], data, CPU)
 
 
 def test_alone_equals_in_a_stack_bit_for_bit() -> None:

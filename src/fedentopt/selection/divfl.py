@@ -70,13 +70,7 @@ class DivFLSelector(EverybodyOnce):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep how each client's training moved the last layer."""
-        self.learn(
-            {
-                client: _flat(seen.head) / (seen.travel or 1.0)
-                for client, seen in observations.items()
-                if seen.head is not None
-            }
-        )
+        self.learn_changes(observations, _flat)
 
 
 def _flat(head: Head) -> np.ndarray:

@@ -3,19 +3,24 @@
 Clients that have not told anything yet go first, those tried least before the others, in random order. One that drops
 out is tried again, three times in all; from then on it is no reason to wait, and is taken when seats stay empty. So
 the start takes ceil(K / M) rounds when nobody drops out, and clients that join later train in the next round.
+
+What clients told is how their training moved the last layer, per unit of step size where that is known
+(`Observation.travel`). It must be known of all or of none: the two are not of one scale, and comparing them would take
+whoever is told the other way for an outlier.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.per_client import ClientVectors, as_pairs, read_pairs
-from fedentopt.selection.selector import Selector
+from fedentopt.selection.selector import Head, Observation, Selector
 
 TRIES = 3
 
@@ -27,6 +32,7 @@ class EverybodyOnce(Selector):
         super().__init__(cohort_size, seed, **settings)
         self._tries: dict[ClientId, int] = {}  # of those that have told nothing yet
         self._vectors = self.make_vectors()
+        self._per_travel: bool | None = None  # whether the vectors are per unit of step size; None: there are none yet
 
     def make_vectors(self) -> ClientVectors:
         """Where what clients told is kept."""
@@ -65,6 +71,27 @@ class EverybodyOnce(Selector):
         """Rows of the vectors of the clients with these numbers; -1 for those without one."""
         return np.asarray(self._vectors.by_number(self._table)[numbers])
 
+    def learn_changes(self, observations: Mapping[ClientId, Observation], change: Callable[[Head], np.ndarray]) -> None:
+        """Keep how the last layers of registered clients moved, as the vectors that `change` makes of them."""
+        heads = {
+            client: (change(seen.head), seen.travel)
+            for client, seen in observations.items()
+            if seen.head is not None and client in self._table
+        }
+        known = {travel is not None for _, travel in heads.values()}
+        if len(known | ({self._per_travel} if self._vectors.ids else set())) > 1:
+            raise InputError(
+                f"observe: travel, what the step sizes add up to, is known of some clients and not of others, now or "
+                f"before; accepted: known of all, or of none (what a version of {self.name} kept that did not divide "
+                f"by it cannot be continued: start anew)"
+            )
+        for client, (_, travel) in heads.items():
+            if travel is not None and travel < 0:
+                raise InputError(f"observe: travel {travel!r} of client {client!r}; accepted: at least 0")
+        if known:
+            (self._per_travel,) = known
+        self.learn({client: vector / (travel or 1.0) for client, (vector, travel) in heads.items()})
+
     def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
         """Keep what registered clients told; what is not finite counts as not told."""
         told = {client: vector for client, vector in vectors.items() if client in self._table}
@@ -79,12 +106,20 @@ class EverybodyOnce(Selector):
             self._tries.pop(client, None)
 
     def memory(self) -> dict[str, Any]:
-        return {"tries": as_pairs(self._tries), "vectors": self._vectors.ids}
+        per_travel = self._per_travel if self._vectors.ids else None
+        return {"tries": as_pairs(self._tries), "vectors": self._vectors.ids, "per_travel": per_travel}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Selector.load_state_dict`; what an older version kept was not divided by step sizes."""
+        super().load_state_dict({"per_travel": False, **state} if isinstance(state, Mapping) else state)
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         tries = read_pairs("tries", memory["tries"], low=1, whole=True)
+        per_travel = memory["per_travel"]
+        if per_travel is not None and not isinstance(per_travel, bool):
+            raise InputError(f"state: per_travel is {per_travel!r}; accepted: true, false, null")
         self._vectors.remember(memory["vectors"])
-        self._tries = tries
+        self._tries, self._per_travel = tries, per_travel
 
     def arrays(self) -> dict[str, np.ndarray]:
         return self._vectors.arrays()

@@ -8,9 +8,8 @@ The paper finds the number of clusters by the Davies-Bouldin index; here it is M
 k-means (SciPy's, from centres drawn by k-means++) depends on seed and counts only, so clusters are made again when
 clients come, change or leave, and are the same after a restart. It ends in a local optimum, often with clusters of one
 client that would train every round: of ten starts the one whose clients are nearest to their centres is kept (fewer
-starts above 819 clients, one above 4,096). Above 8,192 clients the centres are found on 8,192 of them, drawn at
-random, and everybody joins the nearest. Stragglers are not over-provisioned: who drops out is not
-replaced within the round.
+starts above 819 clients, one above 4,096). Above 8,192 clients the centres are found on 8,192 of them, drawn at random,
+and everybody joins the nearest. Stragglers are not over-provisioned: who drops out is not replaced within the round.
 """
 
 from __future__ import annotations
@@ -82,7 +81,8 @@ class FLIPSSelector(Selector):
             some = np.sort(rng.choice(some.size, SAMPLE, replace=False))
         shares = rows.take(some).dense(classes) / np.where(sizes[some] > 0, sizes[some], 1.0)[:, None]
         starts = max(1, min(STARTS, SAMPLE // some.size))
-        centres = min((self._centres(rng, shares, count) for _ in range(starts)), key=lambda c: _spread(shares, c))
+        ends = [self._centres(rng, shares, count) for _ in range(starts)]
+        centres = ends[0] if starts == 1 else min(ends, key=lambda end: _spread(shares, end))
         found = np.empty(len(rows), dtype=np.int64)
         # argmin of |x - c|^2 is that of |c|^2 - 2 x c: one product per chunk.
         offsets = (centres**2).sum(axis=1).astype(np.float32)

@@ -13,10 +13,10 @@ samples, until M clients are drawn; a group that is used up is out. The models a
 
 In the paper all train with one step size. Where it falls from round to round, or clients take different numbers of
 steps, the bare change would call those even that trained late or briefly; hence the division. The paper sets T by hand
-(0.0025, 0.0015) for its step sizes; since T has to grow with b, it is `scale` times the largest b here, unless
-`temperature` gives it. A model without a bias has the row means of the weight's
-change in its place. Clients that join late train in the next round, those that drop out are tried again
-(`everybody_once`).
+(0.0025, 0.0015) for bare changes; since T has to grow with b, it is `scale` times the largest b here, unless
+`temperature` gives it: where travel is known, a T for bare changes over the travel that it was set for. A model without
+a bias has the row means of the weight's change in its place. Clients that join late train in the next round, those that
+drop out are tried again (`everybody_once`).
 
 The authors' code (CityChan/HiCS-FL) differs from the paper, which is followed here: its entropy comes from row means
 of the weight, its Ward takes the rows of the distance matrix as features, clients of a group are drawn uniformly, and
@@ -49,7 +49,9 @@ class HiCSFLSelector(EverybodyOnce):
     largest = LARGEST
     all_pairs = True
     scale: float = setting(0.1, help="temperature as a share of the largest change of a bias per step size", above=0)
-    temperature: float | None = setting(None, help="temperature itself; none: by scale", above=0)
+    temperature: float | None = setting(
+        None, help="temperature itself, in the unit of those changes; none: by scale", above=0
+    )
     lam: float = setting(10.0, help="weight of the difference of entropies in the distance", low=0)
     groups: int | None = setting(None, help="number of groups; none: M", low=1)
     gamma: float = setting(4.0, help="preference for groups with even labels, in round 1", low=0)
@@ -106,13 +108,7 @@ class HiCSFLSelector(EverybodyOnce):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep how each client's training moved the bias."""
-        self.learn(
-            {
-                client: bias_change(seen.head) / (seen.travel or 1.0)
-                for client, seen in observations.items()
-                if seen.head is not None
-            }
-        )
+        self.learn_changes(observations, bias_change)
 
 
 def bias_change(head: Head) -> np.ndarray:

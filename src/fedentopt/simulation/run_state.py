@@ -325,7 +325,10 @@ class RunState:
             observations = feedback.read()
             if recalls := feedback.recalls():
                 self.planner.observe_recalls(recalls)
-            self.planner.observe(observations)
+            try:
+                self.planner.observe(observations)
+            except InputError as error:  # one of many in a stack, perhaps one that was continued
+                raise InputError(f"{self.config.run_id}: {error}") from error
 
     def traffic(self, plan: RoundPlan) -> tuple[int, int]:
         """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that
@@ -425,7 +428,7 @@ class RunState:
             if found.get(name) != tuple(tensor.shape):
                 raise InputError(
                     f"checkpoint of {self.config.run_id}: {name} of shape {found.get(name, 'nothing')}, "
-                    f"this run needs {tuple(tensor.shape)}; start anew without resuming"
+                    f"this run needs {tuple(tensor.shape)}; delete it, or start anew without resuming"
                 )
 
     def outcome(self) -> Outcome:
