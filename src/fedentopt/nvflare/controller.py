@@ -8,7 +8,7 @@ Everything else is the controller's own. Around it, so that no site stops a fede
 
 - a training task ends after `train_timeout` seconds with the replies that came;
 - a reply is checked (`replies`) before it is aggregated, a wrong one is left out and named in the log;
-- a site that fails is left alone for a growing number of rounds (`members.Pauses`);
+- a site that fails is left alone for a growing number of rounds (`server.backoff`);
 - a round without a usable reply, or whose average is not finite, leaves the model as it was.
 
 With a `state` name the server writes round, model, counts and memory after every round (`state`); a job submitted again
@@ -39,9 +39,10 @@ from nvflare.app_common.workflows.scaffold import Scaffold
 from fedentopt.errors import InputError
 from fedentopt.nvflare import state as states
 from fedentopt.nvflare.census import Census
-from fedentopt.nvflare.members import Members, Pauses, make_selector
+from fedentopt.nvflare.members import Sites, make_selector
 from fedentopt.nvflare.replies import SERVED, as_array, stays_finite
 from fedentopt.nvflare.training import RoundSelection, Training, site_of
+from fedentopt.server.backoff import Backoff
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
@@ -131,9 +132,9 @@ class LabelAware(ModelController):
         self.state = None if state is None else states.check_name(state)
         self.head, self.loss_metric = None if head is None else list(head), loss_metric
 
-        self.members = Members(made, num_classes, size_cap)
+        self.members = Sites(made, num_classes, size_cap)
         self.census = Census(num_classes, query_timeout)
-        self.failing = Pauses()
+        self.failing = Backoff()
         self.history: list[RoundSelection] = []
         self._rounds_done = 0
         self._folder: Path | None = None
@@ -180,8 +181,8 @@ class LabelAware(ModelController):
         if found.rounds > self.num_rounds:
             raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
-        self.census.pauses.load_state_dict(found.meta["silent"])
-        self.failing.load_state_dict(found.meta["failing"])
+        self.census.pauses.load_state_dict(states.read_pauses(found.meta["silent"]))
+        self.failing.load_state_dict(states.read_pauses(found.meta["failing"]))
         for name, value in found.meta["early_stop"].items():
             setattr(self, name, value)
         self._rounds_done = found.rounds
@@ -353,10 +354,10 @@ class LabelAware(ModelController):
             last = training.selection
             for site in last.sites:
                 if site in last.answered:
-                    self.failing.worked(site)
+                    self.failing.answered(site)
                     continue
                 reason = last.failed.setdefault(site, "no usable answer in time")
-                until = self.failing.failed(site, self._rounds_done)
+                until = self._rounds_done + 1 + self.failing.failed(site, self._rounds_done)
                 self.warning(
                     f"round {last.round}: site {site} did not train: {reason} (picked again from round {until} on)"
                 )
@@ -395,8 +396,8 @@ class LabelAware(ModelController):
                 meta={
                     "controller": type(self).__name__,
                     "members": self.members.state_dict(),
-                    "silent": self.census.pauses.state_dict(),
-                    "failing": self.failing.state_dict(),
+                    "silent": states.write_pauses(self.census.pauses.state_dict()),
+                    "failing": states.write_pauses(self.failing.state_dict()),
                     "early_stop": {name: _plain(getattr(self, name)) for name in EARLY_STOP if hasattr(self, name)},
                 },
             ),

@@ -7,7 +7,7 @@ SCAFFOLD's control terms) lies beside the jobs, under a name that the job gives,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
+from fedentopt.selection import ClientId
 from fedentopt.server.state_files import StateFiles, make_writable
 
 FOLDER = "fedentopt"
@@ -56,6 +57,16 @@ def load(folder: Path) -> State | None:
         if path.exists():
             return _read(path)
     return None
+
+
+def write_pauses(pauses: Iterable[Sequence[ClientId | int]]) -> dict[str, list[int]]:
+    """What a `Backoff` remembers as it stands in the file: by site, failures and the round it is tried again from."""
+    return {str(site): [int(failures), int(last) + 1] for site, failures, last in pauses}
+
+
+def read_pauses(state: Mapping[str, Sequence[int]]) -> list[list[ClientId | int]]:
+    """The reverse."""
+    return [[site, failures, again - 1] for site, (failures, again) in state.items()]
 
 
 def _read(path: Path) -> State:
