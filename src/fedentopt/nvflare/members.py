@@ -6,15 +6,13 @@ history give the same cohort. How the buffer fits those known and how claimed si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedentopt.errors import InputError
 from fedentopt.labels import validate_report
-from fedentopt.own_code import is_import_path, make_own
-from fedentopt.selection import SELECTORS, EntropySelector, Selector
+from fedentopt.selection import Selector
 from fedentopt.server.members import Members, restore_selector
 from fedentopt.server.report import Report
 
@@ -82,36 +80,3 @@ class Sites(Members[Report]):
             for entry in state["sites"]
         )
         self.load_memory(state, arrays)
-
-
-def make_selector(
-    cohort_size: int,
-    num_classes: int,
-    buffer_size: int,
-    seed: int,
-    target: Sequence[float] | None,
-    selector: str | None,
-    settings: Mapping[str, Any] | None,
-) -> Selector:
-    """FedEntOpt with these settings, or the selector of that name or import path with its own; others are refused."""
-    if selector is None:
-        if settings:
-            raise InputError("selector_args: given without a selector; accepted: buffer_size, seed and target")
-        made = EntropySelector(cohort_size, buffer_size, seed, target)
-        if made.target is not None and made.target.size != num_classes:
-            raise InputError(f"target: {made.target.size} weights; accepted: {num_classes}, one for each class")
-        return made
-    if buffer_size != 0 or target is not None:
-        raise InputError("selector: give either a selector or buffer_size and target, which would build one")
-    if not isinstance(selector, str):
-        raise InputError(f"selector: {selector!r}; accepted: a name ({', '.join(SELECTORS.names)}) or module:Class")
-    if is_import_path(selector):
-        own = make_own("selector", selector, cohort_size, seed=seed, **(settings or {}))
-    else:
-        try:
-            own = SELECTORS.get(selector)(cohort_size, seed=seed, **(settings or {}))
-        except TypeError as error:
-            raise InputError(f"selector_args: {error}") from error
-    if not isinstance(own, Selector):
-        raise InputError(f"selector: {selector} gives a {type(own).__name__}; accepted: a Selector")
-    return own
