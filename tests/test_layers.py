@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "audit": {"errors"},
     "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
+    "server": {"errors", "files", "selection"},
     "tables": {"errors", "labels"},
     "plan": ROOTS | {"selection", "results"},
     "algorithms": ROOTS | {"selection"},
@@ -35,8 +36,8 @@ MAY_IMPORT = {
     "simulation": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report"},
     "paper": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation"},
     "bench": ROOTS | {"selection", "algorithms", "models", "datasets", "results", "simulation"},
-    "flower": ROOTS | {"selection", "release"},
-    "nvflare": ROOTS | {"selection", "release"},
+    "flower": ROOTS | {"selection", "release", "server"},
+    "nvflare": ROOTS | {"selection", "release", "server"},
     "cli": ROOTS
     | {"selection", "algorithms", "models", "datasets", "results", "report", "simulation", "paper", "bench"}
     | {"tables", "plan"},
@@ -102,6 +103,7 @@ def test_every_room_has_its_arrows() -> None:
         ("fedentopt", ("torch", "typer", "rich", "scipy", "pandas")),
         ("fedentopt.algorithms", ("torch", "sklearn")),
         ("fedentopt.release", ("torch", "flwr", "opendp")),
+        ("fedentopt.server.members", ("torch", "flwr", "nvflare")),
         ("fedentopt.results", ("torch", "pandas")),
         ("fedentopt.report", ("torch", "pandas", "fedentopt.simulation")),
         ("fedentopt.simulation", ("torch", "pandas")),

@@ -40,6 +40,7 @@ from flwr.serverapp.strategy import (
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, start
 from fedentopt.flower import checkpoint as checkpoints
+from fedentopt.server import state_files
 from flower_fake_grid import CLASSES, FakeGrid, federation, model
 
 COMMON: dict[str, Any] = {
@@ -362,13 +363,13 @@ def test_a_stop_in_the_first_save_after_a_damaged_checkpoint_leaves_one_that_can
     damaged = newest.read_bytes()[:-100]
     newest.unlink()
     newest.write_bytes(damaged)
-    keep = checkpoints._keep_previous
+    keep = state_files.name_again
 
-    def stop(folder: Path) -> None:
-        keep(folder)
+    def stop(path: Path, other: Path) -> None:
+        keep(path, other)
         raise StopError
 
-    monkeypatch.setattr(checkpoints, "_keep_previous", stop)
+    monkeypatch.setattr(state_files, "name_again", stop)
     with pytest.raises(StopError):
         FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=4)
     found = checkpoints.load(tmp_path)
@@ -386,7 +387,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_the_checkpoint_stays(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_archive", full)
+        patch.setattr(state_files, "write_archive", full)
         with pytest.raises(InputError, match=r"round 3 cannot be written to .*: No space left on device; .* round 2"):
             FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
     again = FedEntOpt(**COMMON, checkpoint_dir=tmp_path)
@@ -415,7 +416,7 @@ class Trap:
 
 
 def test_no_pickle_is_opened_and_no_later_version_read(tmp_path: Path) -> None:
-    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FORMAT, "version": 2, "round": 1, "meta": {}}
+    path, header = tmp_path / checkpoints.FILE, {"format": checkpoints.FILES.kind, "version": 2, "round": 1, "meta": {}}
 
     def write(array: np.ndarray, **change: Any) -> None:
         text = json.dumps(header | {"groups": ["model"], "names": [["model", "w"]]} | change).encode()

@@ -25,6 +25,7 @@ from fedentopt.errors import InputError
 from fedentopt.nvflare import LabelAware, LabelAwareFedAvg, LabelAwareScaffold, state
 from fedentopt.nvflare.report import read_report, write_refusal, write_report
 from fedentopt.selection import Selector
+from fedentopt.server.backoff import Backoff
 from nvflare_fake_sites import FakeServer, Site
 
 CLASSES = 4
@@ -318,6 +319,30 @@ def test_a_site_that_claims_everything_is_taken_for_ten_of_the_median(tmp_path: 
     np.testing.assert_allclose(controller.members.selector.sizes, [*honest, most])
     free = FakeServer(tmp_path / "free", sites, START).run(fedavg(size_cap=0))
     assert free.members.selector.sizes.tolist() == [*honest, 2.0**55]
+
+
+@pytest.mark.parametrize("selector", ["divfl", "hics-fl", "clustered-update"])
+def test_a_site_may_come_before_known_ones_while_the_selector_has_seen_nobody_train(
+    tmp_path: Path, selector: str
+) -> None:
+    """Nothing is kept of anybody yet: neither a late site nor a restart may trip over that."""
+    nobody = {name: site(name, train=lambda model: None) for name in COUNTS}
+    server = FakeServer(tmp_path, nobody, START)
+    server.away = {"site-1"}
+    done = server.run(fedavg(num_rounds=1, selector=selector, state="s"))
+    server.away = set()
+    again = server.run(fedavg(num_rounds=2, selector=selector, state="s"))
+    assert server.panics == []
+    assert list(done.members.selector.clients) == sorted(set(COUNTS) - {"site-1"})
+    assert list(again.members.selector.clients) == sorted(COUNTS)
+
+
+def test_pauses_in_a_state_name_the_round_from_which_a_site_is_tried_again() -> None:
+    pauses = Backoff()
+    pauses.load_state_dict(state.read_pauses({"site-1": [2, 5], "site-2": [1, 3]}))
+    assert [pauses.over("site-1", now) for now in (3, 4, 5)] == [False, False, True]
+    assert [pauses.over("site-2", now) for now in (2, 3)] == [False, True]
+    assert state.write_pauses(pauses.state_dict()) == {"site-1": [2, 5], "site-2": [1, 3]}
 
 
 def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_path: Path) -> None:

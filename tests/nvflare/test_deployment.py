@@ -73,7 +73,7 @@ def test_a_site_dies_the_server_dies_and_the_study_goes_on(tmp_path: Path) -> No
     kept = states.load(saved)
     again = LabelAwareFedAvg(num_classes=4, **SETTINGS)
     again.members.load_state_dict(kept.meta["members"], {})
-    again.failing.load_state_dict(kept.meta["failing"])
+    again.failing.load_state_dict(states.read_pauses(kept.meta["failing"]))
     free = [site for site in fleet.sites if again.failing.over(site, done_rounds)]
     assert after[done_rounds] == list(again.members.select(free).clients)
 

@@ -2,73 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from browsing import DESKTOP, EVIL, PHONE, OpenedPage, launch
 from fedentopt.plan import Plan, make_plan, write_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-EVIL = "<script>alert(1)</script>"
-DESKTOP = {"width": 1280, "height": 900}
-PHONE = {"width": 390, "height": 844}
 SECTIONS = ("recommendation", "rounds", "classes", "cohorts", "noise", "sites", "all", "settings")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    reason = None
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        reason = "playwright is not installed"
-    if reason is None and CHROMIUM is None:
-        reason = "no chromium on this machine (Debian: apt-get install chromium)"
-    if reason is not None:
-        if os.environ.get("FEDENTOPT_REQUIRE_BROWSER"):
-            pytest.fail(f"the page was not tested in a browser: {reason}")
-        pytest.skip(f"the page was not tested in a browser: {reason}")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
-        yield launched
-        launched.close()
+    yield from launch()
 
 
-class Opened:
-    """A page with everything it complained about."""
-
-    def __init__(self, browser: Browser, file: Path, **options: Any) -> None:
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.context = browser.new_context(offline=True, **{"viewport": DESKTOP, **options})
-        self.page: Page = self.context.new_page()
-        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", self._dialog)
-        self.page.goto(file.as_uri())
-        self.page.wait_for_selector("html[data-ready=true]", timeout=60_000)
-
-    def _dialog(self, dialog: Any) -> None:
-        self.complaints.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
+class Opened(OpenedPage):
+    """The plan's page."""
 
     def column(self, table: str, name: str) -> list[str]:
         """The cells of a column, top to bottom."""
-        heads = [text.strip() for text in self.page.locator(f"#{table} thead th").all_inner_texts()]
-        (at,) = [i for i, head in enumerate(heads) if head.startswith(name)]
-        return [row.locator("th, td").nth(at).inner_text() for row in self.page.locator(f"#{table} tbody tr").all()]
+        return self.cells(f"#{table}", name)
 
 
 @pytest.fixture(scope="module")

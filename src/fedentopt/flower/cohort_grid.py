@@ -1,12 +1,18 @@
-"""A grid on which certain nodes are online, and stay so."""
+"""A strategy of Flower's made to ask exactly certain nodes.
+
+Flower's strategies sample a fraction of the nodes they see online, and wait for more where they see too few. So one is
+shown a grid on which the wanted nodes alone are online, and stay so, and is told to take all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 
 
 class CohortGrid(Grid):
@@ -46,3 +52,25 @@ class CohortGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """As the grid behind it."""
         return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+@contextmanager
+def only(
+    nodes: Sequence[int], grid: Grid, strategy: FedAvg, kind: Literal["train", "evaluate"]
+) -> Iterator[CohortGrid]:
+    """The grid on which the strategy's `configure_train` or `configure_evaluate`, called inside, takes these nodes."""
+    names = f"fraction_{kind}", f"min_{kind}_nodes", "min_available_nodes"
+    kept = [getattr(strategy, name) for name in names]
+    try:
+        for name, value in zip(names, (1.0, len(nodes), len(nodes)), strict=True):
+            setattr(strategy, name, value)
+        yield CohortGrid(grid, nodes)
+    finally:
+        for name, value in zip(names, kept, strict=True):
+            setattr(strategy, name, value)
+
+
+def in_order(messages: Iterable[Message], nodes: Sequence[int]) -> list[Message]:
+    """Messages in the order of the nodes they go to; Flower shuffles."""
+    place = {node: index for index, node in enumerate(nodes)}
+    return sorted(messages, key=lambda message: place[message.metadata.dst_node_id])

@@ -12,11 +12,11 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedentopt.flower.backoff import Backoff
 from fedentopt.flower.census import Census
 from fedentopt.flower.exchange import Clock
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
+from fedentopt.server.backoff import Backoff
 
 log = logging.getLogger("flwr")
 

@@ -1,14 +1,15 @@
-"""What a label-aware strategy may be given, checked before anything is made."""
+"""What a label-aware strategy may be given, checked before anything is made; and the selector it asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedentopt.errors import InputError
+from fedentopt.selection import EntropySelector, Selector
 
 WHOLE = {"num_classes": 1, "replacements": 0, "refresh_every": 0, "query_attempts": 1, "forget_after": 1}
 """Whole numbers and the least that is accepted; the last two may be None."""
@@ -41,6 +42,30 @@ def check_options(options: Mapping[str, Any], strategy_options: Mapping[str, Any
             raise InputError(f"{name}: {cap!r} is out of range; accepted: numbers from 1, or None for no limit")
     if options["evaluate_by"] not in EVALUATE_BY:
         raise InputError(f"evaluate_by: {options['evaluate_by']!r} is unknown; accepted: {', '.join(EVALUATE_BY)}")
+
+
+def make_selector(
+    selector: Selector | None,
+    cohort_size: int,
+    num_classes: int,
+    buffer_size: int,
+    seed: int,
+    target: Sequence[float] | None,
+    release: str,
+) -> Selector:
+    """The selector that was given, or FedEntOpt with these settings; both at once are refused."""
+    if selector is None:
+        selector = EntropySelector(cohort_size, buffer_size, seed, target, release=release)
+    elif (buffer_size, seed, release) != (0, 0, "fifo") or target is not None:
+        raise InputError(
+            "selector: give either a selector or buffer_size, seed, target and release, which would build one"
+        )
+    elif selector.cohort_size != cohort_size:
+        raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
+    aim = selector.target if isinstance(selector, EntropySelector) else None
+    if aim is not None and aim.size != num_classes:  # else the first client would be blamed, after the query
+        raise InputError(f"target: {aim.size} weights; accepted: {num_classes}, one for each class (num_classes)")
+    return selector
 
 
 def check_class(cls: type, selection: type) -> None:

@@ -20,9 +20,9 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.files import aside
 from fedentopt.flower.census import Member
-from fedentopt.flower.checkpoint import read_archive, write_archive
 from fedentopt.flower.report import ClientId, Report, normal_id
 from fedentopt.labels import validate_report
+from fedentopt.server.state_files import read_archive, write_archive
 
 FORMAT, VERSION = "fedentopt flower clients", 1
 MOST_PARTS = 16

@@ -16,33 +16,25 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 
 from fedentopt.errors import InputError
 from fedentopt.labels import validate_report
+from fedentopt.selection import ClientId as ClientId
+from fedentopt.server import report as server
 
 ACTION = "label_counts"
 MESSAGE_TYPE = f"{MessageType.QUERY}.{ACTION}"
 CLIENT_ID, EPSILON, RELEASE, PER_PERSON = "client-id", "epsilon", "release", "samples-per-person"
 LONGEST_ID = 200
 
-ClientId = int | str
-
 
 @dataclass(frozen=True)
-class Report:
+class Report(server.Report):
     """A client's label counts as it reports them.
 
-    `epsilon` is None for true counts, else what the node drew its noise with. `release` goes up when the node's owner
-    has new counts to tell. `samples_per_person` is None where the unit of privacy is a sample.
+    `release` goes up when the node's owner has new counts to tell. `samples_per_person` is None where the unit of
+    privacy is a sample.
     """
 
-    client: ClientId
-    counts: np.ndarray
-    epsilon: float | None
     release: int = 1
     samples_per_person: int | None = None
-
-    @property
-    def noisy(self) -> bool:
-        """Whether noise was added."""
-        return self.epsilon is not None
 
 
 def write_report(
@@ -73,11 +65,7 @@ def read_report(reply: Message, num_classes: int) -> Report:
     except KeyError as error:
         raise InputError(f"the reply holds no label report (missing {error})") from error
     client = normal_id(raw_id)
-    epsilon = about.get(EPSILON)
-    if epsilon is not None:
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
-            raise InputError(f"client {client}: epsilon {epsilon!r} is not a number above 0")
-        epsilon = float(epsilon)
+    epsilon = server.check_epsilon(f"client {client}", about.get(EPSILON))
     if not isinstance(counts, list):
         raise InputError(f"client {client}: label counts must be a list, not {type(counts).__name__}")
     try:

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedentopt.errors import InputError
-from fedentopt.flower.checkpoint import Arrays
+from fedentopt.server.state_files import Arrays
 
 MOMENTS = ("m_t", "v_t")
 MOMENTUM = "momentum_vector"

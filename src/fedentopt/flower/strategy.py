@@ -30,7 +30,7 @@ from fedentopt.errors import InputError
 from fedentopt.flower import identity, loop, replies, stand_ins
 from fedentopt.flower.audit import watch_for
 from fedentopt.flower.census import Census
-from fedentopt.flower.cohort_grid import CohortGrid
+from fedentopt.flower.cohort_grid import in_order, only
 from fedentopt.flower.enrolment import Enrolment
 from fedentopt.flower.exchange import Answer, Clock
 from fedentopt.flower.federation import Federation, NoClientsError
@@ -38,12 +38,12 @@ from fedentopt.flower.feedback import Feedback
 from fedentopt.flower.heads import Heads
 from fedentopt.flower.learning import Learning
 from fedentopt.flower.local_training import LocalTraining
-from fedentopt.flower.options import check_class, check_options
+from fedentopt.flower.options import check_class, check_options, make_selector
 from fedentopt.flower.progress import Callback, Progress, RoundSelection
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
 from fedentopt.randomness import generator, key
-from fedentopt.selection import EntropySelector, Selector
+from fedentopt.selection import Cohort, EntropySelector, Selector
 
 __all__ = ["FedEntOpt", "LabelAware", "NoClientsError", "RoundSelection"]
 
@@ -125,19 +125,9 @@ class LabelAware(FedAvg):
     ) -> None:
         check_class(type(self), LabelAware)
         check_options(locals(), strategy_options)
-        if selector is not None and ((buffer_size, seed, release) != (0, 0, "fifo") or target is not None):
-            raise InputError(
-                "selector: give either a selector or buffer_size, seed, target and release, which would build one"
-            )
-        if selector is not None and selector.cohort_size != cohort_size:
-            raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
+        selector = make_selector(selector, cohort_size, num_classes, buffer_size, seed, target, release)
         super().__init__(**strategy_options)
-        if selector is None:
-            selector = EntropySelector(cohort_size, buffer_size, seed, target, release=release)
         self.selector = selector
-        aim = selector.target if isinstance(selector, EntropySelector) else None
-        if aim is not None and aim.size != num_classes:  # else the first client would be blamed, after the query
-            raise InputError(f"target: {aim.size} weights; accepted: {num_classes}, one for each class (num_classes)")
         heads = Heads(int(num_classes), head, LocalTraining.read(local), travel_key)
         self.feedback = Feedback(
             selector, heads, self.weighted_by_key, loss_key, loss_rms_key, seconds_key, candidate_loss_keys
@@ -205,18 +195,7 @@ class LabelAware(FedAvg):
         if self.standing_in is not None:
             return self._messages(self.standing_in, server_round, arrays, config, grid)
         if not self.saves_itself:
-            if self.learning.reads_labels:
-                raise InputError(
-                    f"{self.learning.reader}: reads the replies, which a wrapper's own start() does not show; "
-                    "accepted: fedentopt.flower.start(wrapper, grid, ...)"
-                )
-            if self.checkpoint_dir is not None:
-                raise InputError(
-                    "checkpoint_dir: a strategy inside a wrapper is checkpointed when fedentopt.flower.start(wrapper, "
-                    "grid, ...) runs it, not by wrapper.start(grid, ...)"
-                )
-            if not self.history:
-                log.warning("replies are not checked: run fedentopt.flower.start(wrapper, grid, ...) to have them be")
+            self._check_wrapper()
         least = max(1, self.min_available_nodes)
         if self.watch is not None:
             self.census.refresh(self.watch.due(server_round))
@@ -228,16 +207,7 @@ class LabelAware(FedAvg):
             server_round, arrays, available, grid, (self.arrayrecord_key, self.configrecord_key), self.round_timeout
         )
         cohort = self.roster.select(available, losses)
-        if cohort.sample_limits is not None:
-            raise InputError(
-                f"selector: {type(self.selector).__name__} lets clients train on part of their data, which a training "
-                "message does not say; accepted: selectors of whole clients, such as EntropySelector and RandomSelector"
-            )
-        if cohort.weights is not None and not self.history:
-            log.warning(
-                "%s defines weights for the average, which Flower's strategies do not take: clients are weighted by %s",
-                *(type(self.selector).__name__, self.weighted_by_key),
-            )
+        self._check_cohort(cohort)
         members = self.census.members
         noises = [members[client].report.epsilon for client in cohort.clients]
         self.history.append(
@@ -278,15 +248,9 @@ class LabelAware(FedAvg):
             return []
         wanted = min(max(int(len(clients) * self.fraction_evaluate), self.min_evaluate_nodes), len(clients))
         nodes = [self.census.node_of(client) for client in self._evaluators(clients, wanted, server_round)]
-        kept = self.fraction_evaluate, self.min_evaluate_nodes, self.min_available_nodes
-        self.fraction_evaluate, self.min_evaluate_nodes, self.min_available_nodes = 1.0, len(nodes), len(nodes)
-        try:
-            # Flower looks again, and would wait for a node that has just gone.
-            messages = list(super().configure_evaluate(server_round, arrays, config, CohortGrid(grid, nodes)))
-        finally:
-            self.fraction_evaluate, self.min_evaluate_nodes, self.min_available_nodes = kept
-        place = {node: index for index, node in enumerate(nodes)}
-        return sorted(messages, key=lambda message: place[message.metadata.dst_node_id])
+        with only(nodes, grid, self, "evaluate") as shown:
+            messages = list(super().configure_evaluate(server_round, arrays, config, shown))
+        return in_order(messages, nodes)
 
     def start(
         self,
@@ -401,6 +365,34 @@ class LabelAware(FedAvg):
         identity.check_same(self.settings, state["settings"])
 
     # --- inside
+    def _check_wrapper(self) -> None:
+        """A wrapper's own loop runs this strategy: refuse what needs more of a round than that loop shows."""
+        if self.learning.reads_labels:
+            raise InputError(
+                f"{self.learning.reader}: reads the replies, which a wrapper's own start() does not show; "
+                "accepted: fedentopt.flower.start(wrapper, grid, ...)"
+            )
+        if self.checkpoint_dir is not None:
+            raise InputError(
+                "checkpoint_dir: a strategy inside a wrapper is checkpointed when fedentopt.flower.start(wrapper, "
+                "grid, ...) runs it, not by wrapper.start(grid, ...)"
+            )
+        if not self.history:
+            log.warning("replies are not checked: run fedentopt.flower.start(wrapper, grid, ...) to have them be")
+
+    def _check_cohort(self, cohort: Cohort) -> None:
+        """Refuse cohorts that training messages cannot express; what Flower leaves out of one is said once."""
+        if cohort.sample_limits is not None:
+            raise InputError(
+                f"selector: {type(self.selector).__name__} lets clients train on part of their data, which a training "
+                "message does not say; accepted: selectors of whole clients, such as EntropySelector and RandomSelector"
+            )
+        if cohort.weights is not None and not self.history:
+            log.warning(
+                "%s defines weights for the average, which Flower's strategies do not take: clients are weighted by %s",
+                *(type(self.selector).__name__, self.weighted_by_key),
+            )
+
     def _evaluators(self, clients: Sequence[ClientId], number: int, server_round: int) -> list[ClientId]:
         seed = self.selector.seed
         if number >= len(clients):
@@ -418,23 +410,15 @@ class LabelAware(FedAvg):
     def _messages(
         self, nodes: Sequence[int], server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Let the joined strategy configure training for exactly these nodes.
-
-        Flower samples a fraction of the nodes it sees, so it is shown the cohort alone and told to take all of it.
-        """
-        kept = self.fraction_train, self.min_train_nodes, self.min_available_nodes
-        self.fraction_train, self.min_train_nodes, self.min_available_nodes = 1.0, len(nodes), len(nodes)
-        try:
-            messages = list(super().configure_train(server_round, arrays, config, CohortGrid(grid, nodes)))
-        finally:
-            self.fraction_train, self.min_train_nodes, self.min_available_nodes = kept
-        place = {node: index for index, node in enumerate(nodes)}
+        """Let the joined strategy configure training for exactly these nodes."""
+        with only(nodes, grid, self, "train") as shown:
+            messages = list(super().configure_train(server_round, arrays, config, shown))
         if sorted(message.metadata.dst_node_id for message in messages) != sorted(nodes):
             raise InputError(
                 f"{type(self).__name__}: its configure_train does not train every node it is given, so no selection "
                 "can be added to it"
             )
-        return sorted(messages, key=lambda message: place[message.metadata.dst_node_id])
+        return in_order(messages, nodes)
 
 
 class FedEntOpt(LabelAware):

@@ -14,8 +14,9 @@ from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_context import FLContext
 
-from fedentopt.nvflare.members import Pauses
-from fedentopt.nvflare.report import TASK, Report, read_report
+from fedentopt.nvflare.report import TASK, read_report
+from fedentopt.server.backoff import Backoff
+from fedentopt.server.report import Report
 
 if TYPE_CHECKING:
     from fedentopt.nvflare.controller import LabelAware
@@ -30,7 +31,7 @@ class Census:
     def __init__(self, num_classes: int, timeout: int) -> None:
         self.num_classes = num_classes
         self.timeout = timeout
-        self.pauses = Pauses()
+        self.pauses = Backoff()
 
     def ask(self, server: LabelAware, sites: Sequence[str], now: int, *, urgent: bool) -> list[Report]:
         """Ask those of the sites whose pause is over, all of them where it is `urgent`; what is usable, by name."""
@@ -41,7 +42,7 @@ class Census:
         for group, seconds in ((first, self.timeout), (again, min(self.timeout, RETRY_SECONDS))):
             if group and not server.abort_signal.triggered:
                 found += self._query(server, group, seconds, now)
-        return sorted(found, key=lambda report: report.site)
+        return sorted(found, key=lambda report: str(report.client))
 
     def _query(self, server: LabelAware, sites: Sequence[str], seconds: int, now: int) -> list[Report]:
         server.info(f"asking {len(sites)} site(s) for their label counts")
@@ -68,9 +69,9 @@ class Census:
         for site in sites:
             answer = answers.get(site, f"no answer within {seconds} s")
             if isinstance(answer, Report):
-                self.pauses.worked(site)
+                self.pauses.answered(site)
                 found.append(answer)
             else:
-                until = self.pauses.failed(site, now)
+                until = now + 1 + self.pauses.failed(site, now)
                 server.warning(f"site {site} is left out: {answer} (asked again from round {until} on)")
         return found

@@ -8,11 +8,11 @@ Everything else is the controller's own. Around it, so that no site stops a fede
 
 - a training task ends after `train_timeout` seconds with the replies that came;
 - a reply is checked (`replies`) before it is aggregated, a wrong one is left out and named in the log;
-- a site that fails is left alone for a growing number of rounds (`members.Pauses`);
+- a site that fails is left alone for a growing number of rounds (`server.backoff`);
 - a round without a usable reply, or whose average is not finite, leaves the model as it was.
 
-With a `state` name the server writes round, model, counts and memory after every round (`state`); a job submitted again
-under that name, after a restart, goes on with the next round and picks the cohorts it would have picked.
+With a `state` name the server writes round, model, counts and memory after every round (`kept_state`); a job submitted
+again under that name, after a restart, goes on with the next round and picks the cohorts it would have picked.
 
 NVFlare builds controllers from JSON: every argument is a number, text, list or dict, and kept under its own name.
 """
@@ -23,35 +23,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import inf
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
-from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.app_common.workflows.scaffold import Scaffold
 
-from fedentopt.errors import InputError
 from fedentopt.nvflare import state as states
 from fedentopt.nvflare.census import Census
-from fedentopt.nvflare.members import Members, Pauses, make_selector
-from fedentopt.nvflare.replies import SERVED, as_array, stays_finite
+from fedentopt.nvflare.kept_state import KeptState
+from fedentopt.nvflare.members import Sites
+from fedentopt.nvflare.options import check_class, check_options, make_selector
+from fedentopt.nvflare.replies import stays_finite
 from fedentopt.nvflare.training import RoundSelection, Training, site_of
-
-MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
-EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
+from fedentopt.server.backoff import Backoff
 
 
 class NoClientsError(RuntimeError):
     """Nobody to train with: the sites are gone, or none of them has told its label counts."""
 
 
-class LabelAware(ModelController):
+class LabelAware(KeptState):
     """Mixin: the cohort is picked by label counts. Put it before the controller it joins.
 
     cohort_size     sites per round (M); it takes the place of num_clients
@@ -92,35 +85,12 @@ class LabelAware(ModelController):
         loss_metric: str = "loss",
         **kwargs: Any,
     ) -> None:
-        self._check_joined(state)
-        for name, value, least in (
-            ("num_classes", num_classes, 1),
-            ("query_timeout", query_timeout, 1),
-            ("train_timeout", train_timeout, 0),
-            ("node_timeout", node_timeout, 1),
-        ):
-            _check_whole(name, value, least)
-        if (
-            isinstance(size_cap, bool)
-            or not isinstance(size_cap, int | float)
-            or not (size_cap == 0 or 1 <= size_cap < inf)
-        ):
-            raise InputError(f"size_cap: {size_cap!r} is not accepted; accepted: a number from 1, or 0 for no limit")
-        if kwargs.setdefault("num_clients", cohort_size) != cohort_size:
-            raise InputError(
-                f"num_clients: {kwargs['num_clients']!r} has no place here; cohort_size says how many sites train"
-            )
+        check_class(type(self), KeptState, state)
+        check_options(locals(), kwargs)
+        kwargs["num_clients"] = cohort_size
         if kwargs.get("ignore_result_error") is None:
             kwargs["ignore_result_error"] = True  # a site's error is that site's failure
         made = make_selector(cohort_size, num_classes, buffer_size, seed, target, selector, selector_args)
-        beyond = ", ".join(sorted(made.needs - SERVED))
-        if beyond:
-            raise InputError(
-                f"selector: {made.name} needs {beyond}, which NVFlare's sites are not asked for; accepted: selectors "
-                f"that need nothing beyond label counts and {', '.join(sorted(SERVED))}"
-            )
-        if head is not None and (isinstance(head, str) or not 1 <= len(head) <= 2):
-            raise InputError(f"head: {head!r} is not accepted; accepted: names of the last layer's weight and bias")
         super().__init__(*args, **kwargs)
         self.cohort_size, self.num_classes, self.buffer_size, self.seed = cohort_size, num_classes, buffer_size, seed
         self.target, self.selector = None if target is None else list(target), selector
@@ -131,90 +101,13 @@ class LabelAware(ModelController):
         self.state = None if state is None else states.check_name(state)
         self.head, self.loss_metric = None if head is None else list(head), loss_metric
 
-        self.members = Members(made, num_classes, size_cap)
+        self.members = Sites(made, num_classes, size_cap)
         self.census = Census(num_classes, query_timeout)
-        self.failing = Pauses()
+        self.failing = Backoff()
         self.history: list[RoundSelection] = []
-        self._rounds_done = 0
-        self._folder: Path | None = None
-        self._restored: states.State | None = None
         self._open: Training | None = None  # the round whose cohort is training
-        self._unsaved: FLModel | None = None
         self._types: Counter[Any] = Counter()  # of replies so far
         self._told_no_loss = False
-
-    @classmethod
-    def _check_joined(cls, state: str | None) -> None:
-        """Refuse controllers whose sites return something else than models, and states that would forget something."""
-        joined = next((each for each in cls.__mro__ if not issubclass(each, LabelAware)), object)
-        if not issubclass(joined, FedAvg | Scaffold):
-            raise InputError(
-                f"{cls.__name__}: {joined.__name__} cannot be joined; accepted: FedAvg, Scaffold and what descends "
-                "from them"
-            )
-        if state is not None and joined not in (FedAvg, Scaffold):
-            raise InputError(
-                f"state: {joined.__name__} may remember more than is kept; accepted with a state: FedAvg, Scaffold"
-            )
-
-    # --- beginning, and going on
-    def start_controller(self, fl_ctx: FLContext) -> None:
-        """NVFlare's start, and the state of the job before where there is one."""
-        super().start_controller(fl_ctx)
-        if self.state is None:
-            return
-        try:
-            self._folder = states.make_folder(Path(self.engine.get_workspace().get_root_dir()), self.state)
-            found = states.load(self._folder)
-            if found is not None:
-                self._restore(found)
-        except InputError as error:
-            self._folder = None
-            self.error(str(error))  # NVFlare may keep the text of exceptions to itself
-            raise  # which ends the job
-
-    def _restore(self, found: states.State) -> None:
-        kind = found.meta["controller"]
-        if kind != type(self).__name__:
-            raise InputError(f"state: written by {kind}, but continued by {type(self).__name__}")
-        if found.rounds > self.num_rounds:
-            raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
-        self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
-        self.census.pauses.load_state_dict(found.meta["silent"])
-        self.failing.load_state_dict(found.meta["failing"])
-        for name, value in found.meta["early_stop"].items():
-            setattr(self, name, value)
-        self._rounds_done = found.rounds
-        self._restored = found
-        self.start_round += found.rounds
-        self.num_rounds -= found.rounds
-        given: Any = getattr(self, "model", None)
-        if given is not None:  # FedAvg with a model of its own asks no persistor
-            params = given.params if isinstance(given, FLModel) else given
-            self.model = FLModel(params_type=ParamsType.FULL, params=_fill(params, found.arrays[MODEL]))
-        self.info(f"continuing after {found.rounds} round(s) of state {self.state!r}")
-
-    def initialize(self, fl_ctx: FLContext) -> None:
-        """NVFlare's, then SCAFFOLD's control terms as they were."""
-        super().initialize(fl_ctx)
-        controls = getattr(self, "_global_ctrl_weights", None)
-        if self._restored is not None and controls is not None:
-            self._global_ctrl_weights = _fill(controls, self._restored.arrays[CONTROLS], "control terms")
-
-    def load_model(self) -> FLModel:
-        """The persistor's model, with the numbers of the state where there is one."""
-        model = super().load_model()
-        if self._restored is None or model is None:
-            return model
-        try:
-            model.params = _fill(model.params, self._restored.arrays[MODEL])
-        except InputError as error:
-            self._folder = None
-            self.error(str(error))
-            raise
-        learnable = make_model_learnable(weights=model.params, meta_props=model.meta)
-        self.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=True)
-        return model
 
     # --- a round
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
@@ -353,10 +246,10 @@ class LabelAware(ModelController):
             last = training.selection
             for site in last.sites:
                 if site in last.answered:
-                    self.failing.worked(site)
+                    self.failing.answered(site)
                     continue
                 reason = last.failed.setdefault(site, "no usable answer in time")
-                until = self.failing.failed(site, self._rounds_done)
+                until = self._rounds_done + 1 + self.failing.failed(site, self._rounds_done)
                 self.warning(
                     f"round {last.round}: site {site} did not train: {reason} (picked again from round {until} on)"
                 )
@@ -372,36 +265,6 @@ class LabelAware(ModelController):
                 )
         self._rounds_done += 1
 
-    def save_model(self, model: FLModel) -> None:
-        """The persistor's save, then the state, so that a state never speaks of a model that was not kept."""
-        super().save_model(model)
-        if self._unsaved is not None:
-            self._save(model if self._unsaved is model else self._unsaved)
-
-    def _save(self, model: FLModel) -> None:
-        self._unsaved = None
-        if self._folder is None:
-            return
-        controls = getattr(self, "_global_ctrl_weights", None) or {}
-        states.save(
-            self._folder,
-            states.State(
-                rounds=self._rounds_done,
-                arrays={
-                    MODEL: {name: as_array(value) for name, value in model.params.items()},
-                    CONTROLS: {name: as_array(value) for name, value in controls.items()},
-                    MEMORY: self.members.selector.arrays(),
-                },
-                meta={
-                    "controller": type(self).__name__,
-                    "members": self.members.state_dict(),
-                    "silent": self.census.pauses.state_dict(),
-                    "failing": self.failing.state_dict(),
-                    "early_stop": {name: _plain(getattr(self, name)) for name in EARLY_STOP if hasattr(self, name)},
-                },
-            ),
-        )
-
 
 class LabelAwareFedAvg(LabelAware, FedAvg):
     """NVFlare's FedAvg with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `FedAvg`."""
@@ -411,28 +274,5 @@ class LabelAwareScaffold(LabelAware, Scaffold):
     """NVFlare's SCAFFOLD with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `Scaffold`."""
 
 
-def _fill(own: Mapping[str, Any], saved: Mapping[str, np.ndarray], what: str = "model") -> dict[str, Any]:
-    """The saved numbers in the types of `own`; another model is refused, naming the difference."""
-    shapes = {name: as_array(value).shape for name, value in own.items()}
-    if what == "model" and shapes:
-        for name in [*shapes, *saved]:
-            before = saved[name].shape if name in saved else None
-            if shapes.get(name) != before:
-                raise InputError(f"state: holds another model: {name} is {before}, not {shapes.get(name)}")
-    return {
-        name: own[name].new_tensor(array) if hasattr(own.get(name), "new_tensor") else array
-        for name, array in saved.items()
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
 def _accept(reply: FLModel) -> bool:
     return True
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name}: {value!r} is not accepted; accepted: a whole number of at least {least}")

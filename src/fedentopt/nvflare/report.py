@@ -7,32 +7,17 @@ the site's certificate, and not by the report: no site can speak for another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 
 from fedentopt.errors import InputError
 from fedentopt.labels import validate_report
+from fedentopt.server.report import Report, check_epsilon
 
 TASK = "label_counts"
 COUNTS, EPSILON, REFUSED = "label_counts", "epsilon", "refused"
-
-
-@dataclass(frozen=True)
-class Report:
-    """A site's label counts as it reports them. `epsilon` is None for true counts."""
-
-    site: str
-    counts: np.ndarray
-    epsilon: float | None
-
-    @property
-    def noisy(self) -> bool:
-        """Whether noise was added."""
-        return self.epsilon is not None
 
 
 def write_report(counts: Sequence[int] | Sequence[float], epsilon: float | None) -> Shareable:
@@ -56,11 +41,7 @@ def read_report(site: str, reply: Shareable, num_classes: int) -> Report:
         raise InputError(f"site {site}: the reply holds no label report") from error
     if not isinstance(data, dict) or data.get(REFUSED):
         raise InputError(f"site {site}: refused; its log says why")
-    epsilon, counts = data.get(EPSILON), data.get(COUNTS)
-    if epsilon is not None:
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
-            raise InputError(f"site {site}: epsilon {epsilon!r} is not a number above 0")
-        epsilon = float(epsilon)
+    counts, epsilon = data.get(COUNTS), check_epsilon(f"site {site}", data.get(EPSILON))
     if not isinstance(counts, list):
         raise InputError(f"site {site}: label counts must be a list, not {type(counts).__name__}")
     return Report(site, validate_report(site, counts, num_classes, noisy=epsilon is not None), epsilon)

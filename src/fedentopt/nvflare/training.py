@@ -13,7 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedentopt.errors import InputError
 from fedentopt.nvflare.census import LONGEST_REASON
-from fedentopt.nvflare.members import Members
+from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array, check_reply, find_head, observation, usable_metrics
 from fedentopt.selection import Cohort, Observation
 
@@ -39,7 +39,7 @@ class Training:
     def __init__(
         self,
         selection: RoundSelection,
-        members: Members,
+        members: Sites,
         types: Counter[Any],
         head: tuple[str, str | None] | None,
         loss_metric: str,

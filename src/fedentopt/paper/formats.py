@@ -1,4 +1,4 @@
-"""A table as text, in Markdown and in LaTeX. `**...**` in a cell means bold in both."""
+"""A table as text, in Markdown and in LaTeX, and parts of a page that fold. `**...**` in a cell means bold in both."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def markdown(table: Table, level: int = 1) -> str:
         lines += [f"| {' | '.join(_pipe(cell) for cell in row)} |" for row in section.rows]
         lines.append("")
     return "\n".join(lines)
+
+
+def folded(summary: str, inside: str) -> str:
+    """A part that opens by a click, here and in the built documentation; its headings are words in bold."""
+    lines = [f"**{line.lstrip('# ')}**" if line.startswith("#") else line for line in inside.strip("\n").splitlines()]
+    return "\n".join(['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "", "</details>", ""])
 
 
 def latex(table: Table) -> str:

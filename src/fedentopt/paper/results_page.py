@@ -18,7 +18,7 @@ from fedentopt.paper.cells import Cell, Identity
 from fedentopt.paper.comparison import DONE, PARTLY, Comparison
 from fedentopt.paper.figures import write_figures
 from fedentopt.paper.findings import FAR, agreement, ahead, far, findings
-from fedentopt.paper.formats import Table, markdown
+from fedentopt.paper.formats import Table, folded, markdown
 from fedentopt.paper.names import row_names
 from fedentopt.paper.tables import tables
 
@@ -203,7 +203,7 @@ def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str])
     if all(entry.cell.extra for entry in own) and (2 * with_results < len(own) or not news):
         sections = tuple(dataclasses.replace(s, rows=tuple(row for row in s.rows if not _empty(row))) for s in sections)
         inside = markdown(dataclasses.replace(table, sections=sections), level=2).partition("\n")[2]
-        return _folded(f"{table.title}: {with_results} of {len(own)} cells have results", inside)
+        return folded(f"{table.title}: {with_results} of {len(own)} cells have results", inside)
     text = markdown(dataclasses.replace(table, sections=sections), level=2)
     picture = figures.get("accuracy" if table.name == "rounds-to-target" else table.name)
     return f"{text}\n![{table.title}]({picture})\n" if picture else text
@@ -212,12 +212,6 @@ def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str])
 def _empty(row: Sequence[str]) -> bool:
     """Whether a row says nothing but that there is nothing yet."""
     return set(row[1:-1]) <= {"–"} and row[-1].startswith("0 of")
-
-
-def _folded(summary: str, inside: str) -> str:
-    """A part that opens by a click, here and in the built documentation; its headings are words in bold."""
-    lines = [f"**{line.lstrip('# ')}**" if line.startswith("#") else line for line in inside.strip("\n").splitlines()]
-    return "\n".join(['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "", "</details>", ""])
 
 
 def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
@@ -236,4 +230,4 @@ def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
             f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
             f"{float(entry.get('seconds') or 0) / 60:.1f} | {entry.get('device')} | {entry.get('torch')} | {code} |"
         )
-    return "\n".join([*lines, _folded(f"{len(commands)} commands", "\n".join(table))])
+    return "\n".join([*lines, folded(f"{len(commands)} commands", "\n".join(table))])

@@ -15,9 +15,8 @@ from fedentopt.files import make_folder, write_text
 from fedentopt.paper import names, provenance
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.figures import write_figures
-from fedentopt.paper.formats import Table, markdown
+from fedentopt.paper.formats import Table, folded, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
-from fedentopt.paper.results_page import _folded as folded
 from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
 from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
 from fedentopt.paper.selector_overall import (
