@@ -382,8 +382,15 @@ def test_without_anybody_the_job_ends_with_the_reason(tmp_path: Path) -> None:
     assert "no site with known label counts is connected" in server.panics[0]
 
 
+def test_a_selector_of_parts_of_clients_is_refused(tmp_path: Path) -> None:
+    server = FakeServer(tmp_path, everybody(), START)
+    server.run(fedavg(selector="kl"))
+    assert "selector: KLSelector lets sites train on part of their data" in server.panics[0]
+    assert all(task != "train" for task, _, _ in server.asked)
+
+
 @pytest.mark.parametrize("make", [fedavg, scaffold])
-@pytest.mark.parametrize("settings", [{"buffer_size": 4}, {"selector": "random"}, {"selector": "kl"}])
+@pytest.mark.parametrize("settings", [{"buffer_size": 4}, {"selector": "random"}, {"selector": "fed-cbs"}])
 def test_a_restarted_server_goes_on_as_if_nothing_had_been(
     tmp_path: Path, make: Callable[..., LabelAware], settings: dict[str, Any]
 ) -> None:

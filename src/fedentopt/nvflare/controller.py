@@ -30,6 +30,7 @@ from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scaffold import Scaffold
 
+from fedentopt.errors import InputError
 from fedentopt.nvflare import state as states
 from fedentopt.nvflare.census import Census
 from fedentopt.nvflare.kept_state import KeptState
@@ -116,6 +117,11 @@ class LabelAware(KeptState):
             self._save(self._unsaved)
         available = self._gather()
         cohort = self.members.select(available)
+        if cohort.sample_limits is not None:
+            raise InputError(
+                f"selector: {type(self.members.selector).__name__} lets sites train on part of their data, which a task "
+                "does not say; accepted: selectors of whole clients, such as fedentopt and random"
+            )
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
         head = None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
