@@ -119,8 +119,8 @@ class LabelAware(KeptState):
         cohort = self.members.select(available)
         if cohort.sample_limits is not None:
             raise InputError(
-                f"selector: {type(self.members.selector).__name__} lets sites train on part of their data, which a task "
-                "does not say; accepted: selectors of whole clients, such as fedentopt and random"
+                f"selector: {type(self.members.selector).__name__} lets sites train on part of their data, which a "
+                "task does not say; accepted: selectors of whole clients, such as fedentopt and random"
             )
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
