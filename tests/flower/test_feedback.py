@@ -140,6 +140,25 @@ def test_the_head_is_the_change_of_the_last_layer() -> None:
             assert selector.seen[number][client].loss is None
 
 
+@pytest.mark.parametrize(
+    ("local", "told"),
+    [
+        ({"lr": 0.1, "lr_decay": 0.5, "batch_size": 10}, [0.2, 0.3, 0.15, 0.15]),  # of 20, 21, 22 and 23 samples
+        ({"lr": 0.1, "steps": 4}, [0.4] * 4),
+        ({"lr": 0.1}, [None] * 4),
+        (None, [None] * 4),
+    ],
+)
+def test_with_a_head_comes_its_travel_where_the_server_knows_everybodys_steps(
+    local: dict[str, Any] | None, told: list[float | None]
+) -> None:
+    selector = noting("head")
+    run(selector, grid_of(), rounds=2, local=local)
+    assert [seen.travel for told in selector.seen for seen in told.values()] == [
+        None if travel is None else pytest.approx(travel) for travel in told
+    ]
+
+
 def test_the_update_is_the_change_of_all_weights_in_the_models_order() -> None:
     selector = noting("update")
     run(selector, grid_of(), rounds=1)

@@ -138,16 +138,18 @@ class Feedback:
         if "seconds" in self.needs:
             seconds = _number(metrics, self.seconds_key)
             seconds = answer.seconds if seconds is None or seconds < 0 else seconds
-        head = update = None
+        weight = metrics[self.weight_key]
+        assert isinstance(weight, int | float)
+        head = update = travel = None
         if self.needs & {"head", "update"}:
             arrays = arrays_of(content)
             if "head" in self.needs:
-                head = self.heads.change(answer, sent)
+                head, travel = self.heads.change(answer, sent), self.heads.known_travel(answer, weight)
             if "update" in self.needs:
                 update = _update(arrays, sent, self.parameters)
-        weight = metrics[self.weight_key]
-        assert isinstance(weight, int | float)
-        return Observation(max(1, round(weight)), loss=loss, loss_rms=rms, head=head, update=update, seconds=seconds)
+        return Observation(
+            max(1, round(weight)), loss=loss, loss_rms=rms, head=head, update=update, seconds=seconds, travel=travel
+        )
 
     def _served(self, need: str, found: bool, lacking: set[ClientId], others: Iterable[str], wanted: str) -> None:
         """Note whether a need was served. Never served by anybody, it is the app's mistake; but one client alone, which

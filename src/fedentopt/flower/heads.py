@@ -58,6 +58,11 @@ class Heads:
             moved = moved.T
         return Head(moved, None if bias is None else _moved(arrays, sent, bias))
 
+    def known_travel(self, answer: Answer, samples: float) -> float | None:
+        """What a client's steps add up to where the server knows that of everybody, so that changes of clients and of
+        rounds can be told by the same measure; else None, of everybody."""
+        return self.local.travel(samples, _config(answer)) if self.local.complete else None
+
     def travels(
         self, answers: Sequence[Answer], samples: Mapping[int, float], *, followed: bool = False
     ) -> dict[int, float]:

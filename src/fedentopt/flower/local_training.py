@@ -70,6 +70,11 @@ class LocalTraining:
                 raise InputError(f"local: {name!r} is unknown; accepted: {', '.join(names)}")
         return cls(**given)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the server knows of itself what all clients' steps add up to."""
+        return self.lr is not None and (self.steps is not None or self.batch_size is not None)
+
     def travel(self, samples: float, told: Mapping[str, Any], followed: bool = False) -> float | None:
         """What the steps of a client with so many samples add up to; None where that is not known.
 
