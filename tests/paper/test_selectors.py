@@ -15,7 +15,7 @@ import pytest
 from command_line import commander
 from fedentopt.errors import InputError
 from fedentopt.paper.blocks import cells_from_file, selector_cells
-from fedentopt.paper.cells import Cell, select
+from fedentopt.paper.cells import Cell, distinct_runs, select
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.exported import export, read_exported
 from fedentopt.paper.figures import write_figures
@@ -145,7 +145,7 @@ def test_the_benchmark_is_no_part_of_the_paper() -> None:
     assert inner == "all"
     assert not {cell.table for cell in paper} & {cell.table for cell in CELLS}
     plan, inner = plan_cells(None, "selectors")
-    assert {cell.table for cell in select(plan, inner)} == {"selectors", "selectors-algorithms"}
+    assert {cell.table for cell in select(plan, inner)} == {"selectors", "selectors-algorithms", "selectors-averaging"}
     plan, inner = plan_cells(None, "selectors-tuning")
     assert {cell.table for cell in select(plan, inner)} == {"selectors-tuning"}
 
@@ -339,6 +339,105 @@ def test_the_setting_that_carries_a_mean_is_named() -> None:
         "FedEntOpt's largest gain: at 10 % +15.0 (CIFAR-10, mixed Dirichlet), on average +2.00 in the others." in text
     )
     assert "One setting can carry" not in page(compared(SOME))
+
+
+# --- averaged by samples
+AVERAGED = [cell for cell in CELLS if cell.table == "selectors-averaging"]
+
+
+def test_selectors_with_weights_of_their_own_are_run_without_them_too() -> None:
+    weighted = {name for name in SELECTORS.names if SELECTORS.get(name).own_weights}
+    assert Counter(c.dataset for c in AVERAGED) == {"cifar10": len(weighted), "cifar100": len(weighted)}
+    assert {cell.method for cell in AVERAGED} == weighted
+    main = {cell.config for cell in MAIN}
+    for cell in AVERAGED:
+        assert cell.config is not None
+        assert cell.config not in main
+        assert dataclasses.replace(cell.config, averaging="selector") in main, "own weights have another run than there"
+        assert cell.reference in main, "random selection has another run than there"
+    runs = distinct_runs(AVERAGED)
+    assert len(runs) == 70
+    assert not {run.run_id for run in runs} & {run.run_id for run in distinct_runs(MAIN)}
+
+
+def averaged_page(own: list[float], samples: list[float], random: list[float] = RANDOM) -> str:
+    """Of pow-d, which has the same figures on both data sets."""
+    cells = [c for c in MAIN if c.participation == 10 and c.partition == "dir:0.1"] + AVERAGED
+    values = {"selectors": {"pow-d": own, "random": random}, "selectors-averaging": {"pow-d": samples}}
+    found = [measured(c, s, v) for c in cells for s, v in enumerate(values[c.table].get(c.method or "", []))]
+    text = page(compare(cells, Results(None, dict(found)), lambda name: True))
+    assert "## Selectors with weights of their own" not in text  # no second table of the same
+    return text.partition("## Selection or weights?\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_divides_a_gain_into_selection_and_weights() -> None:
+    by_samples = [50.1, 51.4, 49.0, 49.9, 50.6]  # +0.2 over random selection
+    own = [value + 3 + extra for value, extra in zip(by_samples, (0.0, 0.2, -0.2, 0.1, -0.1), strict=True)]
+    text = averaged_page(own, by_samples)
+    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [
+        "CIFAR-10, Dir(0.1), 10 %", "CIFAR-100 (20 classes), Dir(0.1), 10 %"
+    ]  # fmt: skip
+    row = (
+        "| Power-of-choice | 53.20 ± 1.01 | 50.20 ± 0.89 | **+3.00 [+2.80, +3.20]** | 50.00 ± 0.71 | "
+        "+0.20 [-0.16, +0.56] |"
+    )
+    assert text.count(row) == 2
+    assert (
+        "Over 2 pairs of selector and setting (5 seeds), these selectors with their own weights are on average +3.20 "
+        "points from random selection: +0.20 [-0.16, +0.56] by selection, +3.00 [+2.80, +3.20] by the weights; the "
+        "weights carry the gain." in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "samples", "verdict"),
+    [
+        ([53.0, 54.1, 52.0], [53.0, 54.0, 52.1], "; selection carries the gain."),
+        ([54.0, 55.1, 53.0], [53.0, 54.0, 52.1], "more than luck, and selection carries more of the gain."),
+        ([51.0, 52.1, 50.0], [53.0, 54.0, 52.1], "; selection carries the gain, and the other part costs some of it."),
+        ([49.0, 50.0, 48.0], [50.0, 51.1, 49.0], "; there is no gain to carry."),
+        ([50.0, 51.5, 49.0], [50.1, 51.1, 48.5], "; neither is above zero by more than luck."),
+        ([52.0], [51.0, 50.0], "(1 seed), these selectors with their own weights are on average +2.00 points"),
+        ([52.0], [51.0], "+1.00 by selection, +1.00 by the weights; one seed says nothing about luck."),
+    ],
+)
+def test_what_carries_a_gain_is_said_as_far_as_it_is_known(
+    own: list[float], samples: list[float], verdict: str
+) -> None:
+    assert verdict in averaged_page(own, samples)
+
+
+def test_averages_by_samples_are_shown_only_where_there_are_some() -> None:
+    assert averaged_page(OURS, []) == ""
+    alone = averaged_page([], [51.0, 52.0])
+    assert "| Power-of-choice | – | 51.50 ± 0.71 | – | 50.00 ± 0.71 | +1.00 [+1.00, +1.00] |" in alone.replace("**", "")
+    assert "these selectors with their own weights" not in alone
+
+
+def test_averages_by_samples_are_exported_and_merged(tmp_path: Path) -> None:
+    first, second = ([measured(c, seed, 50.0 + seed) for c in AVERAGED] for seed in (0, 1))
+    export(tmp_path, CELLS, Results(None, dict(first)))
+    export(tmp_path, CELLS, Results(None, dict(second)))
+    assert [path.name for path in tmp_path.glob("*.csv")] == ["selectors-averaging.csv"]
+    with (tmp_path / "selectors-averaging.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 28
+    assert {row["swept"] for row in rows} == {"averaging=samples"}
+    assert all(entry.values == {0: 50.0, 1: 51.0} for entry in compare(AVERAGED, read_exported(tmp_path), bool))
+
+
+def test_averaging_by_samples_is_no_setting_of_selectors_that_do_so_anyway(tmp_path: Path) -> None:
+    file = tmp_path / "cells.toml"
+    block = (
+        '[[cells]]\ntable = "own"\nmetric = "accuracy"\nmodel = "lenet5"\ndataset = "digits"\npartition = "dir:0.1"\n'
+    )
+    file.write_text(f'{block}method = ["random", "fedentopt", "pow-d"]\naveraging = "samples"\n')
+    random, ours, weighted = cells_from_file(file)
+    assert [c.config.averaging for c in (random, ours, weighted) if c.config] == ["selector", "selector", "samples"]
+    assert random.config == ours.reference == weighted.reference
+    file.write_text(f'{block}method = "random"\naveraging = "sizes"\n')
+    with pytest.raises(InputError, match=r"averaging: 'sizes'.* accepted: selector, samples"):
+        cells_from_file(file)
 
 
 # --- tuned on held-out data

@@ -219,6 +219,8 @@ def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConf
     if method["epsilon"] is not None:
         method["epsilon"] = settings.get("epsilon", method["epsilon"])
     settings |= method
+    if settings.get("averaging") == "samples" and not _has_weights(method["selector"]):
+        del settings["averaging"]  # what it does anyway: the run is the same, and shared with cells that do not say so
     for name in list(settings):
         found = option_of(name)
         if found is not None and method[found[0]] != found[1]:
@@ -235,6 +237,11 @@ def _open(name: str, value: Any) -> bool:
 def _has_buffer(selector: str) -> bool:
     """Whether a selector has a buffer of its own beside FedEntOpt's, whose setting is an option."""
     return selector in SELECTORS and "buffer" in SELECTORS.settings(selector)
+
+
+def _has_weights(selector: str) -> bool:
+    """Whether a selector may define weights for the average; of a user's own nobody knows before it runs."""
+    return selector not in SELECTORS or bool(SELECTORS.get(selector).own_weights)
 
 
 def _per_cent(part: int, whole: int) -> float:

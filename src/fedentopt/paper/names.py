@@ -36,6 +36,7 @@ TABLES = {
     "liars": "Clients that lie about their labels",
     "selectors": "Every selector",
     "selectors-algorithms": "FedEntOpt with algorithms that re-weight or correct",
+    "selectors-averaging": "Selectors with weights of their own, averaged by samples",
     "selectors-tuning": "Grid: one setting of every selector",
     "selectors-tuned": "Every selector, tuned on held-out data",
 }

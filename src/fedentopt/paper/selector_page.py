@@ -19,6 +19,7 @@ from fedentopt.paper.formats import Table, folded, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
 from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
 from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
+from fedentopt.paper.selector_averaging import AVERAGING, averaging
 from fedentopt.paper.selector_overall import (
     costs,
     from_ours,
@@ -103,7 +104,7 @@ def selector_page(
         parts.append(CAPTION + (CEILING if any(s.ceiling_gain is not None for s in settings) else ""))
     if settings:
         parts += [_over_all(settings), _where(settings)]
-    parts += [algorithms(known), _tuned(entries), _asks(settings, methods)]
+    parts += [algorithms(known), averaging(entries), _tuned(entries), _asks(settings, methods)]
     if remarks.strip():
         parts.append(f"## Remarks\n\n{remarks.strip()}\n")
     if settings:
@@ -278,8 +279,8 @@ def _tuned(entries: Sequence[Comparison]) -> str:
 
 
 def _shown(table: Table) -> str:
-    """A table of the cells; those of the algorithms and of tuned selectors have been shown in other words."""
-    if table.name in (ALGORITHMS, TUNED):
+    """A table of the cells; those of algorithms, averages and tuned selectors have been shown in other words."""
+    if table.name in (ALGORITHMS, AVERAGING, TUNED):
         return ""
     sections = tuple(section for section in table.sections if section.rows)
     inside = markdown(dataclasses.replace(table, sections=sections), level=2).partition("\n")[2]

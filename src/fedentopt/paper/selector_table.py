@@ -22,7 +22,7 @@ from fedentopt.results.statistics import Interval, holm, mean, paired_difference
 
 SELECTORS = "selectors"
 GRID, TUNED = "selectors-tuning", "selectors-tuned"
-SELECTOR_TABLES = (SELECTORS, "selectors-algorithms", GRID, TUNED)
+SELECTOR_TABLES = (SELECTORS, "selectors-algorithms", "selectors-averaging", GRID, TUNED)
 EVERYBODY = 100.0
 SURE = 0.05
 """Adjusted p values below this count as more than luck."""
