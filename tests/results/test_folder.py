@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from fedentopt.results.records import Checkpoint, Outcome
 from fedentopt.results.rounds import read_rounds
 from fedentopt.simulation.command import command_of
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from killed_writes import Killed, killed_after
 from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
 
 HEADER = (
@@ -116,37 +118,13 @@ def test_killed_after_any_round_and_resumed_is_the_straight_run(
     assert [part["round"] for part in resumed] == ([] if stop_after <= 2 else [(stop_after - 1) // 2 * 2 + 1])
 
 
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the code may catch it and tidy up."""
-
-
-def test_killed_at_any_moment_of_any_write_leaves_a_run_that_resumes(
-    tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = {name: getattr(os, name) for name in ("replace", "fsync", "unlink")}
+def test_killed_at_any_moment_of_any_write_leaves_a_run_that_resumes(tmp_path: Path, straight: Path) -> None:
     survived = False
     for moment in range(1000):
-        calls = 0
-
-        def killing(name: str, limit: int = moment):
-            def call(*args, **kwargs):
-                nonlocal calls
-                calls += 1
-                if calls > limit:
-                    raise Killed
-                return real[name](*args, **kwargs)
-
-            return call
-
         out = tmp_path / str(moment)
-        with monkeypatch.context() as patch:
-            for name in real:
-                patch.setattr(os, name, killing(name))
-            try:
-                drive(RunFolder(out, CONFIG))
-                survived = True
-            except Killed:
-                pass
+        with suppress(Killed), killed_after(moment):
+            drive(RunFolder(out, CONFIG))
+            survived = True
         folder = RunFolder(out, CONFIG)
         remains = {"checkpoint.safetensors"} if folder.is_finished() else set()  # killed between summary and removal
         if not folder.is_finished():

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fedentopt.results.records import Checkpoint, Outcome, RoundRecord
 from fedentopt.simulation import checkpoints, engine
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RoundEvent, RunOptions, Task, run_stack
+from killed_writes import Killed, killed_after
 
 DATA = toy.images(samples=60)
 OPTIONS = RunOptions(device="cpu", workers=1, checkpoint_every=3)
@@ -130,35 +132,15 @@ def test_only_clients_that_trained_since_the_last_checkpoint_are_handed_over() -
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "moon"])
-def test_stopped_at_any_write_and_continued_is_the_straight_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
-) -> None:
+def test_stopped_at_any_write_and_continued_is_the_straight_run(tmp_path: Path, algorithm: str) -> None:
     cfg, options = config(algorithm), OPTIONS
     straight = run(tmp_path / "straight", cfg, options)
-    real = {name: getattr(os, name) for name in ("replace", "fsync", "unlink")}
-    moment, calls = 0, 0
-
-    def stopping(name: str) -> Callable[..., object]:
-        def call(*args: object, **more: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls > moment:
-                raise Stopped
-            return real[name](*args, **more)
-
-        return call
-
-    resumed = set()
+    moment, resumed = 0, set()
     while True:
-        out, calls = tmp_path / str(moment), 0
-        with monkeypatch.context() as patch:
-            for name in real:
-                patch.setattr(os, name, stopping(name))
-            try:
-                run(out, cfg, options)
-                break
-            except Stopped:
-                pass
+        out = tmp_path / str(moment)
+        with suppress(Killed), killed_after(moment):
+            run(out, cfg, options)
+            break
         saved = RunFolder(out, cfg).resume()
         resumed.add(None if saved is None else saved[0].round)
         again = run(out, cfg, options)
@@ -168,10 +150,6 @@ def test_stopped_at_any_write_and_continued_is_the_straight_run(
         assert not any(name.startswith(("vectors", "checkpoint")) for name in left)
         moment += 5  # a sample of all moments, of every kind
     assert resumed == {None, 3, 6}
-
-
-class Stopped(BaseException):
-    """Stands for kill -9."""
 
 
 def run(out: Path, cfg: RunConfig, options: RunOptions) -> Outcome:
@@ -234,9 +212,9 @@ def stop_after(out: Path, cfg: RunConfig, round_: int) -> None:
         def save(self, checkpoint: Checkpoint) -> None:
             super().save(checkpoint)
             if checkpoint.round == round_:
-                raise Stopped
+                raise Killed
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Killed):
         run_stack([Task(cfg, Ending(out, cfg))], DATA, OPTIONS)
 
 
