@@ -33,11 +33,12 @@ from fedentopt.simulation.census import take_censuses
 from fedentopt.simulation.checkpoints import CheckpointWriter
 from fedentopt.simulation.combinations import check_combination
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.device import DeviceData, interrupts, to_host, torch_settings
+from fedentopt.simulation.device import DeviceData, free_memory, interrupts, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator
 from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
 from fedentopt.simulation.first_stage import FirstStages
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.memory_check import check_memory, least_memory
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.planning import RoundPlan
@@ -161,6 +162,10 @@ class Stack:
         self.first = FirstStages(self.layout, device, self.trainer, self.evaluator, self.feedback, self._say)
         self.checkpoints = CheckpointWriter(device)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        selectors = [task.make_selector(algorithm) for task, algorithm in zip(tasks, algorithms, strict=True)]
+        parts = zip(tasks, algorithms, selectors, strict=True)
+        if (free := free_memory(device)) is not None:
+            check_memory([least_memory(t.config, a, s, self.layout) for t, a, s in parts], free, hardware)
         # All of them before the first is written down: a setting that is refused leaves no other run begun.
         about = data.y_train, data.num_classes
         clients = data.clients
@@ -169,10 +174,9 @@ class Stack:
         self.runs = [
             RunState(
                 task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
-                task.make_selector(algorithm), None if clients is None else clients.numbers,
-                partial(network, task.config.seed, "vectors"),
+                selector, None if clients is None else clients.numbers, partial(network, task.config.seed, "vectors"),
             )
-            for task, algorithm in zip(tasks, algorithms, strict=True)
+            for task, algorithm, selector in zip(tasks, algorithms, selectors, strict=True)
         ]  # fmt: skip
         for run in self.runs:
             check_combination(run, self.feedback.outputs)

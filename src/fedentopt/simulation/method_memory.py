@@ -15,6 +15,7 @@ from torch import nn
 
 from fedentopt.algorithms import Round, Vectors
 from fedentopt.results.records import ClientRow
+from fedentopt.selection import Selector
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.hooks import Hooks
@@ -24,13 +25,18 @@ SERVER, CLIENT = "vectors.server.", "vectors.client."
 MODELS, UPDATES = "vectors.models", "vectors.updates"
 
 
+def keeps_updates(selector: Selector) -> bool:
+    """Whether directions of updates are kept for a selector: where it takes their cosines in the place of updates."""
+    return "update" in getattr(selector, "needs", ()) and bool(getattr(selector, "cosines_suffice", False))
+
+
 class MethodMemory:
     """Of one run. `server` holds the algorithm's vectors (P,) by name, `client` its rows (clients, P); `models`
     (clients, width) and `updates` (clients, P) are None where nobody wants them."""
 
     def __init__(
-        self, hooks: Hooks, layout: FlatLayout, clients: int, device: torch.device, *, keeps_updates: bool,
-        fresh: Callable[[], nn.Module] | None,
+        self, hooks: Hooks, selector: Selector, layout: FlatLayout, clients: int, device: torch.device,
+        fresh: Callable[[], nn.Module] | None = None,
     ) -> None:  # fmt: skip
         """`fresh` draws another network of the same kind, for vectors that start as one."""
         algorithm, width = hooks.algorithm, layout.parameter_width
@@ -48,7 +54,7 @@ class MethodMemory:
         self.server = {name: initial(name) for name in algorithm.server_vectors}
         self.client = {name: initial(name, clients) for name in algorithm.client_vectors}
         self.models = torch.zeros(clients, layout.width, device=device) if algorithm.keeps_models else None
-        self.updates = KeptUpdates(clients, width, device) if keeps_updates else None
+        self.updates = KeptUpdates(clients, width, device) if keeps_updates(selector) else None
         self.seen: set[int] = set()  # clients whose last model is kept
         self.changed: set[int] = set()  # clients of whom something else is remembered than at the last checkpoint
         self.before_change: Callable[[Iterable[int]], None] = lambda clients: None

@@ -66,8 +66,7 @@ class RunState:
             self.local_batches = stages.local_batches
         rows = 1 if self.groups is None else int(self.groups.max()) + 1
         self.models = start.expand(rows, -1).reshape(-1, layout.width).clone()
-        updates = "update" in self.planner.needs and getattr(selector, "cosines_suffice", False)
-        self.memory = MethodMemory(self.hooks, layout, config.clients, device, keeps_updates=updates, fresh=fresh)
+        self.memory = MethodMemory(self.hooks, selector, layout, config.clients, device, fresh)
         self.has_trained = False  # whether any round had a client that trained
         self.census_seconds = 0.0
 
