@@ -98,8 +98,7 @@ class InferredSelector(EntropySelector):
 
     def estimate(self, client: ClientId) -> np.ndarray | None:
         """The estimated label distribution of a client, None before it was seen."""
-        found = None if self._audit is None else self._audit.estimate(client)
-        return None if found is None else found.shares
+        return None if self._audit is None else self._audit.shares(client)
 
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed, the census included."""
