@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedentopt.audit.estimate import LabelEstimate, estimate_tables, median
+from fedentopt.audit.estimate import LabelEstimate, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
 from fedentopt.errors import InputError
 
@@ -157,7 +157,7 @@ class Audit:
         if not changes:
             return
         shares, spreads, levels = estimate_tables(self._table_of(changes), untrained=untrained)
-        fresh = max(median(levels), 0.05) ** 2
+        fresh = max(float(medians(levels[None])[0]), 0.05) ** 2
         shares *= fresh
         weighted = zip(shares, (fresh * spreads).tolist(), (fresh * levels).tolist(), strict=True)
         for (client, change), (own, spread, level) in zip(changes.items(), weighted, strict=True):
