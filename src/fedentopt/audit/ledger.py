@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedentopt.audit.estimate import LabelEstimate, estimate_tables, medians
+from fedentopt.audit.estimate import Estimates, LabelEstimate, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
 from fedentopt.errors import InputError
 
@@ -104,6 +104,28 @@ def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
     return float(seen @ said / np.sqrt(max(float(seen @ seen) * float(said @ said), 1e-18)))
 
 
+def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.ndarray:
+    """Changes client by client, (K, C); what does not fit or is not finite is refused."""
+    for client, change in changes.items():
+        if np.shape(change.change) != (num_classes,):
+            raise _no_change(client, change, num_classes)
+        if not 0 <= change.samples < np.inf:
+            raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
+    table = np.array([change.change for change in changes.values()])
+    finite = np.isfinite(table).all(axis=1)
+    if not finite.all():
+        client = list(changes)[int(finite.argmin())]
+        raise _no_change(client, changes[client], num_classes)
+    return table
+
+
+def _no_change(client: ClientId, change: Change, num_classes: int) -> InputError:
+    return InputError(
+        f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({num_classes},), "
+        "one finite number per class"
+    )
+
+
 class Audit:
     """Watches what clients report and what their training shows.
 
@@ -152,14 +174,18 @@ class Audit:
         self._recalls.forget(clients)
         self._largest = self._belied = None
 
-    def observe(self, changes: Mapping[ClientId, Change], *, untrained: bool = False) -> None:
-        """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
+    def observe(
+        self, changes: Mapping[ClientId, Change], *, untrained: bool = False, estimates: Estimates | None = None
+    ) -> None:
+        """Learn from clients that trained from one model; `untrained`: nobody had trained that before. `estimates` are
+        those of their `change_table`, where they are known already."""
         if not changes:
             return
-        shares, spreads, levels = estimate_tables(self._table_of(changes), untrained=untrained)
+        if estimates is None:
+            estimates = estimate_tables(change_table(changes, self.num_classes), untrained=untrained)
+        shares, spreads, levels = estimates
         fresh = max(float(medians(levels[None])[0]), 0.05) ** 2
-        shares *= fresh
-        weighted = zip(shares, (fresh * spreads).tolist(), (fresh * levels).tolist(), strict=True)
+        weighted = zip(fresh * shares, (fresh * spreads).tolist(), (fresh * levels).tolist(), strict=True)
         for (client, change), (own, spread, level) in zip(changes.items(), weighted, strict=True):
             known = self._seen.get(client)
             if known is None:
@@ -170,26 +196,6 @@ class Audit:
             known.level += level
             known.samples, known.times = float(change.samples), known.times + 1
             self._measure(client)
-
-    def _table_of(self, changes: Mapping[ClientId, Change]) -> np.ndarray:
-        """Changes client by client, (K, C); what does not fit or is not finite is refused."""
-        for client, change in changes.items():
-            if np.shape(change.change) != (self.num_classes,):
-                raise self._no_change(client, change)
-            if not 0 <= change.samples < np.inf:
-                raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
-        table = np.array([change.change for change in changes.values()])
-        finite = np.isfinite(table).all(axis=1)
-        if not finite.all():
-            client = list(changes)[int(finite.argmin())]
-            raise self._no_change(client, changes[client])
-        return table
-
-    def _no_change(self, client: ClientId, change: Change) -> InputError:
-        return InputError(
-            f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({self.num_classes},), "
-            "one finite number per class"
-        )
 
     def observe_recalls(self, recalls: Mapping[ClientId, Recall]) -> None:
         """Learn from how well the models of clients that trained in one round know the server's images."""
