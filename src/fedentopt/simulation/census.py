@@ -66,9 +66,9 @@ def take_censuses(
             told = feedback.read().items()  # who trained on a part of its data still says how much it has
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}
             done += len(part.work)
-    told = {i: _mirrored(observations) for i, observations in found.items()}
-    expect([(runs[i], observations) for i, observations in told.items()])
-    for i, observations in told.items():
+    found = {i: _mirrored(observations) for i, observations in found.items()}
+    expect([(runs[i], observations) for i, observations in found.items()])
+    for i, observations in found.items():
         runs[i].planner.observe(observations)
         runs[i].census_seconds = plans[i].seconds
 
