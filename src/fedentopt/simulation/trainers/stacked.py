@@ -32,8 +32,7 @@ from fedentopt.simulation.trainers.client_samples import (
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import Kernels, Optimiser, runs_on
-from fedentopt.simulation.triton.ahead import compile_ahead, outline
+from fedentopt.simulation.triton import Kernels, Optimiser, compile_ahead, outline, runs_on
 from fedentopt.simulation.work import Room, Trained, Work
 
 LINE = 32  # floats
