@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from drawing_models import DRAWING
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.simulation import engine
+from fedentopt.simulation import triton as triton_room
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
@@ -613,3 +616,44 @@ def test_same_losses_of_candidates_whoever_else_is_asked(name):
         for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
             rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
             assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]
+
+
+def forget_kernels():
+    """What this process has compiled or read from Triton's cache, as if it had just started."""
+    from triton.runtime.jit import JITFunction
+
+    names = [module.name for module in pkgutil.iter_modules(triton_room.__path__)]
+    for name in names:
+        for value in vars(importlib.import_module(f"{triton_room.__name__}.{name}")).values():
+            if isinstance(value, JITFunction):
+                value.device_caches.clear()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["lenet5", "vgg11"])
+def test_first_rounds_find_their_kernels_compiled(model, precision, monkeypatch):
+    """Every variant that training and evaluation launch, and no other, is asked for ahead; bits are those of kernels
+    that are compiled when they are launched."""
+    triton = pytest.importorskip("triton")
+    asked = {True: set(), False: set()}  # by whether ahead
+
+    def note(*, key, fn, is_manual_warmup, **rest):
+        asked[is_manual_warmup].add((fn.module.rsplit(".", 1)[1], fn.name, key))
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision, "batch_size": 64}
+    config = toy.config(**common, algorithm="scaffold", stragglers=0.5)
+    forget_kernels()
+    ready = toy.run([config], data, device="cuda")[0]
+    ahead, late = asked[True].copy(), asked[False].copy()
+    assert {name for _, name, _ in late} <= {"blend_kernel"}  # averages models after the round
+    for seen in asked.values():
+        seen.clear()
+    forget_kernels()
+    monkeypatch.setattr("fedentopt.simulation.trainers.stacked.compile_ahead", lambda rehearse: None)
+    one_by_one = toy.run([config], data, device="cuda")[0]
+    assert not asked[True]
+    assert asked[False] - late == ahead
+    assert len(ahead) >= 20
+    assert_same_bits(ready, one_by_one, "compiled one by one")

@@ -8,6 +8,7 @@ finished but still lies inside the replayed prefix is left bit for bit as it was
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from fedentopt.simulation.trainers.client_samples import (
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import Kernels, Optimiser
+from fedentopt.simulation.triton import Kernels, Optimiser, compile_ahead, outline, runs_on
 from fedentopt.simulation.work import Room, Trained, Work
 
 LINE = 32  # floats
@@ -108,6 +109,15 @@ class StepBuffers:
         if work.wants_losses:
             self.losses.zero_()
 
+    def outlines(self) -> StepBuffers:
+        """The same without memory; see `triton.ahead`."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(twin, name, outline(value))
+        twin.per_row = {name: outline(value) for name, value in self.per_row.items()}
+        return twin
+
 
 class StepShape(NamedTuple):
     """What tells captured steps apart: how many rows, whether none has terms in its logits, whether losses are kept."""
@@ -135,6 +145,8 @@ class StackedTrainer:
         self._most_rows: int | None = None
         self._last_rows = 0
         self._room = Room()
+        self._compiles = data.images.is_cuda and runs_on(data.images.device) and not isinstance(self.net, VmapNet)
+        self._predicted: set[tuple[int, int]] = set()
 
     def describe(self) -> str:
         return f"stacked trainer, {self.net.describe()}"
@@ -162,16 +174,20 @@ class StackedTrainer:
             if isinstance(self.net, WideNet):
                 self.net.reserve(self._buffers.w)
         buffers = self._buffers
-        buffers.load(work, starts)
-        if isinstance(self.net, WideNet):
-            self.net.begin(buffers.w[: work.rows])
         # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
         active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
         cuda = starts.device.type == "cuda"
-        for n in active:
-            rows = min(ladder(int(n)), buffers.room.rows) if cuda else int(n)
-            # Neutral terms change no bit, but another compiled kernel might.
-            shape = StepShape(rows, work.plain_loss and not cuda, work.wants_losses)
+        # Neutral terms change no bit, but another compiled kernel might.
+        plain_loss = work.plain_loss and not cuda
+        shapes = [
+            StepShape(min(ladder(int(n)), buffers.room.rows) if cuda else int(n), plain_loss, work.wants_losses)
+            for n in active
+        ]
+        self._compile(buffers, work.rows, shapes)
+        buffers.load(work, starts)
+        if isinstance(self.net, WideNet):
+            self.net.begin(buffers.w[: work.rows])
+        for shape in shapes:
             if cuda:
                 self._replay(buffers, shape)
             else:
@@ -199,6 +215,35 @@ class StackedTrainer:
         if shape.wants_losses:  # rows that have finished see padding alone, and add nothing
             self.kernels.add_sample_losses(logits, labels, b.losses)
         b.step.add_(1)
+
+    def _outline(self) -> StackedTrainer:
+        """A trainer that launches what this one launches, on tensors without memory."""
+        twin = copy.copy(self)
+        assert isinstance(self.net, LoweredNet | WideNet)
+        twin.net = type(self.net)(self.net.blocks, self.layout, self.kernels)  # type: ignore[arg-type]
+        twin.data = DeviceData(
+            outline(self.data.images), outline(self.data.labels), outline(self.data.test_images),
+            outline(self.data.test_labels), self.data.num_classes,
+        )  # fmt: skip
+        twin._compiles = False
+        return twin
+
+    def _compile(self, b: StepBuffers, rows: int, shapes: list[StepShape]) -> None:
+        """Have all kernels compiled together that a round of so many rows launches in steps not yet captured."""
+        new = set(shapes) - self._graphs.keys()
+        if not self._compiles or not new:
+            return
+        twin, outlines = self._outline(), b.outlines()
+
+        def rehearse() -> None:
+            if isinstance(twin.net, WideNet):
+                twin.net.reserve(outlines.w)
+                for models in (outlines.w[:rows], outlines.w):
+                    twin.net.begin(models)
+            for shape in sorted(new, reverse=True):
+                twin._step(outlines, shape)
+
+        compile_ahead(rehearse)
 
     def _replay(self, b: StepBuffers, shape: StepShape) -> None:
         graph = self._graphs.get(shape)
@@ -231,8 +276,13 @@ class StackedTrainer:
         """Logits (G, M, C) of every model for one batch of uint8 images."""
         x = self.transform.standardise(images)[None]
         room = max(1, PREDICT_SAMPLES // x.shape[1])
-        parameters = models[:, : self.layout.parameter_width].contiguous()
-        return torch.cat([self.net.logits(part, x) for part in parameters.split(room)])
+        parts = models[:, : self.layout.parameter_width].contiguous().split(room)
+        shape = (len(models), len(images))
+        if self._compiles and shape not in self._predicted:
+            self._predicted.add(shape)
+            net = self._outline().net
+            compile_ahead(lambda: [net.logits(outline(part), outline(x)) for part in parts])
+        return torch.cat([self.net.logits(part, x) for part in parts])
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""
