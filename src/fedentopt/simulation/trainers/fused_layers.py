@@ -209,18 +209,19 @@ class _Depthwise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
         from fedentopt.simulation.triton import depthwise
 
-        ctx.save_for_backward(x, weight)
+        taps = depthwise.by_tap(weight)
+        ctx.save_for_backward(x, taps)
         ctx.geometry = stride, padding
-        return depthwise.forward(x, weight, stride, padding)
+        return depthwise.forward(x, taps, stride, padding)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         from fedentopt.simulation.triton import depthwise
 
-        x, weight = ctx.saved_tensors
+        x, taps = ctx.saved_tensors
         push = _last(dy)
         size = x.shape[2], x.shape[3]
-        dx = depthwise.input_grad(push, weight, size, *ctx.geometry) if ctx.needs_input_grad[0] else None
-        dw = depthwise.weight_grad(x, push, weight.shape[2], *ctx.geometry) if ctx.needs_input_grad[1] else None
+        dx = depthwise.input_grad(push, taps, size, *ctx.geometry) if ctx.needs_input_grad[0] else None
+        dw = depthwise.weight_grad(x, push, len(taps), *ctx.geometry) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None

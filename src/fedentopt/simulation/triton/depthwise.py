@@ -19,6 +19,7 @@ from fedentopt.simulation.triton.windows import WAVE
 
 SIDES = (3, 5)
 STRIDES = (1, 2)
+TILES = {torch.float32: 2048, torch.bfloat16: 1024}  # values per program: registers for the taps on their way
 GRADIENT_TILE = 1024  # of the weight gradient, which keeps a sum for each tap of a row beside it
 SIZES = ["rows", "height", "width", "out_height", "out_width", "channels", "blocks", "span", "parts"]
 
@@ -44,7 +45,7 @@ def forward_kernel(x, w, y, rows, height, width, out_height, out_width, channels
             there = in_map & (left + kx >= 0) & (left + kx < width)
             at = (corner + (ky * width + kx) * size)[:, None] + column[None, :]
             values = tl.load(x + at, mask=there[:, None] & known[None, :], other=0.0).to(tl.float32)
-            total += values * tl.load(w + column * (K * K) + (ky * K + kx), mask=known, other=0.0)[None, :]
+            total += values * tl.load(w + (ky * K + kx) * size + column, mask=known, other=0.0)[None, :]
     at = first.to(tl.int64) * size + (tl.arange(0, ROWS)[:, None] * size + column[None, :])
     tl.store(y + at, total.to(y.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
@@ -71,7 +72,7 @@ def input_grad_kernel(dy, w, dx, rows, height, width, out_height, out_width, cha
             there = in_map & (left >= kx) & (x < out_width) & (x * STRIDE == left - kx)
             at = (((sample * out_height + y) * out_width + x).to(tl.int64) * size)[:, None] + column[None, :]
             push = tl.load(dy + at, mask=there[:, None] & known[None, :], other=0.0).to(tl.float32)
-            total += push * tl.load(w + column * (K * K) + (ky * K + kx), mask=known, other=0.0)[None, :]
+            total += push * tl.load(w + (ky * K + kx) * size + column, mask=known, other=0.0)[None, :]
     at = first.to(tl.int64) * size + (tl.arange(0, ROWS)[:, None] * size + column[None, :])
     tl.store(dx + at, total.to(dx.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
@@ -129,32 +130,38 @@ def weight_grad_kernel(x, dy, sums, rows, height, width, out_height, out_width, 
 
 def _maps(samples: int, channels: int, size: tuple[int, int], x: Tensor) -> tuple[Maps, Tensor]:
     """The cut of maps of this size, and memory for them, channels last, of x's type."""
-    empty = torch.empty((samples, *size, channels), dtype=x.dtype, device=x.device)
-    return Maps(samples, size[0] * size[1], channels), empty.permute(0, 3, 1, 2)
+    shape = samples, channels, *size
+    empty = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return Maps(samples, size[0] * size[1], channels), empty
 
 
-def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """x (B, C, H, W) channels last, float32 or bf16; weight (C, 1, k, k) float32, contiguous in that order."""
+def by_tap(weight: Tensor) -> Tensor:
+    """Filters (C, 1, k, k) as the kernels read them, neighbouring channels side by side: (k, k, C)."""
+    return weight.squeeze(1).permute(1, 2, 0).contiguous()
+
+
+def forward(x: Tensor, taps: Tensor, stride: int, padding: int) -> Tensor:
+    """x (B, C, H, W) channels last, float32 or bf16; taps (k, k, C) float32."""
     samples, channels, height, width = x.shape
-    side = weight.shape[2]
+    side = len(taps)
     size = (height + 2 * padding - side) // stride + 1, (width + 2 * padding - side) // stride + 1
     maps, y = _maps(samples, channels, size, x)
-    lines = maps.lines()
+    lines = maps.lines(TILES[x.dtype])
     forward_kernel[(triton.cdiv(maps.rows, lines) * maps.blocks,)](
-        x, weight, y, maps.rows, height, width, *size, channels // maps.unit, maps.blocks, K=side, STRIDE=stride,
+        x, taps, y, maps.rows, height, width, *size, channels // maps.unit, maps.blocks, K=side, STRIDE=stride,
         PADDING=padding, UNIT=maps.unit, ROWS=lines, COLUMNS=maps.columns, num_warps=WARPS,
     )  # fmt: skip
     return y
 
 
-def input_grad(dy: Tensor, weight: Tensor, size: tuple[int, int], stride: int, padding: int) -> Tensor:
+def input_grad(dy: Tensor, taps: Tensor, size: tuple[int, int], stride: int, padding: int) -> Tensor:
     """The gradient of an input of `size` pixels."""
     samples, channels, out_height, out_width = dy.shape
     maps, dx = _maps(samples, channels, size, dy)
-    lines = maps.lines()
+    lines = maps.lines(TILES[dy.dtype])
     input_grad_kernel[(triton.cdiv(maps.rows, lines) * maps.blocks,)](
-        dy, weight, dx, maps.rows, *size, out_height, out_width, channels // maps.unit, maps.blocks,
-        K=weight.shape[2], STRIDE=stride, PADDING=padding, UNIT=maps.unit, ROWS=lines, COLUMNS=maps.columns,
+        dy, taps, dx, maps.rows, *size, out_height, out_width, channels // maps.unit, maps.blocks,
+        K=len(taps), STRIDE=stride, PADDING=padding, UNIT=maps.unit, ROWS=lines, COLUMNS=maps.columns,
         num_warps=WARPS,
     )  # fmt: skip
     return dx

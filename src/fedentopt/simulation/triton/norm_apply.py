@@ -174,9 +174,7 @@ def input_grad_kernel(x, dy, dx, factor, scale, pooled, real, statistics, weight
 
 def empty_maps(x: Tensor) -> Tensor:
     """Memory for maps of the shape and type of x, channels last."""
-    samples, channels, height, width = x.shape
-    empty = torch.empty((samples, height, width, channels), dtype=x.dtype, device=x.device)
-    return empty.permute(0, 3, 1, 2)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def apply(
