@@ -90,11 +90,9 @@ class StepBuffers:
         self.losses = torch.zeros(n, 2, dtype=torch.float64, device=device)  # as `Kernels.add_sample_losses` adds them
 
     def load(self, work: Work, starts: torch.Tensor) -> None:
-        """Copy a round in. Rows beyond it have zero steps, so they never move."""
-        n, p = work.rows, self.w.shape[1]
-        self.start[: len(starts)].copy_(starts[:, :p])
-        self.w[:n].copy_(starts[:, :p].index_select(0, work.start_row))
-        self.v.zero_()
+        """Copy a round in, but for the clients' models. Rows beyond it have zero steps, so they never move."""
+        n = work.rows
+        self.start[: len(starts)].copy_(starts[:, : self.w.shape[1]])
         self.index[: work.index.shape[0], :n].copy_(work.index)
         self.index[:, n:].fill_(-1)
         for name, room in self.per_row.items():
@@ -163,8 +161,7 @@ class StackedTrainer:
                 self.net.reserve(self._buffers.w)
         buffers = self._buffers
         buffers.load(work, starts)
-        if isinstance(self.net, WideNet):
-            self.net.begin(buffers.w[: work.rows])
+        self._begin(buffers, work)
         # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
         active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
         cuda = starts.device.type == "cuda"
@@ -176,9 +173,21 @@ class StackedTrainer:
                 self._replay(buffers, shape)
             else:
                 self._step(buffers, shape)
-        out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
-        out[:, : self.layout.parameter_width].copy_(buffers.w[: work.rows])
-        return Trained(out, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
+        models, p = buffers.w[: work.rows], self.layout.parameter_width
+        if self.layout.width == p:  # a copy, since the next round overwrites these
+            models = models.clone(memory_format=torch.contiguous_format)
+        else:  # buffers travel unchanged
+            models = torch.cat([models, starts[:, p:].index_select(0, work.start_row)], 1)
+        return Trained(models, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
+
+    def _begin(self, b: StepBuffers, work: Work) -> None:
+        """Every client's model as it starts, without momentum."""
+        w = b.w[: work.rows]
+        if isinstance(self.net, WideNet):
+            self.net.begin(b.start, work.start_row, w, b.v)
+        else:
+            torch.index_select(b.start, 0, work.start_row, out=w)
+            b.v.zero_()
 
     def _step(self, b: StepBuffers, shape: StepShape) -> None:
         n = shape.rows
@@ -219,7 +228,7 @@ class StackedTrainer:
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
         if isinstance(self.net, WideNet):
-            self.net.begin(b.w)
+            self.net.refresh(b.w)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(b, shape)

@@ -33,6 +33,7 @@ __all__ = [
     "Optimiser",
     "PlainKernels",
     "WideForm",
+    "form_for",
     "ops",
     "runs_on",
     "wide_runs_on",
