@@ -119,6 +119,7 @@ for bf16 in (False, True):
     form = WideForm(*[True] * len(WideForm._fields))
     net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=form))
     net.reserve(rows)
+    net.begin(rows, o, rows.clone(), rows.clone())
     terms = Optimiser(rows, rows, rows, one, one, one, one, rows, o, o, zeros(1, dtype=torch.int64),
                       rows if bf16 else None, o, o)
     x, labels = zeros(n, 64, 3, 8, 8), zeros(n, 64, dtype=torch.int64)
@@ -147,7 +148,8 @@ KERNELS = {
         "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
         "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel",
         "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
-        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_update.weight_step_kernel",
+        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_start.start_kernel",
+        "wide_update.weight_step_kernel",
     ],
 }  # fmt: skip
 

@@ -91,11 +91,9 @@ class StepBuffers:
         self.losses = torch.zeros(n, 2, dtype=torch.float64, device=device)  # as `Kernels.add_sample_losses` adds them
 
     def load(self, work: Work, starts: torch.Tensor) -> None:
-        """Copy a round in. Rows beyond it have zero steps, so they never move."""
-        n, p = work.rows, self.w.shape[1]
-        self.start[: len(starts)].copy_(starts[:, :p])
-        self.w[:n].copy_(starts[:, :p].index_select(0, work.start_row))
-        self.v.zero_()
+        """Copy a round in, but for the clients' models. Rows beyond it have zero steps, so they never move."""
+        n = work.rows
+        self.start[: len(starts)].copy_(starts[:, : self.w.shape[1]])
         self.index[: work.index.shape[0], :n].copy_(work.index)
         self.index[:, n:].fill_(-1)
         for name, room in self.per_row.items():
@@ -183,18 +181,29 @@ class StackedTrainer:
             StepShape(min(ladder(int(n)), buffers.room.rows) if cuda else int(n), plain_loss, work.wants_losses)
             for n in active
         ]
-        self._compile(buffers, work.rows, shapes)
+        self._compile(buffers, work.start_row, shapes)
         buffers.load(work, starts)
-        if isinstance(self.net, WideNet):
-            self.net.begin(buffers.w[: work.rows])
+        self._begin(buffers, work.start_row)
         for shape in shapes:
             if cuda:
                 self._replay(buffers, shape)
             else:
                 self._step(buffers, shape)
-        out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
-        out[:, : self.layout.parameter_width].copy_(buffers.w[: work.rows])
-        return Trained(out, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
+        models, p = buffers.w[: work.rows], self.layout.parameter_width
+        if self.layout.width == p:  # a copy, since the next round overwrites these
+            models = models.clone(memory_format=torch.contiguous_format)
+        else:  # buffers travel unchanged
+            models = torch.cat([models, starts[:, p:].index_select(0, work.start_row)], 1)
+        return Trained(models, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
+
+    def _begin(self, b: StepBuffers, start_row: torch.Tensor) -> None:
+        """Every client's model as it starts, without momentum."""
+        w = b.w[: len(start_row)]
+        if isinstance(self.net, WideNet):
+            self.net.begin(b.start, start_row, w, b.v)
+        else:
+            torch.index_select(b.start, 0, start_row, out=w)
+            b.v.zero_()
 
     def _step(self, b: StepBuffers, shape: StepShape) -> None:
         n = shape.rows
@@ -228,8 +237,8 @@ class StackedTrainer:
         twin._compiles = False
         return twin
 
-    def _compile(self, b: StepBuffers, rows: int, shapes: list[StepShape]) -> None:
-        """Have all kernels compiled together that a round of so many rows launches in steps not yet captured."""
+    def _compile(self, b: StepBuffers, start_row: torch.Tensor, shapes: list[StepShape]) -> None:
+        """Have all kernels compiled together that a round from such starts launches in steps not yet captured."""
         new = set(shapes) - self._graphs.keys()
         if not self._compiles or not new:
             return
@@ -238,8 +247,8 @@ class StackedTrainer:
         def rehearse() -> None:
             if isinstance(twin.net, WideNet):
                 twin.net.reserve(outlines.w)
-                for models in (outlines.w[:rows], outlines.w):
-                    twin.net.begin(models)
+                twin.net.refresh(outlines.w)
+            twin._begin(outlines, outline(start_row))
             for shape in sorted(new, reverse=True):
                 twin._step(outlines, shape)
 
@@ -264,7 +273,7 @@ class StackedTrainer:
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
         if isinstance(self.net, WideNet):
-            self.net.begin(b.w)
+            self.net.refresh(b.w)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(b, shape)

@@ -36,6 +36,7 @@ __all__ = [
     "PlainKernels",
     "WideForm",
     "compile_ahead",
+    "form_for",
     "ops",
     "outline",
     "runs_on",
