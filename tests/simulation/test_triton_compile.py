@@ -233,6 +233,8 @@ for name, form, bf16 in (("lenet5", usual, False), ("lenet5", usual, True), ("to
         outlined = 0
         with OnlyOutlines():
             trainer.train(made.starts, made.work(straight_line.clients(number), wants_losses=True))
+            if name != "lenet5":
+                trainer.net.refresh(trainer._buffers.w)  # as a capture does
             trainer.predict(made.starts, made.data.test_images)
         missing, needless = asked[False] - asked[True], asked[True] - asked[False]
         case = f"{name}, form {forms.index(form)}, bf16 {bf16}, {number} clients"
