@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from drawing_models import DRAWING
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.simulation import engine
+from fedentopt.simulation import triton as triton_room
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
@@ -22,7 +25,9 @@ from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
-from fedentopt.simulation.triton import WideForm, ops
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import WideForm, form_for, ops
 from fedentopt.simulation.work import LocalCode, build_work
 from second_stages import in_second_stage, spoilt_checkpoint
 from straight_line import clients, world
@@ -588,6 +593,60 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
             assert torch.equal(many.losses[place], alone.losses[0]), number
 
 
+@pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
+@pytest.mark.parametrize("form", ["update", "aside", "all", "every"])
+def test_nothing_of_a_round_is_left_for_the_next(form, precision, monkeypatch):
+    """Captured with stale memory, replayed after other clients, with momentum and weights of all kinds left."""
+    count_as_large(monkeypatch)
+    bf16 = precision == "bf16"
+    with torch_settings(CUDA, precision):
+        made = world("toy:wide", "stacked", CUDA)
+        module = build("toy:wide", straight_line.CLASSES, seed=5, image_size=8)
+        kernels = ops(CUDA, exact=precision == "fp32-exact", bf16=bf16, form=FORMS[form]._replace(untransposed=bf16))
+        trainer = StackedTrainer(module, made.layout, made.data, made.transform, kernels)
+        work = made.work(clients(9), wants_losses=True)
+        first = trainer.train(made.starts, work)
+        for stale in (torch.nan, -torch.inf, -0.0, 3.0):
+            left = [trainer._buffers.w, trainer._buffers.v]
+            left += [copy for copies in trainer.net._copies.values() for copy in copies if copy is not None]
+            assert len(left) > 2
+            for tensor in left:
+                tensor.fill_(stale)
+            trainer.train(made.starts, made.work(clients(5)))
+            again = trainer.train(made.starts, work)
+            assert torch.equal(again.models.view(torch.int32), first.models.view(torch.int32)), stale
+            assert torch.equal(again.losses, first.losses), stale
+        assert first.models.isfinite().all()
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["TF32", "bf16"])
+def test_vgg_models_begin_a_round(bf16):
+    """Weights and all copies of them in one pass, in the order and the rounding that torch gives."""
+    model = build("vgg11", 10, seed=0, image_size=32)
+    layout = FlatLayout(model, channels_last=True)
+    net = WideNet(wide_blocks(model, 32), layout, ops(CUDA, bf16=bf16, form=form_for(CUDA, bf16)))
+    if not net.updates:
+        pytest.skip("the form of this GPU keeps no copies")
+    starts = torch.randn(3, layout.parameter_width, device=CUDA)
+    w, v = (torch.full((8, layout.parameter_width + 32), torch.nan, device=CUDA)[:, :-32] for _ in range(2))
+    rows = torch.tensor([2, 0, 2, 1, 1, 0, 2], dtype=torch.int32, device=CUDA)
+    net.reserve(w)
+    net.begin(starts, rows, w[:7], v)
+    assert torch.equal(w[:7], starts[rows])
+    assert w[7].isnan().all()
+    kept = 0
+    for i, copies in net._copies.items():
+        weight = net._weight(starts[rows], net.blocks.convolutions[i])
+        for copy, order in zip(copies, ((0, 1, 2, 3), (0, 2, 3, 1)), strict=True):
+            if copy is not None:
+                assert torch.equal(copy[:7], weight.permute(order).to(copy.dtype))
+                kept += 1
+        slot = next(s for s in layout.parameters if s.name == net.blocks.convolutions[i].weight)
+        v[:, slot.offset : slot.offset + slot.size] = 0.0
+    assert kept == 6
+    assert not v.any()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_same_bits_in_every_form(precision, monkeypatch):
     """Of VGG-11, whose layers are large: 5 clients alone and 35 take other tiles."""
@@ -613,3 +672,44 @@ def test_same_losses_of_candidates_whoever_else_is_asked(name):
         for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
             rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
             assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]
+
+
+def forget_kernels():
+    """What this process has compiled or read from Triton's cache, as if it had just started."""
+    from triton.runtime.jit import JITFunction
+
+    names = [module.name for module in pkgutil.iter_modules(triton_room.__path__)]
+    for name in names:
+        for value in vars(importlib.import_module(f"{triton_room.__name__}.{name}")).values():
+            if isinstance(value, JITFunction):
+                value.device_caches.clear()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["lenet5", "vgg11"])
+def test_first_rounds_find_their_kernels_compiled(model, precision, monkeypatch):
+    """Every variant that training and evaluation launch, and no other, is asked for ahead; bits are those of kernels
+    that are compiled when they are launched."""
+    triton = pytest.importorskip("triton")
+    asked = {True: set(), False: set()}  # by whether ahead
+
+    def note(*, key, fn, is_manual_warmup, **rest):
+        asked[is_manual_warmup].add((fn.module.rsplit(".", 1)[1], fn.name, key))
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision, "batch_size": 64}
+    config = toy.config(**common, algorithm="scaffold", stragglers=0.5)
+    forget_kernels()
+    ready = toy.run([config], data, device="cuda")[0]
+    ahead, late = asked[True].copy(), asked[False].copy()
+    assert {name for _, name, _ in late} <= {"blend_kernel"}  # averages models after the round
+    for seen in asked.values():
+        seen.clear()
+    forget_kernels()
+    monkeypatch.setattr("fedentopt.simulation.trainers.stacked.compile_ahead", lambda rehearse: None)
+    one_by_one = toy.run([config], data, device="cuda")[0]
+    assert not asked[True]
+    assert asked[False] - late == ahead
+    assert len(ahead) >= 20
+    assert_same_bits(ready, one_by_one, "compiled one by one")

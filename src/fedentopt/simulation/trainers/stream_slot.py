@@ -16,6 +16,7 @@ import torch
 from fedentopt.simulation.device import untuned
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.code_objective import CodeObjective
+from fedentopt.simulation.trainers.fused_blocks import fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms
 from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.padding_trial import fill_padding
@@ -72,6 +73,7 @@ class Slot:
         self.bound.module.train()
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.padding = mask_norms(self.bound.module) if trainer.masks else Padding()
+        self.fused = fuse_blocks(self.bound.module, trainer.model, trainer.form, self.padding, device)
         self.graphs: dict[tuple[BatchForm, bool], torch.cuda.CUDAGraph] = {}  # steps, without and with losses
         self._pool: Any = None
         self.wants_losses = False
@@ -171,7 +173,7 @@ class Slot:
         t, row = self.trainer, self.fields
         self.bound.gradient.zero_()
         autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False)
-        with self.bound.drawing(), self.padding.masking(real), autocast:
+        with self.bound.drawing(), self.padding.masking(real), self.fused.running(), autocast:
             logits = self.bound.module(x)
         logits = logits.float()
         plain = logits.detach()[None]
