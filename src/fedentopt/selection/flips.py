@@ -124,7 +124,7 @@ class FLIPSSelector(Selector):
             self._times, self._round, self.seed = before
             raise InputError(
                 f"state: counts the turns of clusters that were the best of {starts or 1} start(s) of k-means, and of "
-                f"{STARTS}, as made here, others are the best; accepted: what this version kept (start anew)"
+                f"{STARTS}, as made here, others are the best; accepted: what this version kept"
             )
 
     def remember(self, memory: Mapping[str, Any]) -> None:
