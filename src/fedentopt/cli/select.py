@@ -26,8 +26,8 @@ from fedentopt.errors import InputError
 from fedentopt.files import locked_state
 from fedentopt.privacy import check_epsilon, laplace_noise
 from fedentopt.selection import SELECTORS, EntropySelector, RandomSelector, Selector
+from fedentopt.selection.feedback import LEAVES
 from fedentopt.selection.noise import keyed_laplace
-from fedentopt.selection.selector import LEAVES
 from fedentopt.selection.trial import (
     SweepRow,
     Trial,

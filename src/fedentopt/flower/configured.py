@@ -30,9 +30,9 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import FedAvg
 
 from fedentopt.errors import InputError
-from fedentopt.flower.local_training import LocalTraining
 from fedentopt.flower.strategy import LabelAware
 from fedentopt.selection import SELECTORS, EntropySelector
+from fedentopt.server.local_training import LocalTraining
 from fedentopt.settings import settings_of
 
 PREFIX = "fedentopt."

@@ -19,8 +19,9 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.feedback import Head, Observation
 from fedentopt.selection.per_client import ClientVectors, as_pairs, read_pairs
-from fedentopt.selection.selector import Head, Observation, Selector
+from fedentopt.selection.selector import Selector
 
 TRIES = 3
 

@@ -19,8 +19,9 @@ import numpy as np
 from fedentopt.audit import Audit
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
+from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
-from fedentopt.selection.selector import Census, Observation, check_int, selector
+from fedentopt.selection.selector import check_int, selector
 from fedentopt.settings import amount, setting
 
 

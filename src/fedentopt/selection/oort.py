@@ -34,8 +34,9 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_by_weight
+from fedentopt.selection.feedback import Observation
 from fedentopt.selection.per_client import ClientFigures, as_pairs, read_ids, read_pairs
-from fedentopt.selection.selector import Observation, Selector, selector
+from fedentopt.selection.selector import Selector, selector
 from fedentopt.settings import setting
 
 LARGEST_UTILITY = 1e300  # what a loss that ran away is worth: differences of utilities stay finite
