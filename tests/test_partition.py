@@ -145,7 +145,7 @@ def test_parse() -> None:
     assert parse("dir:0.1") == PartitionSpec("dir", 0.1)
     assert parse("classes:2") == PartitionSpec("classes", 2)
     assert parse(" iid ") == PartitionSpec("iid", 0)
-    for text in ("dir:0.1", "classes:2", "iid", "classes:1234567", "dir:0.123456789"):
+    for text in ("dir:0.1", "classes:2", "iid", "classes:1234567", "dir:0.123456789", "dir:123456.5"):
         assert str(parse(text)) == text
 
 
@@ -372,3 +372,20 @@ def test_splits_that_are_refused(spec: str, clients: int, least: int, message: s
 def test_new_specs_are_written_as_they_are_read(spec: str) -> None:
     assert str(parse(spec)) == spec
     assert parse(str(parse(spec))) == parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (PartitionSpec("dir", -1.0), "the concentration '-1'"),
+        (PartitionSpec("mixed"), "the concentration ''"),
+        (PartitionSpec("mixed", betas=(0.1, 0.0)), "the concentration '0'"),
+        (PartitionSpec("shards", 2.5), "'2.5' shards per client"),
+        (PartitionSpec("shards"), "'0' shards per client"),
+        (PartitionSpec("sharks", 2), "'sharks:2' is unknown"),
+        (PartitionSpec("dir", 0.1, quantity=0.0), "the concentration '0'"),
+    ],
+)
+def test_specs_made_by_hand_are_checked_as_well(spec: PartitionSpec, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        partition(np.arange(100) % 4, spec, 5, 0)

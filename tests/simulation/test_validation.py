@@ -199,7 +199,7 @@ def named(data: Dataset, ids: list[str]) -> Dataset:
 def test_natural_clients_train_under_their_names(tmp_path: Path) -> None:
     ids = [("7", "north", "5,5")[i % 3] if i < 50 else "north" for i in range(60)]
     data = named(toy.images(60), ids)
-    settings = {**SMALL, "partition": "natural", "cohort": "2"}
+    settings = {**SMALL, "partition": " natural", "cohort": "2"}  # spaces change nothing
     del settings["clients"]
     memory = simulate(settings, dataset=data).runs[0]
     run = simulate(settings, dataset=data, out=tmp_path).runs[0]

@@ -75,7 +75,7 @@ def partition(
     Refused: bad labels or settings, more clients than samples, a class that no client would own or that has fewer
     samples than owners, a minimum not met in 1000 tries, owners that are no numbers of so many clients.
     """
-    spec = spec if isinstance(spec, PartitionSpec) else parse(spec)
+    spec = parse(str(spec) if isinstance(spec, PartitionSpec) else spec)  # one built by hand is checked as well
     y = check_labels(labels)
     _at_least("clients", clients, 1)
     _at_least("seed", seed, 0)
