@@ -23,6 +23,10 @@ Rows = list[tuple[Method, Figures]]
 FEWER = ("never_selected", "bytes_sent", "simulated_seconds")
 WHERE_KNOWN = {"validation": "Validation %", "clients": "Mean of clients %", "worst_tenth": "Worst tenth of clients %"}
 """Columns for figures that only runs have which were asked for them."""
+WHAT_IS_KNOWN = {
+    "validation": "Validation: accuracy on what the clients hold out, to choose settings by.",
+    "clients": "Mean of clients, worst tenth: accuracy of the final model per client.",
+}
 BETTER = ("accuracy", "worst_class", *WHERE_KNOWN, "entropy", "full_cover", "h_norm", *FEWER)
 """Figures that have a better direction: up, or down for the `FEWER`. The best of each column is marked."""
 
@@ -63,7 +67,9 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
             cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", index in best["simulated_seconds"]))
         cells += [_number_cell(values.finished + values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
-    return _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+    note = " ".join(WHAT_IS_KNOWN[field] for field in known if field in WHAT_IS_KNOWN)
+    table = _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+    return f'{table}<p class="note">{escape(note)}</p>' if note else table
 
 
 def belief_table(rows: Sequence[tuple[Method, Belief]], number: int) -> str:
