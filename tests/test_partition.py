@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedentopt.errors import InputError
 from fedentopt.partition import PartitionSpec, parse, partition
+from fedentopt.partition.client_shares import DRAW
 
 CIFAR_LIKE = np.repeat(np.arange(10), 5000)
 
@@ -289,6 +290,22 @@ def test_huge_concentrations_are_even(beta: str) -> None:
     assert partition(CIFAR_LIKE, f"mixed:{beta}", 100, 0).counts.max() <= 51
     sizes = partition(CIFAR_LIKE, f"quantity:{beta}", 100, 0).counts.sum(axis=1)
     assert sizes.max() - sizes.min() <= 2
+
+
+@pytest.mark.parametrize(("beta", "last"), [(0.001, -1), (0.5, 1)])
+def test_mixed_shares_are_a_dirichlet_until_classes_run_out(beta: float, last: int) -> None:
+    """For p ~ Dir_10(b), the mean of sum(p_c^2) is (b + 1) / (10 b + 1). The last ten clients choose among few classes:
+    more skewed where that takes some away, less where it takes the only one."""
+    drawn = (beta + 1) / (10 * beta + 1)
+    early, late = [], []
+    for seed in range(12):
+        counts = partition(CIFAR_LIKE[::5], f"mixed:{beta}", 100, seed).counts
+        skew = np.square(counts / counts.sum(axis=1, keepdims=True)).sum(axis=1)
+        order = np.random.default_rng([seed, DRAW, 1]).permutation(100)
+        early += skew[order[:40]].tolist()
+        late += skew[order[-10:]].tolist()
+    assert np.mean(early) == pytest.approx(drawn, abs=0.015)
+    assert (np.mean(late) - drawn) * last > 0.02
 
 
 def test_mixed_fills_from_what_is_left() -> None:
