@@ -339,6 +339,8 @@ def test_natural_takes_the_owners_as_they_are() -> None:
         (2, [0.0, 1.0, 1.0], "accepted: a client number for each of 3 samples"),
         (3, [0, 1, 1], "clients: 3 asked for, but the data names 2 clients; accepted: 2"),
         (2, [0, 2, 2], "clients: 2 asked for"),
+        (100, None, "natural needs data"),
+        (100, [0, 1, 1], "clients: 100 asked for, but the data names 2 clients; accepted: 2"),
         (2, [-1, 0, 1], "clients: 2 asked for, but the data names 3"),
     ],
 )
