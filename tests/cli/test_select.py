@@ -259,8 +259,7 @@ def test_state_of_another_file_is_refused(fedentopt: Command, counts: Path, tmp_
     other.write_text(counts.read_text().replace("site-", "clinic-"))
     said = fedentopt("select", other, "--cohort", 4, "--state", state)
     assert said.code == 2
-    assert f"{state}: state: buffer: client 'site-" in said.err
-    assert "not registered" in said.err
+    assert f"{state}: the state is of clients ['site-0', 'site-1', 'site-2'] and 27 more; accepted: counts" in said.err
 
 
 @pytest.mark.parametrize(

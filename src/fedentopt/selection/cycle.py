@@ -52,7 +52,9 @@ class CycleSelector(Selector):
             served, plan, due = {}, [], available.tolist()
         waiting = {ids[number] for number in due}
         planned = {client for cohort in plan for client in cohort}
-        if not plan or not waiting.issuperset(plan[0]) or not planned.issuperset(waiting):
+        # A plan may be for cohorts of another size, where that followed the number of clients.
+        fits = bool(plan) and len(plan[0]) == min(self.cohort_size, len(due))
+        if not fits or not waiting.issuperset(plan[0]) or not planned.issuperset(waiting):
             plan = [[ids[number] for number in cohort] for cohort in self._dealt(np.array(due))]
         self._plan, self._served = plan[1:], served | dict.fromkeys(plan[0])
         return [int(number) for number in self.numbers_of(plan[0])]
