@@ -216,6 +216,21 @@ def test_where_bounds_say_nothing_the_definition_draws(monkeypatch: pytest.Monke
     assert len(set(alone.select().clients)) == 3
 
 
+def test_exponents_that_single_precision_cannot_take_are_left_to_the_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With QCID**-250000 a bound is too wide to draw by: it would be tried thousands of times."""
+    monkeypatch.setattr(fed_cbs, "MANY", 1)
+    counts = many()
+    made = Imbalance(rows_of(counts), 4)
+    gathered, open_rows = counts[:6].sum(axis=0).astype(np.float64), np.arange(600) >= 6
+    bounds = made._screen.spread(gathered, open_rows)  # type: ignore[union-attr]
+    assert bounds is not None
+    assert made._draw_by_bound(np.random.default_rng(0), gathered, 250_000.0, *bounds) is None
+    best = int(np.argmin(np.where(open_rows, made.logs(gathered), np.inf)))
+    assert made.draw(np.random.default_rng(0), gathered, open_rows, 250_000.0) == best
+
+
 def test_a_state_that_is_none_is_refused() -> None:
     selector = FedCBSSelector(2)
     selector.register([[1, 2], [3, 4], [5, 6]])

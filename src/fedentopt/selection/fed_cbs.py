@@ -164,14 +164,14 @@ class Imbalance:
     ) -> int | None:
         """The same draw from bounds of chi2 = C QCID; None where too many of them are loose."""
         scale = (1 + share) * self._classes
+        # Single precision rounds ln and exp too: by less than this, on logarithms down to that of LEAST.
+        slack = beta * 30 * 1e-6 + 1e-5
         # Loose where chi2 / (chi2 - off), to the power of beta, exceeds what may be wasted; and chi2 stays above off.
         loose = off * max(2.0, 1 / -math.expm1(-_LOOSE / beta))
         near = np.flatnonzero(chi2 < max(loose, 2 * LEAST * self._classes))
-        if near.size * 16 > chi2.size:
+        if near.size * 16 > chi2.size or slack > _LOOSE:
             return None
         exact = -beta * self.logs(gathered, near)
-        # Single precision rounds ln and exp too: by less than this, on logarithms down to that of LEAST.
-        slack = beta * 30 * 1e-6 + 1e-5
         far = np.empty_like(chi2)
         tops, sums = [], []
         for start in range(0, chi2.size, _CHUNK):
