@@ -19,7 +19,8 @@ a = L - N/C and b(x) = |x - mean x|^2 the same is (b(l) + 2 a l + b(L)) / (N + n
 
 Among many clients (4,096 or more) that product is in single precision (`screen`), with a bound on how far it is off:
 whose bound is loose is evaluated exactly, among the others somebody is drawn by an upper bound of the weight and kept
-with probability weight / bound. That draws from the same distribution, with other random numbers.
+with probability weight / bound. That draws from the same distribution, with other random numbers. Where most bounds are
+loose, as of clients that are all perfectly even, everybody is evaluated exactly.
 
 FedXplore's code uses the candidate's T in the second draw and exponents m - 2 on ratios; the paper is followed here.
 """
