@@ -218,7 +218,8 @@ def _check_options(
             "--epsilon: adds noise to true counts, but --noisy says the file holds noisy ones; accepted: one"
         )
     if target is not None and not takes_target(cls):
-        raise InputError(f"--target: {cls.name} selection does not aim for any; accepted: --selector fedentopt")
+        those = " or ".join(one.name for one in counts_only() if takes_target(one))
+        raise InputError(f"--target: {cls.name} selection does not aim for any; accepted: --selector {those}")
     if sweep and state is not None:
         raise InputError("--sweep: starts every setting afresh; accepted: without --state")
     if sweep and cls is not EntropySelector:

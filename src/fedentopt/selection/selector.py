@@ -273,8 +273,16 @@ class Selector(ABC):
     def _losses(self, losses: Mapping[ClientId, float] | None) -> np.ndarray | None:
         if losses is None:
             return None
+        if not isinstance(losses, Mapping):
+            raise InputError(f"losses: {losses!r}; accepted: what the candidates answered, by client")
         table = np.full(len(self._table), np.nan)
-        table[self._table.numbers_of(losses, "losses: client")] = list(losses.values())
+        for number, (client, loss) in zip(
+            self._table.numbers_of(losses, "losses: client"), losses.items(), strict=True
+        ):
+            try:
+                table[number] = np.nan if loss is None else float(loss)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"losses: client {client!r}: {loss!r}; accepted: a number") from error
         return table
 
     def _checked(self, picked: Any, rows: np.ndarray) -> list[int]:
