@@ -361,10 +361,9 @@ def main() -> None:
         run(bench)
         if bench.enough(25, "tuned, plain"):
             command = [sys.executable, __file__, "--tuned", "plain", "--device", options.device]
+            command += ["--tiny"] * options.tiny
             try:
-                done = subprocess.run(
-                    [*command, *["--tiny"] * options.tiny], capture_output=True, text=True, timeout=bench.left, check=True
-                )
+                done = subprocess.run(command, capture_output=True, text=True, timeout=bench.left, check=True)
                 bench.report["speeds"].append(json.loads(done.stdout.splitlines()[-1]))
                 print(done.stdout.splitlines()[0])
             except subprocess.TimeoutExpired:

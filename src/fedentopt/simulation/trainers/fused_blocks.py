@@ -17,7 +17,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -77,11 +77,11 @@ def fuse_blocks(
     block_type = getattr(sys.modules.get("torchvision.models.efficientnet"), "MBConv", None)
     for name, layer in model.named_modules():
         copy = copies.get(name)
-        if type(copy) is not type(layer):
+        if copy is None or type(copy) is not type(layer):
             continue
         made = _stand_in(layer, copy, form, fused, block_type)
         if made is not None:
-            copy.forward = made  # type: ignore[method-assign]
+            copy.forward = made
             fused.names.append(name)
     return fused
 
@@ -103,11 +103,12 @@ def _stand_in(
     if block_type is not None and is_plain(layer, block_type) and _is_usual(layer):
         return partial(_block, fused, form, copy, before)
     if _is_sequence(layer) and any(_norm(child) for child in layer):
+        assert isinstance(copy, nn.Sequential)
         return partial(_sequence, fused, copy, before, [_norm(child) for child in layer])
     return None
 
 
-def _is_sequence(layer: nn.Module) -> bool:
+def _is_sequence(layer: nn.Module) -> TypeGuard[nn.Sequential]:
     """A Sequential, by that or another name, that calls its layers one after the other."""
     plain = isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward
     return plain and is_plain(layer, type(layer))
@@ -127,7 +128,8 @@ def _is_usual(block: Any) -> bool:
     inner = block.block
     if not _is_sequence(inner) or len(inner) not in (3, 4):
         return False
-    *before, excite, project = inner
+    parts: list[Any] = list(inner)
+    *before, excite, project = parts
     ends = [[type(layer) for layer in part] if _is_sequence(part) else [] for part in (*before, project)]
     full = [nn.Conv2d, nn.BatchNorm2d, nn.SiLU]
     return (
