@@ -211,6 +211,27 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
         assert relative(mine.detach(), its.detach()) < CLOSE
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pointwise_convolutions(dtype, monkeypatch):
+    """Weight gradients in 1 to 64 parts, as the number of pixels and of weights allows."""
+    for shape, out, most in (((2, 5, 7, 3), 6, 1 << 22), ((4, 6, 8, 6), 3, 1 << 22), ((8, 6, 8, 8), 3, 18 * 5)):
+        monkeypatch.setattr(fused_layers, "LONG", 1)
+        monkeypatch.setattr(fused_layers, "PARTIAL", most)
+        conv = nn.Conv2d(shape[1], out, 1, bias=False)
+        assert fused_layers.takes_pointwise(conv)
+        exact, x = copy.deepcopy(conv).double(), last(torch.randn(shape).to(dtype)).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        y, expected = fused_layers.pointwise(conv, x), exact(wide)
+        push = torch.randn(expected.shape).to(dtype)
+        y.backward(push)
+        expected.backward(push.double())
+        assert y.dtype == x.grad.dtype == dtype
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        for mine, its in ((y, expected), (x.grad, wide.grad), (conv.weight.grad, exact.weight.grad)):
+            assert mine.shape == its.shape
+            assert relative(mine.detach(), its.detach()) < (CLOSE if dtype == torch.float32 else 1e-2)
+
+
 @pytest.mark.parametrize(
     "conv",
     [

@@ -45,7 +45,12 @@ class FusedForm(NamedTuple):
     pointwise: bool = False
 
 
-FORM = FusedForm()  # of every streams trainer that is not told otherwise
+FORM = FusedForm()  # on CUDA, of every streams trainer that is not told otherwise
+
+
+def form_for(device: torch.device) -> FusedForm:
+    """What is fused there unless somebody asks for something else."""
+    return FORM if device.type == "cuda" else FusedForm()
 
 
 class FusedBlocks:
