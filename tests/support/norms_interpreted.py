@@ -26,7 +26,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StreamsTrainer, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm, fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms, masked_batch_norm
-from fedentopt.simulation.triton import PlainKernels, norm_statistics
+from fedentopt.simulation.triton import PlainKernels, norm_excite, norm_statistics
 from fedentopt.simulation.work import build_work
 from straight_line import clients
 
@@ -146,6 +146,24 @@ def test_statistics_far_from_zero_lose_nothing():
     values = x.double().transpose(0, 1).flatten(1)
     torch.testing.assert_close(found[0], values.mean(1), rtol=2e-7, atol=0)
     torch.testing.assert_close(found[1], values.var(1, correction=0).rsqrt(), rtol=2e-5, atol=0)
+
+
+def test_more_partial_sums_than_are_added_at_once():
+    parts = torch.randn(5, 300, 11)
+    assert relative(norm_statistics.fold(parts), parts.double().sum(1)) < CLOSE
+    scale, pooled = torch.randn(150, 11), torch.randn(150, 11)  # two parts per sample
+    s, m = (t.double().repeat_interleave(2, 0) for t in (scale, pooled / 7))
+    _, p, q, p_unit, q_unit = parts.double()
+    expected = torch.stack([(s * p + m * q).sum(0), (s * p_unit + m * q_unit).sum(0)])
+    assert relative(norm_excite.fold_sums(parts, scale, pooled, 7), expected) < CLOSE
+    x = last(torch.randn(3, 3, 53, 53) * 2 + 5)
+    assert 3 * 53 * 53 / norm_statistics.Maps.of(x).span() > 128
+    norm, exact = nn.BatchNorm2d(3), nn.BatchNorm2d(3).double()
+    found = norm_statistics.statistics(norm, x, torch.tensor([True, False, True])).double()
+    exact(x[[0, 2]].double())
+    assert relative(found[0], x[[0, 2]].double().mean((0, 2, 3))) < CLOSE
+    assert relative(norm.running_var, exact.running_var) < CLOSE
+    assert relative(found[2], torch.full((3,), 1 / (2 * 53 * 53)).double()) < CLOSE
 
 
 def test_a_diverged_model_shows():
