@@ -44,7 +44,7 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings, untuned
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers import StreamsTrainer, bound_model, fused_layers
+from fedentopt.simulation.trainers import StreamsTrainer, bound_model, fused_convolutions
 from fedentopt.simulation.trainers.fused_blocks import FusedForm, fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import mask_norms
 from fedentopt.simulation.trainers.padding_trial import without_cudnn
@@ -289,7 +289,7 @@ def layers(bench: Bench, dtype: torch.dtype) -> None:
         conv = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=channels, bias=False).to(bench.device)
         conv = conv.to(memory_format=torch.channels_last)
         twin = copy.deepcopy(conv).to(dtype)
-        for what, run in (("depthwise", fused_layers.depthwise), ("torch: depthwise", lambda c, g: c(g))):
+        for what, run in (("depthwise", fused_convolutions.depthwise), ("torch: depthwise", lambda c, g: c(g))):
             layer = conv if what == "depthwise" else twin
             given = x.clone().requires_grad_()
             y = run(layer, given)
@@ -300,7 +300,7 @@ def layers(bench: Bench, dtype: torch.dtype) -> None:
     for into, out, side in ((8, 12, 6),) if bench.tiny else PRODUCTS:
         where, layer = f"{into} > {out} x {side} x {side}", nn.Conv2d(into, out, 1, bias=False)
         layer = layer.to(bench.device, dtype).to(memory_format=torch.channels_last)
-        for what, run in (("product", fused_layers.pointwise), ("torch: 1x1", lambda c, g: c(g))):
+        for what, run in (("product", fused_convolutions.pointwise), ("torch: 1x1", lambda c, g: c(g))):
             given = maps(into, side).requires_grad_()
             y = run(layer, given)
             push = torch.randn_like(y)

@@ -21,7 +21,7 @@ from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_layers
+from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
 from fedentopt.simulation.trainers.padding_trial import without_cudnn
@@ -666,7 +666,7 @@ def test_fused_layers(shape, side, stride, dtype):
     for _ in range(2):
         mine = [copy.deepcopy(layer) for layer in (conv, norm)]
         given = x.clone().requires_grad_()
-        y = fused_layers.excite(mine[1], fused_layers.depthwise(mine[0], given), mask, "silu", gate)
+        y = fused_layers.excite(mine[1], fused_convolutions.depthwise(mine[0], given), mask, "silu", gate)
         y.backward(push)
         found = [y[:real], given.grad[:real], mine[0].weight.grad, mine[1].weight.grad, mine[1].bias.grad,
                  mine[1].running_mean, mine[1].running_var]  # fmt: skip

@@ -23,7 +23,7 @@ from fedentopt.models.keyed_dropout import dropout_key, key_dropout
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StreamsTrainer, fused_layers
+from fedentopt.simulation.trainers import StreamsTrainer, fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm, fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms, masked_batch_norm
 from fedentopt.simulation.triton import PlainKernels, norm_excite, norm_statistics
@@ -216,10 +216,10 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
     monkeypatch.setattr("fedentopt.simulation.triton.depthwise.WAVE", 24)
     channels = shape[1]
     conv = nn.Conv2d(channels, channels, side, stride, padding, groups=channels, bias=False)
-    assert fused_layers.takes_depthwise(conv)
+    assert fused_convolutions.takes_depthwise(conv)
     exact, x = copy.deepcopy(conv).double(), last(torch.randn(shape)).requires_grad_()
     wide = x.detach().double().requires_grad_()
-    y, expected = fused_layers.depthwise(conv, x), exact(wide)
+    y, expected = fused_convolutions.depthwise(conv, x), exact(wide)
     push = torch.randn(expected.shape)
     y.backward(push)
     expected.backward(push.double())
@@ -233,13 +233,13 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
 def test_pointwise_convolutions(dtype, monkeypatch):
     """Weight gradients in 1 to 64 parts, as the number of pixels and of weights allows."""
     for shape, out, most in (((2, 5, 7, 3), 6, 1 << 22), ((4, 6, 8, 6), 3, 1 << 22), ((8, 6, 8, 8), 3, 18 * 5)):
-        monkeypatch.setattr(fused_layers, "LONG", 1)
-        monkeypatch.setattr(fused_layers, "PARTIAL", most)
+        monkeypatch.setattr(fused_convolutions, "LONG", 1)
+        monkeypatch.setattr(fused_convolutions, "PARTIAL", most)
         conv = nn.Conv2d(shape[1], out, 1, bias=False)
-        assert fused_layers.takes_pointwise(conv)
+        assert fused_convolutions.takes_pointwise(conv)
         exact, x = copy.deepcopy(conv).double(), last(torch.randn(shape).to(dtype)).requires_grad_()
         wide = x.detach().double().requires_grad_()
-        y, expected = fused_layers.pointwise(conv, x), exact(wide)
+        y, expected = fused_convolutions.pointwise(conv, x), exact(wide)
         push = torch.randn(expected.shape).to(dtype)
         y.backward(push)
         expected.backward(push.double())
@@ -262,7 +262,7 @@ def test_pointwise_convolutions(dtype, monkeypatch):
     ],
 )  # fmt: skip
 def test_other_convolutions_stay_torchs(conv):
-    assert not fused_layers.takes_depthwise(conv)
+    assert not fused_convolutions.takes_depthwise(conv)
 
 
 def test_bf16_maps():
@@ -276,7 +276,7 @@ def test_bf16_maps():
     a = F.silu(exact(wide_conv(wide)))
     expected = results(exact, a * wide_gate(a.mean((2, 3), keepdim=True)), push.double(), 3, x=wide)
     x.requires_grad_()
-    y = fused_layers.excite(norm, fused_layers.depthwise(conv, x), None, "silu", gate)
+    y = fused_layers.excite(norm, fused_convolutions.depthwise(conv, x), None, "silu", gate)
     assert y.dtype == torch.bfloat16
     assert_close(results(norm, y, push, 3, x=x), expected, 3e-2)
     assert relative(conv.weight.grad, wide_conv.weight.grad) < 3e-2
@@ -334,9 +334,10 @@ def test_what_is_fused_and_when(monkeypatch):
     """Nothing unless asked, in evaluation, outside `running`, or with maps in another order or type."""
     calls: list[str] = []
     for name in ("normalise", "excite", "depthwise", "pointwise"):
-        plain: Callable[..., Tensor] = getattr(fused_layers, name)
+        module_of = fused_layers if hasattr(fused_layers, name) else fused_convolutions
+        plain: Callable[..., Tensor] = getattr(module_of, name)
         monkeypatch.setattr(
-            fused_layers, name, lambda *a, name=name, plain=plain, **k: calls.append(name) or plain(*a, **k)
+            module_of, name, lambda *a, name=name, plain=plain, **k: calls.append(name) or plain(*a, **k)
         )
     model = efficientnet()
     x = torch.randn(2, 3, 9, 9)

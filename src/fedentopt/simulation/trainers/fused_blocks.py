@@ -1,4 +1,4 @@
-"""Which layers of a model the fused ones (`fused_layers`) stand in for, in training, where a `FusedForm` asks for it.
+"""Which layers of a model run fused in training, where a `FusedForm` asks for it (`fused_layers`, `fused_convolutions`).
 
 Found by what layers are and where they stand: BatchNorm in a Sequential with the activation behind it, torchvision's
 `MBConv` (EfficientNet) whole, depthwise and pointwise convolutions. Parameters, names and buffers stay the layers'
@@ -6,9 +6,9 @@ own; in evaluation, in double precision, with maps in another order or inside co
 torch has it.
 
 One training step of EfficientNet-B0 at 224 pixels reads and writes 170 M values of maps per sample in torch's own
-layers, 98 M with all of BatchNorm's fused (in float32 681 and 392 MB): BatchNorm and SiLU 45 M of the 170 forward
-(SiLU in place copies its input first) and 52 M backward, squeeze-and-excitation 7 M and 23 M, convolutions 14 M and
-27 M, residuals 3 M.
+layers (681 MB in float32): BatchNorm and SiLU 45 M of them forward and 52 M backward, squeeze-and-excitation 7 M and
+23 M, convolutions 14 M and 27 M, residuals 3 M. 12 M are copies that autograd keeps of what SiLU overwrites
+(`bound_model` spares them); with BatchNorm and all behind it fused, 98 M are left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedentopt.simulation.lowering import is_plain
-from fedentopt.simulation.trainers import fused_layers
+from fedentopt.simulation.trainers import fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.masked_norm import Padding
 from fedentopt.simulation.triton import runs_on
 
@@ -98,10 +98,10 @@ def _stand_in(
     before: Forward = copy.forward
     if is_plain(layer, nn.Conv2d):
         assert isinstance(copy, nn.Conv2d)
-        if form.depthwise and fused_layers.takes_depthwise(layer):
-            return partial(_convolve, fused, copy, before, fused_layers.depthwise)
-        if form.pointwise and fused_layers.takes_pointwise(layer):
-            return partial(_convolve, fused, copy, before, fused_layers.pointwise)
+        if form.depthwise and fused_convolutions.takes_depthwise(layer):
+            return partial(_convolve, fused, copy, before, fused_convolutions.depthwise)
+        if form.pointwise and fused_convolutions.takes_pointwise(layer):
+            return partial(_convolve, fused, copy, before, fused_convolutions.pointwise)
         return None
     if not form.norms:
         return None
