@@ -358,6 +358,11 @@ def test_what_is_fused_and_when(monkeypatch):
         module(last(x))
     counted = {name: calls.count(name) for name in calls}
     assert counted == {"normalise": 7, "excite": 3, "depthwise": 3, "pointwise": 2 + 3 + 6 + 1}
+    calls.clear()
+    with fused.running(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        y = module(last(x))
+    assert y.dtype == torch.bfloat16
+    assert counted == {name: calls.count(name) for name in calls}
 
 
 def test_a_layer_with_a_hook_stays_torchs():

@@ -1,4 +1,4 @@
-"""Which layers of a model run fused in training, where a `FusedForm` asks for it (`fused_layers`, `fused_convolutions`).
+"""Which layers of a model run fused in training where a `FusedForm` asks for it (`fused_layers`, `fused_convolutions`).
 
 Found by what layers are and where they stand: BatchNorm in a Sequential with the activation behind it, torchvision's
 `MBConv` (EfficientNet) whole, depthwise and pointwise convolutions. Parameters, names and buffers stay the layers'
@@ -153,11 +153,11 @@ def _is_usual(block: Any) -> bool:
 def _convolve(
     fused: FusedBlocks, layer: nn.Conv2d, before: Forward, fast: Callable[[nn.Conv2d, Tensor], Tensor], x: Tensor
 ) -> Tensor:
-    # Under autocast a convolution would round float32 maps first.
-    rounded = x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type)
-    if not (fused.on and layer.training and fused_layers.takes_maps(x)) or rounded:
+    if not (fused.on and layer.training):
         return before(x)
-    return fast(layer, x)
+    kind = x.device.type
+    given = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x  # as torch's layer has it
+    return fast(layer, given) if fused_layers.takes_maps(given) else before(x)
 
 
 def _sequence(fused: FusedBlocks, layers: nn.Sequential, before: Forward, norms: list[bool], x: Tensor) -> Tensor:
