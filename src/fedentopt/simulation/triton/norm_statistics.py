@@ -46,8 +46,9 @@ class Maps(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """64 channels, or 32 where 64 would leave more than a seventh of the threads idle."""
-        return 64 if -(-self.channels // 64) * 64 * 7 <= self.channels * 8 else 32
+        """The same for all shapes: other ones would have to be compiled for themselves, and with more of them more
+        threads would be idle where channels are few."""
+        return 32
 
     @property
     def blocks(self) -> int:
