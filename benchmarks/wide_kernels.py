@@ -46,7 +46,7 @@ ALL = {
     "tf32": WideForm(first=True, update=True, descriptors=True),
     "bf16": WideForm(first=True, update=True, untransposed=True, descriptors=True),
 }
-EVERY = {precision: form._replace(aside=True, ahead=True, large=True, joined=True) for precision, form in ALL.items()}
+EVERY = {precision: form._replace(aside=True, joined=True) for precision, form in ALL.items()}
 
 
 class Variant(NamedTuple):
@@ -60,11 +60,11 @@ class Variant(NamedTuple):
 def forms_of(precision: str) -> dict[str, Variant]:
     """Whole forms, then what each part brings by itself, then other settings of all parts together."""
     found = {"as it is": Variant(WideForm()), "every": Variant(EVERY[precision]), "all": Variant(ALL[precision])}
-    for part in ("aside", "ahead", "large", "joined"):
-        found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}), few_models=part == "aside")
-    others = {"small steps": {"wide_update.MOST_AHEAD": 128}, "first layer in eight warps": {"wide_first.WARPS": 8}}
+    for part in ("aside", "joined"):
+        found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}))
+    others = {"first layer in eight warps": {"wide_first.WARPS": 8}}
     if precision == "tf32":
-        others |= {"pool apart below 16": {"wide_pooled.NARROWEST": 16}, "three stages": {"wide_descriptors.STAGES": 3}}
+        others["pool apart below 16"] = {"wide_pooled.NARROWEST": 16}
     return found | {
         f"every, {name}": Variant(EVERY[precision], set_, few_models=False) for name, set_ in others.items()
     }
@@ -287,7 +287,6 @@ class Work:
         if self.x.dtype == torch.bfloat16:
             copies = copies._replace(plain=self.plain)
         optimiser = self.optimiser()
-        common["ahead"] = "ahead" in product
         return lambda: wide_update.weight_step(x, dy, 0, optimiser, copies, self.size, 1, side=3, **common)
 
 
@@ -295,8 +294,7 @@ def products_of(precision: str) -> list[str]:
     found = ["forward", "input grad", "weight grad", "weight step"]
     if precision == "bf16":
         found += [f"{product}, as it lies" for product in found[1:]]
-    found = [name for product in found for name in (product, f"{product}, described")]
-    return found + [f"{name}, ahead" for name in found if name.startswith("weight step") and "described" in name]
+    return [name for product in found for name in (product, f"{product}, described")]
 
 
 def jobs_of(batch: int) -> list[tuple[str, int, str, WideTiles | None]]:
@@ -328,9 +326,8 @@ def compile_some(job: tuple[list[Any], int, float]) -> list[str]:
             if len(what) == 2:
                 precision, name = what
                 form, other, _ = FORMS[precision][name]
-                for few in ({}, {"wide_descriptors.TWICE_ALL": 0}):  # tiles of few models, and of many
-                    with set_otherwise(other | few):
-                        Step(10, batch, precision, form).run()
+                with set_otherwise(other):
+                    Step(10, batch, precision, form).run()
             else:
                 precision, place, product, tiles = what
                 Work(LAYERS[place], 10, batch, precision).calls(product, tiles)()

@@ -536,14 +536,13 @@ def test_cosines_of_kept_updates_equal_those_on_the_cpu():
 FORMS = {
     "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
     "all": WideForm(first=True, update=True, descriptors=True), "aside": WideForm(update=True, aside=True),
-    "ahead": WideForm(update=True, ahead=True), "large": WideForm(descriptors=True, large=True),
     "joined": WideForm(descriptors=True, joined=True), "every": WideForm(*[True] * len(WideForm._fields)),
 }  # fmt: skip
 
 
 def count_as_large(monkeypatch):
     """Layers as small as a test's are taken as large ones are."""
-    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2), ("wide_descriptors.TWICE_ALL", 0)):
+    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2)):
         monkeypatch.setattr(f"fedentopt.simulation.triton.{name}", value)
 
 

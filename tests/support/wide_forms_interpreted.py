@@ -26,7 +26,6 @@ from fedentopt.simulation.triton import (
     wide_first,
     wide_maps,
     wide_pooled,
-    wide_taps,
     wide_update,
 )
 from fedentopt.simulation.triton.interface import Optimiser
@@ -77,7 +76,7 @@ def error(out: Tensor, wanted: Tensor) -> float:
     return float((out.double() - wanted).norm() / wanted.norm())
 
 
-JOINED = WideForm(descriptors=True, aside=True, large=True, joined=True)
+JOINED = WideForm(descriptors=True, aside=True, joined=True)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,7 @@ def optimiser(rows: Tensor) -> Optimiser:
 
 
 @pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
-def test_an_optimiser_in_the_weight_gradient(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_update, "LAST", 2)  # some taps have more steps, which come before weights are fetched
+def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
     ci, co, size = 32, 16, (2, 3)
     x, dy = torch.randn(2, 6, 16, ci), torch.randn(2, 6, 16, co)
     if turned:
@@ -136,18 +134,7 @@ def test_an_optimiser_in_the_weight_gradient(turned: bool, monkeypatch: pytest.M
     for step in range(2):
         inside.step.fill_(step)
         frozen = inside.w[1].clone(), inside.v[1].clone(), *(copy[1].clone() for copy in copies if copy is not None)
-        wide_update.weight_step(
-            x,
-            dy,
-            8,
-            inside,
-            copies,
-            size,
-            1,
-            side=3,
-            ahead=turned,
-            **settings,  # type: ignore[arg-type]
-        )
+        wide_update.weight_step(x, dy, 8, inside, copies, size, 1, side=3, **settings)  # type: ignore[arg-type]
         into = beside.g[:, 8:-4].unflatten(1, (co, 9, ci))
         wide.weight_grad(x, dy, into, size, 1, **settings)  # type: ignore[arg-type]
         ops("cpu").sgd_update(n=2, **beside.columns(8, 8 + co * 9 * ci)._asdict())
@@ -231,22 +218,6 @@ def test_a_pool_in_the_convolution(ci: int, co: int, side: int, padding: int, si
             assert theirs is not None
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
         assert keep or found[1:] == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("turned", "padding", "size", "ci"),
-    [(True, 1, (2, 3), 48), (True, 0, (4, 3), 16), (False, 1, (2, 3), 32), (False, 2, (1, 2), 16)],
-)
-def test_a_weight_gradient_of_three_taps_at_once(turned: bool, padding: int, size: tuple[int, int], ci: int) -> None:
-    pixels = (size[0] + 2 * padding - 2) * (size[1] + 2 * padding - 2)
-    x, dy = whole(2, size[0] * size[1], 16, ci), whole(2, pixels, 16, 32)
-    if turned:
-        x, dy = (m.transpose(2, 3).contiguous() for m in (x, dy))
-    found, wanted = (torch.full((2, 32, 9, ci), math.nan) for _ in range(2))
-    wide_taps.weight_grad(x, dy, found, size, padding, precision="ieee", turned=turned)
-    wide.weight_grad(x, dy, wanted, size, padding, precision="ieee", turned=turned)
-    assert torch.equal(found, wanted)
-    assert wanted.any()
 
 
 def test_images_with_their_batch_last() -> None:

@@ -41,7 +41,7 @@ def take_censuses(
             firsts[i] = first
             rows += runs[i].rows(part, first)
             if runs[i].hooks.pushes:
-                pushes[i] = runs[i].pushes(part)
+                pushes[i] = runs[i].memory.pushes(part.trained)
             first += len(runs[i].models)
         work = build_work(
             rows, runs[0].config.batch_size, data.num_classes, models.device,
@@ -59,9 +59,8 @@ def take_censuses(
             reader.forge(part, run.planner.forgers, models, origins, trained.models, places, steps, push)
             needs = run.planner.needs - {"candidate_loss", "loss", "kept"}
             begun, ended = models[to_device(origins, device)], trained.models[to_device(places, device)]
-            feedback = reader.queue(
-                part, needs, None, begun, ended, None, steps, push, kept_updates=run.kept_updates(part)
-            )
+            kept = run.memory.updates_of(part.trained)
+            feedback = reader.queue(part, needs, None, begun, ended, None, steps, push, kept_updates=kept)
             sizes = [len(indices) for indices in run.planner.parts.indices]
             told = feedback.read().items()  # who trained on a part of its data still says how much it has
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}

@@ -2,8 +2,8 @@
 
 At a round's end the state of a run is copied, and a thread hands it to the run's recorder. What a method remembers of
 single clients can be gigabytes, so of that nothing is copied at once: rows stay where they are until the thread has
-room for them, and a row that a later round is about to change is copied before (`RunState.before_change`). Only clients
-that changed since the run's last checkpoint are read at all.
+room for them, and a row that a later round is about to change is copied before (`MethodMemory.before_change`). Only
+clients that changed since the run's last checkpoint are read at all.
 
 On the CPU the thread takes the rows itself. On CUDA only the engine's thread uses the device, since calls of another
 would spoil a graph that is being captured: it copies rows to page-locked memory, beside the training that is queued.
@@ -67,7 +67,7 @@ class CheckpointWriter:
         for run in runs:
             rows = ChangedRows(self, run)
             jobs.append((run, rows, run.checkpoint(rows)))
-            run.changed, run.before_change = set(), rows.keep
+            run.memory.changed, run.memory.before_change = set(), rows.keep
         if self.side is not None:
             torch.cuda.current_stream().synchronize()  # the copies have arrived, and no row is being written
         self._under_way, self._copies = [rows for _, rows, _ in jobs], [finish for _, _, finish in jobs]
@@ -142,8 +142,8 @@ class ChangedRows:
     writes. Rows that change while they wait here must be `keep`-ed first."""
 
     def __init__(self, writer: CheckpointWriter, run: RunState) -> None:
-        self._writer, self._vectors = writer, run.client_rows
-        self._left = {name: sorted(run.changed) for name in self._vectors}
+        self._writer, self._vectors = writer, run.memory.client_rows
+        self._left = {name: sorted(run.memory.changed) for name in self._vectors}
         self._copied: deque[_Block] = deque()
         self._awaited = False  # the thread can do nothing before it gets a row from here
         reorder = any(slot.channels_last for slot in run.layout.slots)

@@ -5,6 +5,7 @@ stream, global switches, Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,16 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes still to be had on a CUDA device, with those that torch holds and does not use; None for the CPU, whose
+    memory the system shares out."""
+    if device.type != "cuda":
+        return None
+    gc.collect()  # what ended in reference cycles before is still held
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import Algorithm, Mixing, overrides
+from fedentopt.algorithms import Algorithm, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
@@ -28,15 +28,17 @@ from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RunRecorder, RunStart
 from fedentopt.selection import Selector
-from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.census import take_censuses
 from fedentopt.simulation.checkpoints import CheckpointWriter
+from fedentopt.simulation.combinations import check_combination
 from fedentopt.simulation.config import RunConfig
-from fedentopt.simulation.device import DeviceData, interrupts, to_device, to_host, torch_settings
+from fedentopt.simulation.device import DeviceData, free_memory, interrupts, to_host, torch_settings
 from fedentopt.simulation.evaluation import Evaluator
-from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes
+from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
+from fedentopt.simulation.first_stage import FirstStages
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.memory_check import check_memory, least_memory
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.planning import RoundPlan
@@ -50,7 +52,7 @@ from fedentopt.simulation.trainers import (
     resolve_device,
     wants_channels_last,
 )
-from fedentopt.simulation.work import Room, Row, Trained, Work, build_work
+from fedentopt.simulation.work import Room
 
 MANY_WAIT = 8
 """Runs from which on it takes longer to plan them than a stack of small models loses by being halved."""
@@ -157,8 +159,13 @@ class Stack:
         self.second = SecondStages(model, self.layout, self.data, self.transform, self.trainer)
         self.evaluator = Evaluator(self.trainer, self.second, self.data)
         self.feedback = FeedbackReader(model, self.layout)
+        self.first = FirstStages(self.layout, device, self.trainer, self.evaluator, self.feedback, self._say)
         self.checkpoints = CheckpointWriter(device)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        selectors = [task.make_selector(algorithm) for task, algorithm in zip(tasks, algorithms, strict=True)]
+        parts = zip(tasks, algorithms, selectors, strict=True)
+        if (free := free_memory(device)) is not None:
+            check_memory([least_memory(t.config, a, s, self.layout) for t, a, s in parts], free, hardware)
         # All of them before the first is written down: a setting that is refused leaves no other run begun.
         about = data.y_train, data.num_classes
         clients = data.clients
@@ -167,12 +174,12 @@ class Stack:
         self.runs = [
             RunState(
                 task.config, task.recorder, *about, models[task.config.seed], self.layout, device, algorithm,
-                task.make_selector(algorithm), None if clients is None else clients.numbers,
-                partial(network, task.config.seed, "vectors"),
+                selector, None if clients is None else clients.numbers, partial(network, task.config.seed, "vectors"),
             )
-            for task, algorithm in zip(tasks, algorithms, strict=True)
+            for task, algorithm, selector in zip(tasks, algorithms, selectors, strict=True)
         ]  # fmt: skip
-        self._check_needs()
+        for run in self.runs:
+            check_combination(run, self.feedback.outputs)
         codes: dict[tuple[str, ...], str] = {}  # reading a module's sources once serves all runs of a sweep
         for task, run in zip(tasks, self.runs, strict=True):
             if task.code is None and task.config.own_code not in codes:
@@ -199,34 +206,12 @@ class Stack:
         self._reader = TickReader(self.evaluator.class_sizes, self._say)
         self._say(f"{len(tasks)} run(s) on {hardware}: {self.trainer.describe()}")
 
-    def _check_needs(self) -> None:
-        outputs = self.feedback.outputs
-        for run in self.runs:
-            config = run.config
-            what = f"selector: {config.selector!r} needs"
-            if config.audit != "off":
-                what = f"audit: {config.audit} needs"
-            elif run.planner.forgers:
-                what = f"lie: {config.lie} needs"
-            elif "head" not in run.planner.needs:
-                continue
-            if outputs is None:
-                raise InputError(
-                    f"{what} the change of the last layer, and the model {config.model!r} has no linear layer that "
-                    f"trains; accepted: a model that ends in one"
-                )
-            if (run.reads_heads or run.planner.forgers) and outputs != self.data.num_classes:
-                raise InputError(
-                    f"{what} a number per class from the last layer, and that of {config.model!r} has {outputs} "
-                    f"outputs for {self.data.num_classes} classes; accepted: a model whose last layer gives the logits"
-                )
-
     def run(self, interrupted: Callable[[], bool]) -> list[Outcome]:
         """Tick until all runs are finished."""
         outcomes: dict[int, Outcome] = {}
         queued: deque[Tick] = deque()
         self._close_finished(outcomes)
-        take_censuses([run for run in self.runs if run.round == 0], self._train_within_memory, self.feedback, self.data)
+        take_censuses([run for run in self.runs if run.round == 0], self.first.within_memory, self.feedback, self.data)
         while len(outcomes) < len(self.runs):
             active = [run for i, run in enumerate(self.runs) if i not in outcomes and not run.finished]
             parts = self._parts(active) if active else []
@@ -281,9 +266,9 @@ class Stack:
             finite = self.second.train([runs[i] for i in second], [plans[i] for i in second])
             flags.update(zip(second, finite, strict=True))
             for i in second:
-                self._queue_feedback(runs[i], plans[i], None)
+                self.first.queue_feedback(runs[i], plans[i], None)
         if first:
-            kept, finite = self._train_first_stage([runs[i] for i in first], [plans[i] for i in first])
+            kept, finite = self.first.train([runs[i] for i in first], [plans[i] for i in first])
             flags.update(zip(first, finite, strict=True))
             for i, clients in zip(first, kept, strict=True):
                 chosen[i] = clients
@@ -327,152 +312,9 @@ class Stack:
         losses = [{question.client: next(answers) for question in own} for own in questions]
         return [run.next_plan(own or None) for run, own in zip(runs, losses, strict=True)]
 
-    def _train_first_stage(
-        self, runs: list[RunState], plans: list[RoundPlan]
-    ) -> tuple[list[tuple[int, ...]], list[torch.Tensor]]:
-        """One ordinary round of each run: the clients kept of each, and whether its new models are finite."""
-        first_rows = np.cumsum([0, *(len(run.models) for run in runs)]).tolist()
-        starts = torch.cat([run.models for run in runs])
-        chosen, new = self._train_clients(runs, plans, first_rows, starts)
-        # A model that is not finite is never kept; the run is marked when the flag arrives.
-        finite = torch.isfinite(new[:, : self.layout.moving_width]).all(1)
-        new = torch.where(finite[:, None], new, starts)
-        flags = []
-        for run, first in zip(runs, first_rows, strict=False):
-            mine = slice(first, first + len(run.models))
-            run.models = new[mine]
-            flags.append(finite[mine].all())
-        return chosen, flags
-
-    def _train_clients(
-        self, runs: list[RunState], plans: list[RoundPlan], first_rows: list[int], starts: torch.Tensor
-    ) -> tuple[list[tuple[int, ...]], torch.Tensor]:
-        """Train the clients of all ordinary rounds in one stack; the clients kept of each run, and the new models."""
-        rows: list[Row] = []
-        owned, pushes = [], {}
-        for run, plan, first in zip(runs, plans, first_rows, strict=False):
-            tasks = run.rows(plan, first)
-            owned.append(np.arange(len(rows), len(rows) + len(tasks)))
-            rows.extend(tasks)
-            if run.hooks.pushes and tasks:
-                pushes[id(run)] = run.pushes(plan)
-        chosen = [plan.selected for plan in plans]
-        if not rows:
-            return chosen, starts
-        corrections = torch.cat(list(pushes.values())) if pushes else None
-        wants_losses = any("loss" in run.planner.needs for run in runs)
-        work = build_work(
-            rows, runs[0].config.batch_size, self.data.num_classes, self.device, corrections, wants_losses=wants_losses
-        )
-        trained = self._train_within_memory(starts, work)
-        place = np.empty(len(rows), dtype=np.int64)
-        place[work.source] = np.arange(len(rows))
-        blends, steps = [], []
-        for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
-            if not len(mine):
-                continue
-            steps_taken = run.step_sizes(plan.round)
-            push = pushes.get(id(run))
-            origins = np.array([first + run.start_row(client) for client in plan.trained])
-            forgers = run.planner.forgers
-            self.feedback.forge(plan, forgers, starts, origins, trained.models, place[mine], steps_taken, push)
-            run.has_trained = True
-            kept = self._judged(run, plan, trained.models, place[mine])
-            chosen[i] = plan.selected if kept is None else kept
-            own = _blends(run, plan, chosen[i], place[mine], first)
-            blends += own
-            if run.hooks.steps:
-                steps += [(run, blend) for blend in own]
-            if run.hooks.absorbs or run.client_models is not None:
-                run.absorb(plan, starts[first], self._pick(trained.models, place[mine]))
-            self._queue_feedback(run, plan, kept, starts, trained, place[mine], origins, steps_taken, push)
-        new = blend_models(starts, trained.models, blends, self.layout)
-        width = self.layout.parameter_width
-        for run, blend in steps:
-            shares = to_device(blend.factors.astype(np.float32), self.device)
-            with exact_products():
-                new[blend.row, :width] = run.hooks.step(
-                    run.server, starts[blend.row, :width], self._pick(trained.models, blend.trained)[:, :width], shares
-                )
-        return chosen, new
-
-    def _queue_feedback(
-        self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor | None = None,
-        trained: Trained | None = None, places: np.ndarray | None = None, origins: np.ndarray | None = None,
-        steps: StepSizes | None = None, push: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Have what the run's selector needs to know on its way to the host."""
-        needs = run.planner.needs - {"candidate_loss"}
-        if not needs or not plan.work:
-            return
-        remaining = None if kept is None else frozenset(kept)
-        if starts is None or trained is None or places is None or origins is None or not needs & FROM_DEVICE:
-            empty = torch.zeros(len(plan.work), 0)
-            run.feedback = self.feedback.queue(plan, needs - FROM_DEVICE, remaining, empty, empty, None)
-            return
-        own = self._pick(starts, origins)
-        losses = None if trained.losses is None else self._pick(trained.losses, places)
-        models = self._pick(trained.models, places)
-        recalls = self._recalls(run, starts, origins, models)
-        run.feedback = self.feedback.queue(
-            plan, needs, remaining, own, models, losses, steps, push, recalls, run.kept_updates(plan)
-        )
-
-    def _recalls(
-        self, run: RunState, starts: torch.Tensor, origins: np.ndarray, trained: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """How well the models that clients started from and those they sent know the server's images, (M, C) each."""
-        if run.planner.server_images is None:
-            return None
-        rows, which = np.unique(origins, return_inverse=True)
-        models = torch.cat([self._pick(starts, rows), trained])
-        recalls = self.evaluator.recalls(models, run.planner.server_images)
-        return self._pick(recalls, which), recalls[len(rows) :]
-
-    def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
-        return rows[to_device(which, self.device)]
-
-    def _train_within_memory(self, starts: torch.Tensor, work: Work) -> Trained:
-        """Train; when the GPU's memory does not hold the stack, take smaller ones and try again."""
-        while True:
-            try:
-                return self.trainer.train(starts, work)
-            except torch.OutOfMemoryError:
-                smaller = self.trainer.shrink()
-                if smaller is None:
-                    raise
-                self._say(f"out of GPU memory: the stack is split, going on with {smaller}")
-
-    def _judged(
-        self, run: RunState, plan: RoundPlan, trained: torch.Tensor, place: np.ndarray
-    ) -> tuple[int, ...] | None:
-        """The clients that an algorithm keeps by their soft labels; None where none judges, or nobody can be judged."""
-        if not run.hooks.judges:
-            return None
-        soft = self.trainer.soft_labels(self._pick(trained, place), [task.samples for task in plan.work])
-        if not np.isfinite(soft).all():
-            return None
-        passed = run.hooks.judge(soft, plan.sizes)
-        return tuple(plan.trained[i] for i in passed)
-
     def _flush(self, queued: deque[Tick], left: int) -> None:
         """Read and record the oldest ticks until so many are left."""
         while len(queued) > left:
             for run, record in self._reader.read(queued.popleft()):
                 if self._progress is not None:
                     self._progress(RoundEvent(run.config.run_id, record.round, run.rounds, record.accuracy))
-
-
-def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int) -> list[Blend]:
-    """How this run's model rows come out of the round: one blend, or one per group that had a client."""
-    blends = []
-    kept = np.array([client in keep for client in plan.trained], dtype=bool)
-    rows = np.array([run.start_row(client) for client in plan.trained], dtype=np.int64)
-    parts = plan.parts
-    for row in range(len(run.models)):
-        mine = np.flatnonzero(kept & (rows == row))
-        if len(mine):
-            shares = parts[mine] / parts[mine].sum()
-            mixing = run.hooks.mix(run.round_info(plan, mine)) if run.hooks.mixes else Mixing(0.0, shares)
-            blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
-    return blends

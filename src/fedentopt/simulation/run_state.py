@@ -1,4 +1,4 @@
-"""One run inside a stack: its plans, its global model, its algorithm's memory, its records."""
+"""One run inside a stack: its plans, its global model, its records, and how all of it is saved and restored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, LocalTerms, Round, Vectors, overrides
+from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
@@ -19,19 +19,16 @@ from fedentopt.selection import Selector
 from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device, to_host
-from fedentopt.simulation.feedback import Feedback, KeptUpdates, StepSizes
+from fedentopt.simulation.feedback import Feedback, StepSizes
 from fedentopt.simulation.head_stage import HeadStage, model_sizes
 from fedentopt.simulation.hooks import Hooks
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.method_memory import MethodMemory
 from fedentopt.simulation.planning import RoundPlan, RunPlanner
 from fedentopt.simulation.validation import client_accuracies
 from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Row
 
-LABEL_BYTES = 4  # of one label count or one soft label on the wire
-LOSS_BYTES = 4
-PARAMETER_BYTES = 4
-SERVER, CLIENT, MODELS, SELECTOR = "vectors.server.", "vectors.client.", "vectors.models", "selector."
-UPDATES = "vectors.updates"
+SELECTOR = "selector."
 
 
 class RunState:
@@ -69,97 +66,9 @@ class RunState:
             self.local_batches = stages.local_batches
         rows = 1 if self.groups is None else int(self.groups.max()) + 1
         self.models = start.expand(rows, -1).reshape(-1, layout.width).clone()
-        width = layout.parameter_width
-        drawn = None
-        if algorithm.vectors_start_as_network:
-            assert fresh is not None
-            drawn = layout.pack(fresh().state_dict())[:width].to(device)
-
-        def initial(name: str, *rows: int) -> torch.Tensor:
-            if drawn is None:
-                return self.hooks.initial(name, *rows, width, device=device)
-            return drawn.expand(*rows, width).clone()
-
-        self.server = {name: initial(name) for name in algorithm.server_vectors}
-        self.client = {name: initial(name, config.clients) for name in algorithm.client_vectors}
-        self.client_models = (
-            torch.zeros(config.clients, layout.width, device=device) if algorithm.keeps_models else None
-        )
-        self._updates = (
-            KeptUpdates(config.clients, width, device)
-            if "update" in self.planner.needs and getattr(selector, "cosines_suffice", False)
-            else None
-        )
-        self.seen: set[int] = set()  # clients whose last model is kept
-        self.changed: set[int] = set()  # clients of whom something else is remembered than at the last checkpoint
-        self.before_change: Callable[[Iterable[int]], None] = lambda clients: None  # a checkpoint may be reading them
+        self.memory = MethodMemory(self.hooks, selector, layout, config.clients, device, fresh)
         self.has_trained = False  # whether any round had a client that trained
         self.census_seconds = 0.0
-        self._check_combination(algorithm)
-
-    def _check_combination(self, algorithm: Algorithm) -> None:
-        """Refuse what cannot be honoured."""
-        unserved = self.planner.needs & {"candidate_loss", "loss", "head", "update"}
-        if self.local_batches is not None and unserved:
-            raise InputError(
-                f"selector: {self.config.selector!r} needs {', '.join(sorted(unserved))}, which the second stage of "
-                f"{self.config.algorithm} does not give; accepted: selectors that need label counts or seconds only"
-                if self.config.audit == "off"
-                else f"audit: {self.config.audit} needs last layers, which the second stage of {self.config.algorithm} "
-                f"does not give; accepted: off"
-            )
-        self._check_reports()
-        if self.reads_heads and self._changes_logits():
-            what = (
-                f"audit: {self.config.audit}" if self.config.audit != "off" else f"selector: {self.config.selector!r}"
-            )
-            raise InputError(
-                f"{what} reads labels from the bias of last layers, which {self.config.algorithm} changes on purpose "
-                f"by shifting or scaling logits; accepted: an algorithm with plain logits"
-            )
-
-    def _check_reports(self) -> None:
-        """Refuse to doubt reports that nobody reads: it would change nothing, and nobody would notice."""
-        audit, cap, selector = self.config.audit, self.config.size_cap, self.planner.selector
-        name = self.config.selector if self.algorithm.own_selector is None else self.config.algorithm
-        reads = getattr(selector, "reads_label_counts", True)
-        if self.config.server_images and audit == "off":
-            raise InputError(
-                f"server_images: {self.config.server_images} are for the audit, and that is off; "
-                f"accepted: 0, or audit: warn, replace, quarantine"
-            )
-        if cap is not None and not reads:
-            raise InputError(
-                f"size_cap: {cap:g} changes nothing, since {name!r} selects without reports; "
-                f"accepted: none, or a selector that reads label counts"
-            )
-        if audit != "off" and not reads and getattr(selector, "labels_from_heads", False):
-            raise InputError(f"audit: {audit} is about label reports, and {name!r} takes none; accepted: off")
-        if audit != "replace":
-            return
-        if not reads or getattr(selector, "sizes_only", False):
-            raise InputError(
-                f"audit: replace changes nothing, since {name!r} does not select by label counts; "
-                f"accepted: off, warn, quarantine, or a selector that reads label counts"
-            )
-        if not hasattr(selector, "update"):
-            raise InputError(
-                f"audit: replace needs a selector whose label counts can be changed, and {name!r} has no update; "
-                f"accepted: off, warn, quarantine"
-            )
-
-    @property
-    def reads_heads(self) -> bool:
-        """Whether somebody takes the change of last layers for labels."""
-        return self.config.audit != "off" or getattr(self.planner.selector, "labels_from_heads", False)
-
-    def _changes_logits(self) -> bool:
-        """Whether the algorithm shifts or scales the logits of any client that can train."""
-        for client, counts in enumerate(self.planner.counts):
-            terms = self.hooks.local_terms(Client(client, counts)) if counts.any() else LocalTerms()
-            if terms.logit_shift is not None or terms.logit_scale is not None:
-                return True
-        return False
 
     @property
     def algorithm(self) -> Algorithm:
@@ -212,7 +121,7 @@ class RunState:
         mode = CORRECTION_MODES[self.algorithm.push_enters if self.hooks.pushes else None]
         lr, has_code = self.lr(plan.round), self.hooks.has_code
         if has_code:
-            self.before_change(plan.trained)  # own code is handed the rows themselves
+            self.memory.before_change(plan.trained)  # own code is handed the rows themselves
         keys = self.planner.row_keys(plan.round, plan.trained)
         made = []
         for task, (order_key, augment_key, dropout_key) in zip(plan.work, keys, strict=True):
@@ -237,14 +146,14 @@ class RunState:
         return made
 
     def _code(self, client: int, label_counts: np.ndarray, round_: int) -> LocalCode:
-        kept = self.client_models[client] if self.client_models is not None and client in self.seen else None
+        vectors, kept = self.memory.of(client)
         return LocalCode(
             loss=self.algorithm.local_loss,
             method=self.config.algorithm,
             client=client,
             round=round_,
             label_counts=label_counts,
-            vectors={name: rows[client] for name, rows in self.client.items()},
+            vectors=vectors,
             previous=kept,
             key=self.planner.code_key(round_, client),
         )
@@ -268,32 +177,10 @@ class RunState:
     def _put(self, values: np.ndarray) -> torch.Tensor:
         return to_device(values, self.device)
 
-    def pushes(self, plan: RoundPlan) -> torch.Tensor:
-        """The linear terms of the plan's clients, (M, P)."""
-        vectors = self._vectors(self._numbers(plan))
-        return self.hooks.push(vectors, len(plan.work), self.layout.parameter_width)
-
     def absorb(self, plan: RoundPlan, start: torch.Tensor, trained: torch.Tensor) -> None:
         """Let the algorithm learn from a round: its clients went from `start` (width,) to `trained` (M, width)."""
-        width = self.layout.parameter_width
-        self.before_change(plan.trained)
-        if self.hooks.absorbs:
-            clients = self._numbers(plan)
-            about = self.round_info(plan, np.arange(len(plan.work)))
-            vectors = self.hooks.absorb(self._vectors(clients), start[:width], trained[:, :width], about)
-            self.server = vectors.server
-            for name, rows in vectors.client.items():
-                self.client[name].index_copy_(0, clients, rows)
-        if self.client_models is not None:
-            self.client_models.index_copy_(0, self._numbers(plan), trained)
-            self.seen.update(plan.trained)
-        self.changed.update(plan.trained)
-
-    def _vectors(self, clients: torch.Tensor) -> Vectors:
-        return Vectors(dict(self.server), {name: rows[clients] for name, rows in self.client.items()})
-
-    def _numbers(self, plan: RoundPlan) -> torch.Tensor:
-        return to_device(torch.tensor(plan.trained, dtype=torch.int64), self.device)
+        about = self.round_info(plan, np.arange(len(plan.work))) if self.hooks.absorbs else None
+        self.memory.absorb(plan.trained, start, trained, about)
 
     def evaluated_models(self) -> torch.Tensor:
         """The models that are evaluated and saved, (rows, width)."""
@@ -302,7 +189,7 @@ class RunState:
         width = self.layout.parameter_width
         shown = self.models.clone()
         for row in shown:
-            row[:width] = self.hooks.evaluated(dict(self.server), row[:width].clone())
+            row[:width] = self.hooks.evaluated(dict(self.memory.server), row[:width].clone())
         return shown
 
     def step_sizes(self, round_: int) -> StepSizes:
@@ -310,13 +197,6 @@ class RunState:
         untrained = self.config.weights is None and not self.has_trained
         after = self.algorithm.push_enters == AFTER_STEP
         return StepSizes(self.lr(round_), self.config.momentum, after, untrained)
-
-    def kept_updates(self, plan: RoundPlan) -> KeptUpdates | None:
-        """Where the plan's updates are to be kept, where the selector wants their cosines only."""
-        if self._updates is not None:
-            self.before_change(plan.trained)
-            self.changed.update(plan.trained)
-        return self._updates
 
     def tell_selector(self) -> None:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
@@ -330,61 +210,21 @@ class RunState:
             except InputError as error:  # one of many in a stack, perhaps one that was continued
                 raise InputError(f"{self.config.run_id}: {error}") from error
 
-    def traffic(self, plan: RoundPlan) -> tuple[int, int]:
-        """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that
-        was asked for its loss has received the model too."""
-        sends, gets = len(plan.work), len({*plan.selected, *plan.asked})
-        model = self.layout.model_bytes
-        up, down = model * (1 + len(self.algorithm.sends_up)), model * (1 + len(self.algorithm.sends_down))
-        extra_down = 0
-        if plan.round > self.first_stage:
-            sizes = model_sizes(self.model)
-            assert sizes is not None
-            layer = (len(self.models) * sizes.features + 1) * sizes.classes
-            up = down = layer * PARAMETER_BYTES
-            if plan.round == self.first_stage + 1:
-                encoder = model - (sizes.parameters - sizes.encoder) * PARAMETER_BYTES
-                extra_down = self.config.clients * len(self.models) * encoder
-        bytes_up, bytes_down = sends * up, gets * down + extra_down
-        bytes_up += len(plan.asked) * LOSS_BYTES
-        if "loss" in self.planner.needs:
-            bytes_up += sends * 2 * LOSS_BYTES
-        if self.hooks.judges:
-            bytes_up += sends * self.num_classes * LABEL_BYTES
-        selector = self.planner.selector
-        if plan.round == 1 and self.census_seconds:
-            bytes_up += self.config.clients * self.num_classes * PARAMETER_BYTES
-            bytes_down += self.config.clients * model
-        labels = self.algorithm.reads_label_counts or self.config.audit != "off"
-        if plan.round == 1 and (labels or getattr(selector, "reads_label_counts", True)):
-            sizes_only = getattr(selector, "sizes_only", False) and not labels
-            bytes_up += self.config.clients * (1 if sizes_only else self.num_classes) * LABEL_BYTES
-        return bytes_up, bytes_down
-
-    @property
-    def client_rows(self) -> dict[str, torch.Tensor]:
-        """What is remembered of every client, by the name a checkpoint gives it: (clients, width) each."""
-        found = {f"{CLIENT}{name}": rows for name, rows in self.client.items()}
-        if self._updates is not None:
-            found[UPDATES] = self._updates.rows
-        return found if self.client_models is None else found | {MODELS: self.client_models}
-
     def checkpoint(self, rows: Iterable[ClientRow] = ()) -> Callable[[], Checkpoint]:
         """Copy everything needed to go on after the last planned round, but for what `rows` gives of single clients.
 
         The copies may still be on their way from the device. What is returned makes the checkpoint of them when they
         have arrived, in any thread, while the run goes on.
         """
-        flat = {"models": self.models} | {f"{SERVER}{name}": vector for name, vector in self.server.items()}
-        copies = {name: _copied(tensor) for name, tensor in flat.items()}
+        copies = {name: _copied(tensor) for name, tensor in ({"models": self.models} | self.memory.server_rows).items()}
         others = {} if self.stage is None else {"head": _copied(self.stage.head)}
         for name, array in getattr(self.planner.selector, "arrays", dict)().items():
             others[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float32))
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
         meta["has_trained"] = self.has_trained
-        if self.client_models is not None:
-            meta["seen"] = sorted(self.seen)
-        meta["vectors"] = {name: list(kept.shape) for name, kept in self.client_rows.items()}
+        if self.memory.models is not None:
+            meta["seen"] = sorted(self.memory.seen)
+        meta["vectors"] = {name: list(kept.shape) for name, kept in self.memory.client_rows.items()}
         round_, kept_meta, plain = self.round, copy.deepcopy(meta), self.layout.to_canonical
         clients = client_records(self.planner, self.records)
 
@@ -398,33 +238,24 @@ class RunState:
 
     def restore(self, checkpoint: Checkpoint, records: list[RoundRecord]) -> None:
         """Continue from a checkpoint of this run."""
-        tensors, rows = checkpoint.tensors, self.client_rows
         self._check_shapes(checkpoint)
-        own = self.layout.from_canonical
+        tensors, meta = checkpoint.tensors, checkpoint.meta
         self.round, self.records = checkpoint.round, list(records)
-        self.models = own(tensors["models"]).to(self.device)
-        self.server = {name: own(tensors[f"{SERVER}{name}"][None])[0].to(self.device) for name in self.server}
-        for name in rows.keys() & tensors.keys():  # of an older version, which wrote every client every time
-            rows[name].copy_(own(tensors[name]))
-            self.changed.update(range(self.config.clients))
-        for name, client, values in checkpoint.rows:
-            if name in rows:  # a vector that the method had before its code was changed: the recorder refuses that
-                rows[name][client].copy_(own(values[None])[0])
-        if self.client_models is not None:
-            self.seen = set(checkpoint.meta["seen"])
+        self.models = self.layout.from_canonical(tensors["models"]).to(self.device)
+        self.memory.restore(tensors, checkpoint.rows, () if self.memory.models is None else meta["seen"])
         self.head = tensors.get("head")
-        self.planner.load_state_dict(checkpoint.meta["planner"])
+        self.planner.load_state_dict(meta["planner"])
         arrays = {n.removeprefix(SELECTOR): t.numpy() for n, t in tensors.items() if n.startswith(SELECTOR)}
         if arrays:
             self.planner.selector.load_arrays(arrays)
-        self.diverged_round = checkpoint.meta["diverged_round"]
-        self.has_trained = bool(checkpoint.meta["has_trained"])
+        self.diverged_round = meta["diverged_round"]
+        self.has_trained = bool(meta["has_trained"])
 
     def _check_shapes(self, checkpoint: Checkpoint) -> None:
         found = {name: tuple(shape) for name, shape in checkpoint.meta.get("vectors", {}).items()}
         found |= {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
-        needed = {"models": self.models} | {f"{SERVER}{name}": vector for name, vector in self.server.items()}
-        for name, tensor in (needed | self.client_rows).items():
+        needed = {"models": self.models} | self.memory.server_rows | self.memory.client_rows
+        for name, tensor in needed.items():
             if found.get(name) != tuple(tensor.shape):
                 raise InputError(
                     f"checkpoint of {self.config.run_id}: {name} of shape {found.get(name, 'nothing')}, "

@@ -12,6 +12,7 @@ from fedentopt.results.records import RoundRecord
 from fedentopt.simulation.evaluation import HeldOutScores, Scores
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.traffic import traffic
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _record(
 ) -> RoundRecord:  # fmt: skip
     bits, covered = run.planner.cohort_measures(chosen)
     over = run.diverged_round is not None and plan.round > run.diverged_round
-    up, down = (0, 0) if over else run.traffic(plan)
+    up, down = (0, 0) if over else traffic(run, plan)
     accuracy, loss, per_class = figures if figures is not None else (None, None, None)
     validated: tuple[float | None, float | None] = (None, None) if held_out is None else held_out
     if run.diverged_round is not None and figures is not None:

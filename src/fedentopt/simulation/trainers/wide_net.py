@@ -303,8 +303,7 @@ class WideNet:
                         layer.entered, out, offset, optimiser, copies, layer.size, layer.padding, block.side
                     )
                 else:
-                    side = 1 if block.window else block.side
-                    self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding, side)
+                    self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding)
                 wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
                 if i:
                     self._move_rest(optimiser, i, n)

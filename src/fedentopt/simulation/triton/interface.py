@@ -172,11 +172,9 @@ class WideForm(NamedTuple):
     optimiser rides along with the weight gradients (`triton.wide_update`). `untransposed`: bf16 products read maps and
     weights as they lie, which tensor cores allow for 16 bits alone, instead of transposed copies. `descriptors`: the
     copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`). `aside`: weight gradients run
-    beside the input gradients of the layers below. `ahead`, with `update`: weights are on their way while their
-    gradient is multiplied. `large`, with `descriptors`: tiles that read less for a product, as large as registers hold
-    (`triton.wide_descriptors.large_tiles`, `triton.wide_taps`).
-    `joined`, with `descriptors`: bias, ReLU, pool, transposed copies and the way back through ReLU happen in the
-    convolutions' epilogues (`triton.wide_pooled`, `triton.wide_descriptors.joined`).
+    beside the input gradients of the layers below. `joined`, with `descriptors`: bias, ReLU, pool, transposed copies
+    and the way back through ReLU happen in the convolutions' epilogues (`triton.wide_pooled`,
+    `triton.wide_descriptors.joined`).
     """
 
     first: bool = False
@@ -184,8 +182,6 @@ class WideForm(NamedTuple):
     untransposed: bool = False
     descriptors: bool = False
     aside: bool = False
-    ahead: bool = False
-    large: bool = False
     joined: bool = False
 
 

@@ -18,11 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedentopt.simulation.triton import wide
-from fedentopt.simulation.triton.wide_maps import Size, cut, pool, unpool
-
-TWICE_ALL = 2 * wide.FEW_PROGRAMS
-MANY = 1 << 20  # models, with which no tile is too large
-STAGES = 4  # of large tiles
+from fedentopt.simulation.triton.wide_maps import Size, pool, unpool
 
 
 @triton.jit
@@ -94,28 +90,6 @@ def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_
         tl.store(yt + base + turned_at, tl.trans(value))
 
 
-def large_tiles(
-    ci: int, co: int, batch: int, size: Size, models: int, kind: torch.dtype, precision: str
-) -> wide.WideTiles | None:
-    """The tile that reads least for its product, or None where `wide.convolution_tiles` has nothing to gain.
-
-    A tile of r x c entries reads (r + c) / rc of what single entries would, from the L2 cache for the most part. Few
-    models get smaller tiles, so that every multiprocessor has two.
-    """
-    step = cut(ci, 128 // kind.itemsize)
-    if precision != "tf32" or step * kind.itemsize != 128 or batch < 64:
-        return None
-    pixels, width = size[0] * size[1], size[1]
-    shapes = [(128, 256, STAGES), (256, 128, STAGES), (128, 128, 3), (256, 64, STAGES)]
-    if width <= 2:  # see `wide.convolution_tiles`
-        shapes = [(64, 256, STAGES), (64, 128, STAGES)]
-    for rows, columns, stages in shapes:
-        enough = models * (pixels * batch // rows) * (co // columns) >= TWICE_ALL
-        if co % columns == 0 and wide.pixels_together(rows, batch, width) and enough:
-            return wide.WideTiles(rows, columns, step, 8, stages)
-    return None
-
-
 def described(matrix: Tensor, *block: int) -> Any:
     """The descriptor of a tensor for tiles of this shape."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
@@ -132,22 +106,18 @@ class Joined(NamedTuple):
 
 def joined(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
-    inputs_first: bool = False, precision: str, large: bool = False, turned: bool = False, left: Tensor | None = None,
+    inputs_first: bool = False, precision: str, turned: bool = False, left: Tensor | None = None,
     tiles: wide.WideTiles | None = None,
 ) -> Joined:  # fmt: skip
     """`wide.convolution` and what comes behind it, in one kernel where descriptors fit its tiles, otherwise in several.
 
     Behind a layer without a pool that is the `turned` copy of its maps; behind an input gradient the way back through
-    the ReLU of the layer below, whose maps are `left`. `large` asks for `large_tiles` where there are some.
+    the ReLU of the layer below, whose maps are `left`.
     """
     n, _, batch, ci = x.shape
     taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[3 if inputs_first else 1])
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
-    if large and tiles is None:
-        # In which order a program adds its rows' sums depends on its tile, which then must not depend on the models.
-        by = models if left is None else MANY
-        tiles = large_tiles(ci, co, batch, (height, width), by, x.dtype, precision)
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_pooled, wide_taps, wide_update
+from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_pooled, wide_update
 from fedentopt.simulation.triton.interface import Optimiser, Products
 from fedentopt.simulation.triton.wide_maps import Size
 
@@ -19,11 +18,8 @@ class WideLayers:
     def __init__(self, products: Products) -> None:
         form, self.precision = products.form, products.precision
         self.turned = not (form.untransposed and products.bf16)
-        self._described, self._ahead = form.descriptors, form.ahead
-        self._joined, self._large = form.joined and form.descriptors, form.large and form.descriptors
-        self._convolve: Callable[..., Tensor] = wide.convolution
-        if form.descriptors:
-            self._convolve = partial(wide_descriptors.convolution, large=form.large)
+        self._described, self._joined = form.descriptors, form.joined and form.descriptors
+        self._convolve: Callable[..., Tensor] = wide_descriptors.convolution if form.descriptors else wide.convolution
 
     def forward(
         self, maps: Tensor, weight: Tensor, bias: Tensor, size: Size, grown: Size, padding: int, *, pooled: bool,
@@ -37,7 +33,7 @@ class WideLayers:
             )
         settings: dict[str, Any] = {"models": models, "precision": self.precision}
         if self._joined and not pooled:
-            y = wide_descriptors.joined(maps, weight, bias, size, padding, turned=turned, large=self._large, **settings)
+            y = wide_descriptors.joined(maps, weight, bias, size, padding, turned=turned, **settings)
             return y.maps, y.turned, None
         dense = self._convolve(maps, weight, bias, size, padding, **settings)
         return wide_maps.pool(dense, grown, pooled=pooled, keep=keep, turned=turned)
@@ -54,20 +50,14 @@ class WideLayers:
             "models": len(dy), "taps_first": self.turned, "inputs_first": not self.turned, "precision": self.precision,
         }  # fmt: skip
         if self._joined and left is not None:
-            return wide_descriptors.joined(
-                dy, weight, None, size, padding, turned=self.turned, left=left, large=self._large, **settings
-            )
+            return wide_descriptors.joined(dy, weight, None, size, padding, turned=self.turned, left=left, **settings)
         return self._convolve(dy, weight, None, size, padding, **settings)
 
-    def weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, side: int) -> None:
+    def weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int) -> None:
         """See `wide.weight_grad`."""
-        ci = x.shape[2 if self.turned else 3]
-        if self._large and dw.shape[3] == ci and wide_taps.fits(ci, side, self.precision):
-            wide_taps.weight_grad(x, dy, dw, size, padding, turned=self.turned, precision=self.precision)
-        else:
-            wide.weight_grad(
-                x, dy, dw, size, padding, turned=self.turned, described=self._described, precision=self.precision
-            )
+        wide.weight_grad(
+            x, dy, dw, size, padding, turned=self.turned, described=self._described, precision=self.precision
+        )
 
     def weight_step(
         self, x: Tensor, dy: Tensor, offset: int, optimiser: Optimiser, copies: wide_update.Copies, size: Size,
@@ -76,5 +66,5 @@ class WideLayers:
         """See `wide_update.weight_step`."""
         wide_update.weight_step(
             x, dy, offset, optimiser, copies, size, padding, side=side, turned=self.turned, described=self._described,
-            ahead=self._ahead, precision=self.precision,
+            precision=self.precision,
         )  # fmt: skip

@@ -5,10 +5,6 @@ A gradient that is used at once need not be written and read again, and what the
 while other programs multiply: together six of the ten passes over a model's weights that a step of VGG-11 makes. The
 new weights leave in the orders that the next step's products want, too. The formula is that of `update.sgd_kernel`; a
 model that has finished its steps costs nothing.
-
-Weights fetched `ahead` are asked for shortly before the product ends and then wait in the L2 cache. A program is then
-never idle for long, and need not share its multiprocessor with another: its tile may be twice as large, which reads a
-quarter less of the maps.
 """
 
 from __future__ import annotations
@@ -18,16 +14,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from fedentopt.simulation.triton.interface import Optimiser
 from fedentopt.simulation.triton.wide import SHARED, WideTiles, operands, tap_products, tap_steps
 from fedentopt.simulation.triton.wide_maps import Size, cut
 
 ALIGN = tl.constexpr(4)  # floats: rows of parameters start at multiples of 16 bytes
-LINE = tl.constexpr(32)  # floats of a line of the L2 cache
-LAST = tl.constexpr(16)  # steps of a product before whose end its weights are fetched: earlier, they would not stay
-MOST_AHEAD = 256  # rows or columns of a tile whose weights are fetched ahead
 TWO_PROGRAMS = 128  # most registers per thread with which a multiprocessor holds two programs of eight warps
 
 
@@ -37,13 +29,6 @@ class Copies(NamedTuple):
 
     plain: Tensor | None
     turned: Tensor | None
-
-
-@triton.jit
-def fetch(at):
-    """Bring the lines that hold these addresses into the L2 cache; nobody waits for them."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1];\nmov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False,
-                              pack=1)  # fmt: skip
 
 
 @triton.jit
@@ -78,8 +63,8 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
                        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
                        CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr,
                        DESCRIBED: tl.constexpr, CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr,
-                       AHEAD: tl.constexpr, FETCHES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                       STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
     model = tl.program_id(1)
     if tl.load(steps + model) > tl.load(step):
         first = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
@@ -92,18 +77,7 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
         v += place * w_model * ALIGN
         count = tap_steps(tap, batch, HI, WI, HO, WO, PAD, SIDE, STEP)
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
-        begin = 0
-        if AHEAD:
-            begin = tl.maximum(0, count - LAST)
-            product = tap_products(x, dy, product, 0, begin, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
-                                   CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
-        if FETCHES:
-            LINES: tl.constexpr = COLUMNS // LINE
-            line = tl.arange(0, ROWS * LINES)
-            lines = (first_row + line // LINES) * (SIDE * SIDE * CI) + tap * CI + first + line % LINES * LINE
-            fetch(w + lines)
-            fetch(v + lines)
-        product = tap_products(x, dy, product, begin, count, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
+        product = tap_products(x, dy, product, 0, count, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
                                CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
         start += tl.load(start_row + model).to(tl.int64) * start_model * ALIGN
         mode = 0
@@ -132,12 +106,9 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
                  turned, CORRECTED, COPY, TURN)  # fmt: skip
 
 
-def step_tiles(ci: int, co: int, batch: int, itemsize: int, *, ahead: bool = False) -> WideTiles:
-    """Small enough for two programs on a multiprocessor: one multiplies while the other updates. Or, with weights
-    fetched `ahead`, the largest."""
-    rows, columns = cut(co, 128), cut(ci, MOST_AHEAD if ahead else 128)
-    if ahead and columns == 128:
-        rows = cut(co, MOST_AHEAD)
+def step_tiles(ci: int, co: int, batch: int, itemsize: int) -> WideTiles:
+    """Small enough for two programs on a multiprocessor: one multiplies while the other updates."""
+    rows, columns = cut(co, 128), cut(ci, 128)
     return WideTiles(rows, columns, min(batch, 128 // itemsize), 8 if min(rows, columns) >= 128 else 4, 3)
 
 
@@ -148,23 +119,21 @@ def fuses(ci: int, co: int, taps: int) -> bool:
 
 def weight_step(
     x: Tensor, dy: Tensor, offset: int, optimiser: Optimiser, copies: Copies, size: Size, padding: int, *, side: int,
-    turned: bool = True, described: bool = False, ahead: bool = False, precision: str,
-    tiles: WideTiles | None = None,
+    turned: bool = True, described: bool = False, precision: str, tiles: WideTiles | None = None,
 ) -> None:  # fmt: skip
     """One SGD step of the weights (n, Co, side * side, Ci) that begin at column `offset` of the optimiser's rows, and
     of their `copies`, from the layer's maps x and the gradient dy, which are those that `wide.weight_grad` takes.
-    With `ahead`, the weights are fetched while the gradient is multiplied."""
+    """
     n = len(x)
     ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])
     co = dy.shape[2 if turned else 3]
     height, width = (length + 2 * padding - side + 1 for length in size)
-    tiles = tiles or step_tiles(ci, co, batch, x.dtype.itemsize, ahead=ahead and precision == "tf32")
+    tiles = tiles or step_tiles(ci, co, batch, x.dtype.itemsize)
     o = optimiser.columns(offset, offset + co * side * side * ci)
     strides = [b.stride(0) for b in (o.w, o.start, o.correction) if b is not None]
     assert not any(stride % ALIGN.value for stride in strides)
     assert o.v.stride(0) == o.w.stride(0)
     w_model, start_model, *rest = (stride // ALIGN.value for stride in strides)
-    compiled = isinstance(weight_step_kernel, JITFunction)  # the interpreter has no instruction that fetches
     registers = TWO_PROGRAMS if tiles.warps == 8 and tiles.rows * tiles.columns <= 128 * 128 else None
     weight_step_kernel[(side * side * (co // tiles.rows) * (ci // tiles.columns), n)](
         *operands(x, dy, tiles, turned=turned, described=described), o.w, o.v, o.start, o.correction,
@@ -172,7 +141,6 @@ def weight_step(
         o.correction_row, o.correction_mode, w_model, start_model, rest[0] if rest else 0, batch, HI=size[0],
         WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, TURNED=turned,
         DESCRIBED=described, CORRECTED=o.correction is not None, COPY=copies.plain is not None,
-        TURN=copies.turned is not None, AHEAD=ahead, FETCHES=ahead and compiled and tiles.columns >= LINE.value,
-        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps,
-        num_stages=tiles.stages, maxnreg=registers,
+        TURN=copies.turned is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
+        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=registers,
     )  # fmt: skip
