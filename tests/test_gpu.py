@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pkgutil
 from dataclasses import replace
@@ -23,8 +24,10 @@ from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
+from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_convolutions, fused_layers
+from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
+from fedentopt.simulation.trainers.padding_trial import without_cudnn
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import WideForm, form_for, ops
@@ -713,3 +716,115 @@ def test_first_rounds_find_their_kernels_compiled(model, precision, monkeypatch)
     assert asked[False] - late == ahead
     assert len(ahead) >= 20
     assert_same_bits(ready, one_by_one, "compiled one by one")
+
+
+FUSED = {
+    "norms": FusedForm(norms=True), "excite": FusedForm(norms=True, excite=True),
+    "residual": FusedForm(norms=True, residual=True), "depthwise": FusedForm(depthwise=True),
+    "pointwise": FusedForm(pointwise=True), "all": FusedForm(*[True] * len(FusedForm._fields)),
+}  # fmt: skip
+
+
+def channels_last(*shape, dtype=torch.float32, shift=0.0):
+    drawn = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=drawn, dtype=torch.float64) * 2 + shift
+    return x.to(CUDA, dtype).contiguous(memory_format=torch.channels_last)
+
+
+def gate(means):
+    """In the place of squeeze-and-excitation's two layers, without parameters."""
+    return (means.float() - means.float().mean(1, keepdim=True)).sigmoid().to(means.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "side", "stride"),
+    [((64, 96, 30, 31), 3, 2), ((9, 40, 28, 28), 5, 1), ((16, 1152, 7, 7), 5, 1), ((5, 15, 9, 10), 3, 1),
+     ((7, 672, 14, 14), 5, 2), ((12, 7, 1, 1), 3, 1)],
+    ids=str,
+)  # fmt: skip
+def test_fused_layers(shape, side, stride, dtype):
+    """Against float64 on the real samples, and the same bits twice."""
+    channels, real = shape[1], max(2, shape[0] * 2 // 3)
+    near = 2e-5 if dtype == torch.float32 else 3e-2
+    mask = torch.arange(shape[0], device=CUDA) < real
+    conv = torch.nn.Conv2d(channels, channels, side, stride, side // 2, groups=channels, bias=False).to(CUDA)
+    norm = torch.nn.BatchNorm2d(channels).to(CUDA)
+    torch.nn.init.uniform_(norm.weight, 0.5, 2.0)
+    exact = torch.nn.Sequential(conv, norm, torch.nn.SiLU())
+    exact = torch.nn.Sequential(*[copy.deepcopy(layer).double() for layer in exact])
+    x = channels_last(*shape, dtype=dtype, shift=3.0)
+    wide = x[:real].double().requires_grad_()
+    with without_cudnn():
+        a = exact(wide)
+        expected = a * gate(a.mean((2, 3), keepdim=True))
+        push = channels_last(*shape[:2], *a.shape[2:], dtype=dtype)
+        push[real:] = 0
+        expected.backward(push[:real].double())
+    bits = []
+    for _ in range(2):
+        mine = [copy.deepcopy(layer) for layer in (conv, norm)]
+        given = x.clone().requires_grad_()
+        y = fused_layers.excite(mine[1], fused_convolutions.depthwise(mine[0], given), mask, "silu", gate)
+        y.backward(push)
+        found = [y[:real], given.grad[:real], mine[0].weight.grad, mine[1].weight.grad, mine[1].bias.grad,
+                 mine[1].running_mean, mine[1].running_var]  # fmt: skip
+        assert not given.grad[real:].any()
+        bits.append([t.detach().clone() for t in found])
+    for first, second in zip(*bits, strict=True):
+        assert torch.equal(first, second)
+    wanted = [expected, wide.grad, exact[0].weight.grad, exact[1].weight.grad, exact[1].bias.grad,
+              exact[1].running_mean, exact[1].running_var]  # fmt: skip
+    for i, (value, its) in enumerate(zip(bits[0], wanted, strict=True)):
+        gap = float((value.double() - its.detach()).norm() / its.detach().norm().clamp(min=1e-3))
+        print(f"{shape} {dtype} {i}: relative difference {gap:.1e}")
+        assert gap < near, i
+
+
+@pytest.mark.parametrize("form", FUSED)
+@pytest.mark.parametrize(
+    ("name", "size", "near"),
+    [("toy:normed", 8, 1e-4), ("efficientnet-b0", 64, 5e-2), ("efficientnet-lite0", 64, 3e-1)],
+)
+def test_fused_steps_train_as_plain_ones(name, size, near, form):
+    with torch_settings(CUDA, "fp32-exact"):
+        (padded, _), starts, work = both_ways(name, size, 20, "fp32-exact", lr=1e-5, mu=0.0)
+        fused = StreamsTrainer(
+            padded.model, padded.layout, padded.data, padded.transform, padded.kernels, 3, "fp32-exact",
+            form=FUSED[form],
+        )  # fmt: skip
+        expected = padded.train(starts, work)
+        few = torch.from_numpy(work.sizes >= 5).to(CUDA)
+        for _ in range(2):  # captured, replayed
+            found = fused.train(starts, work)
+            torch.testing.assert_close(found.losses, expected.losses, atol=near, rtol=near)
+            for mine, its in zip(*(moved(fused.layout, t.models[few], starts) for t in (found, expected)), strict=True):
+                gap = (mine - its).norm(dim=1) / its.norm(dim=1)
+                print(f"{name} {form}: relative difference of a movement {float(gap.max()):.1e}")
+                assert float(gap.max()) < near
+        if form == "all" and name == "efficientnet-b0":
+            assert len(fused._slots[0].fused.names) > 100
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            fused.train(starts, work)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_fused_steps_under_bf16_are_as_near_as_plain_ones():
+    """To exact float32: what bf16 rounds away is the same share of a movement, within half of it."""
+    with torch_settings(CUDA, "fp32-exact"):
+        (exact, _), starts, work = both_ways("efficientnet-b0", 64, 20, "fp32-exact", lr=1e-5, mu=0.0)
+        wanted = moved(exact.layout, exact.train(starts, work).models, starts)[0]
+    gaps = {}
+    with torch_settings(CUDA, "bf16"):
+        for form in (FusedForm(), FUSED["norms"], FUSED["all"]):
+            trainer = StreamsTrainer(
+                exact.model, exact.layout, exact.data, exact.transform, ops(CUDA, bf16=True), 3, "bf16", form=form
+            )
+            found = moved(exact.layout, trainer.train(starts, work).models, starts)[0]
+            gaps[form] = float((found - wanted).norm() / wanted.norm())
+            trainer.close()
+    print(gaps)
+    assert all(gap < 1.5 * gaps[FusedForm()] for gap in gaps.values())

@@ -135,6 +135,33 @@ net.step(rows, rows.clone(), x, labels, None, None)
 print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 
+MAPS = """
+from torch import nn
+from fedentopt.simulation.triton import depthwise, norm_apply, norm_excite, norm_statistics
+
+real, factor, taps = torch.ones(4, dtype=torch.bool), zeros(4), zeros(5, 5, 96)
+for dtype in (torch.float32, torch.bfloat16):
+    channels = 96
+    x = zeros(4, 8, 8, channels, dtype=dtype).permute(0, 3, 1, 2)
+    layer, scale, pooled = nn.BatchNorm2d(channels), zeros(4, channels, dtype=dtype), zeros(4, channels)
+    kept = norm_statistics.statistics(layer, x, real)
+    norm = norm_apply.Norm(kept, layer.weight.detach(), layer.bias.detach(), "silu")
+    bare = norm_apply.Norm(kept, None, None, "relu6")
+    norm_apply.apply(x, norm, scale=scale)
+    norm_apply.apply(x, bare, factor=factor, residual=x)
+    y = depthwise.forward(x, taps, 2, 2)
+    if dtype == torch.float32:
+        continue
+    both = norm_apply.sums(x, x, norm, factor)
+    norm_apply.input_grad(x, x, norm, both, real=real, factor=factor)
+    norm_apply.input_grad(x, x, norm, both, real=None, scale=scale, pooled=pooled)
+    norm_excite.means(x, norm)
+    parts = norm_excite.excite_sums(x, x, norm)[1]
+    norm_excite.fold_sums(parts, scale, pooled, 64)
+    depthwise.input_grad(y, taps, (8, 8), 2, 2)
+    depthwise.weight_grad(x, y, 5, 2, 2)
+print(" ".join(sorted(compiled)))
+"""
 
 KERNELS = {
     FEW_CHANNELS: [
@@ -151,10 +178,16 @@ KERNELS = {
         "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_start.start_kernel",
         "wide_update.weight_step_kernel",
     ],
+    MAPS: [
+        "depthwise.forward_kernel", "depthwise.input_grad_kernel", "depthwise.weight_grad_kernel",
+        "norm_apply.apply_kernel", "norm_apply.input_grad_kernel", "norm_apply.sums_kernel",
+        "norm_excite.excite_fold_kernel", "norm_excite.excite_kernel", "norm_excite.means_kernel",
+        "norm_statistics.fold_kernel", "norm_statistics.join_kernel", "norm_statistics.statistics_kernel",
+    ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("launches", [FEW_CHANNELS, MANY_CHANNELS], ids=["few channels", "many channels"])
+@pytest.mark.parametrize("launches", KERNELS, ids=["few channels", "many channels", "maps"])
 def test_the_kernels_compile_for_a_gpu(launches: str) -> None:
     pytest.importorskip("triton")
     run = subprocess.run([sys.executable, "-c", PRELUDE + launches], capture_output=True, text=True, check=False)

@@ -23,10 +23,10 @@ from fedentopt.models.keyed_dropout import dropout_key, key_dropout
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StreamsTrainer, fused_layers
+from fedentopt.simulation.trainers import StreamsTrainer, fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm, fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms, masked_batch_norm
-from fedentopt.simulation.triton import PlainKernels, norm_statistics
+from fedentopt.simulation.triton import PlainKernels, norm_excite, norm_statistics
 from fedentopt.simulation.work import build_work
 from straight_line import clients
 
@@ -148,6 +148,24 @@ def test_statistics_far_from_zero_lose_nothing():
     torch.testing.assert_close(found[1], values.var(1, correction=0).rsqrt(), rtol=2e-5, atol=0)
 
 
+def test_more_partial_sums_than_are_added_at_once():
+    parts = torch.randn(5, 300, 11)
+    assert relative(norm_statistics.fold(parts), parts.double().sum(1)) < CLOSE
+    scale, pooled = torch.randn(150, 11), torch.randn(150, 11)  # two parts per sample
+    s, m = (t.double().repeat_interleave(2, 0) for t in (scale, pooled / 7))
+    _, p, q, p_unit, q_unit = parts.double()
+    expected = torch.stack([(s * p + m * q).sum(0), (s * p_unit + m * q_unit).sum(0)])
+    assert relative(norm_excite.fold_sums(parts, scale, pooled, 7), expected) < CLOSE
+    x = last(torch.randn(3, 3, 53, 53) * 2 + 5)
+    assert 3 * 53 * 53 / norm_statistics.Maps.of(x).span() > 128
+    norm, exact = nn.BatchNorm2d(3), nn.BatchNorm2d(3).double()
+    found = norm_statistics.statistics(norm, x, torch.tensor([True, False, True])).double()
+    exact(x[[0, 2]].double())
+    assert relative(found[0], x[[0, 2]].double().mean((0, 2, 3))) < CLOSE
+    assert relative(norm.running_var, exact.running_var) < CLOSE
+    assert relative(found[2], torch.full((3,), 1 / (2 * 53 * 53)).double()) < CLOSE
+
+
 def test_a_diverged_model_shows():
     x = torch.randn(4, 3, 2, 2)
     x[1, 2, 0, 1] = math.nan
@@ -188,8 +206,8 @@ def test_squeeze_and_excitation(shape, real, monkeypatch):
         ((2, 5, 7, 6), 3, 1, 1),
         ((2, 40, 8, 9), 3, 2, 1),
         ((3, 7, 6, 5), 5, 2, 2),
-        ((1, 64, 5, 5), 5, 1, 2),
-        ((2, 6, 9, 8), 5, 1, 0),
+        ((1, 64, 4, 5), 5, 1, 2),
+        ((2, 6, 7, 6), 5, 1, 0),
         ((9, 3, 2, 2), 3, 2, 1),
     ],
     ids=str,
@@ -198,10 +216,10 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
     monkeypatch.setattr("fedentopt.simulation.triton.depthwise.WAVE", 24)
     channels = shape[1]
     conv = nn.Conv2d(channels, channels, side, stride, padding, groups=channels, bias=False)
-    assert fused_layers.takes_depthwise(conv)
+    assert fused_convolutions.takes_depthwise(conv)
     exact, x = copy.deepcopy(conv).double(), last(torch.randn(shape)).requires_grad_()
     wide = x.detach().double().requires_grad_()
-    y, expected = fused_layers.depthwise(conv, x), exact(wide)
+    y, expected = fused_convolutions.depthwise(conv, x), exact(wide)
     push = torch.randn(expected.shape)
     y.backward(push)
     expected.backward(push.double())
@@ -209,6 +227,27 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
     for mine, its in ((y, expected), (x.grad, wide.grad), (conv.weight.grad, exact.weight.grad)):
         assert mine.shape == its.shape
         assert relative(mine.detach(), its.detach()) < CLOSE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pointwise_convolutions(dtype, monkeypatch):
+    """Weight gradients in 1 to 64 parts, as the number of pixels and of weights allows."""
+    for shape, out, most in (((2, 5, 7, 3), 6, 1 << 22), ((4, 6, 8, 6), 3, 1 << 22), ((8, 6, 8, 8), 3, 18 * 5)):
+        monkeypatch.setattr(fused_convolutions, "LONG", 1)
+        monkeypatch.setattr(fused_convolutions, "PARTIAL", most)
+        conv = nn.Conv2d(shape[1], out, 1, bias=False)
+        assert fused_convolutions.takes_pointwise(conv)
+        exact, x = copy.deepcopy(conv).double(), last(torch.randn(shape).to(dtype)).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        y, expected = fused_convolutions.pointwise(conv, x), exact(wide)
+        push = torch.randn(expected.shape).to(dtype)
+        y.backward(push)
+        expected.backward(push.double())
+        assert y.dtype == x.grad.dtype == dtype
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        for mine, its in ((y, expected), (x.grad, wide.grad), (conv.weight.grad, exact.weight.grad)):
+            assert mine.shape == its.shape
+            assert relative(mine.detach(), its.detach()) < (CLOSE if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +262,7 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
     ],
 )  # fmt: skip
 def test_other_convolutions_stay_torchs(conv):
-    assert not fused_layers.takes_depthwise(conv)
+    assert not fused_convolutions.takes_depthwise(conv)
 
 
 def test_bf16_maps():
@@ -237,7 +276,7 @@ def test_bf16_maps():
     a = F.silu(exact(wide_conv(wide)))
     expected = results(exact, a * wide_gate(a.mean((2, 3), keepdim=True)), push.double(), 3, x=wide)
     x.requires_grad_()
-    y = fused_layers.excite(norm, fused_layers.depthwise(conv, x), None, "silu", gate)
+    y = fused_layers.excite(norm, fused_convolutions.depthwise(conv, x), None, "silu", gate)
     assert y.dtype == torch.bfloat16
     assert_close(results(norm, y, push, 3, x=x), expected, 3e-2)
     assert relative(conv.weight.grad, wide_conv.weight.grad) < 3e-2
@@ -247,7 +286,7 @@ def test_bf16_maps():
 
 def efficientnet() -> nn.Module:
     """Two blocks: one that expands, halves the map and has no residual; one with it and stochastic depth."""
-    blocks = [MBConvConfig(1, 3, 1, 8, 8, 1, 1.0, 1.0), MBConvConfig(2, 5, 2, 8, 12, 2, 1.0, 1.0)]
+    blocks = [MBConvConfig(1, 3, 1, 8, 8, 1, 1.0, 1.0), MBConvConfig(2, 3, 2, 8, 12, 2, 1.0, 1.0)]
     model = EfficientNet(blocks, dropout=0.2, stochastic_depth_prob=0.5, num_classes=4, last_channel=16)
     key_dropout(model)
     for norm in model.modules():
@@ -295,9 +334,10 @@ def test_what_is_fused_and_when(monkeypatch):
     """Nothing unless asked, in evaluation, outside `running`, or with maps in another order or type."""
     calls: list[str] = []
     for name in ("normalise", "excite", "depthwise", "pointwise"):
-        plain: Callable[..., Tensor] = getattr(fused_layers, name)
+        module_of = fused_layers if hasattr(fused_layers, name) else fused_convolutions
+        plain: Callable[..., Tensor] = getattr(module_of, name)
         monkeypatch.setattr(
-            fused_layers, name, lambda *a, name=name, plain=plain, **k: calls.append(name) or plain(*a, **k)
+            module_of, name, lambda *a, name=name, plain=plain, **k: calls.append(name) or plain(*a, **k)
         )
     model = efficientnet()
     x = torch.randn(2, 3, 9, 9)
@@ -318,6 +358,11 @@ def test_what_is_fused_and_when(monkeypatch):
         module(last(x))
     counted = {name: calls.count(name) for name in calls}
     assert counted == {"normalise": 7, "excite": 3, "depthwise": 3, "pointwise": 2 + 3 + 6 + 1}
+    calls.clear()
+    with fused.running(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        y = module(last(x))
+    assert y.dtype == torch.bfloat16
+    assert counted == {name: calls.count(name) for name in calls}
 
 
 def test_a_layer_with_a_hook_stays_torchs():

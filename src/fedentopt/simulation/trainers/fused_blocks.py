@@ -1,4 +1,4 @@
-"""Which layers of a model the fused ones (`fused_layers`) stand in for, in training, where a `FusedForm` asks for it.
+"""Which layers of a model run fused in training where a `FusedForm` asks for it (`fused_layers`, `fused_convolutions`).
 
 Found by what layers are and where they stand: BatchNorm in a Sequential with the activation behind it, torchvision's
 `MBConv` (EfficientNet) whole, depthwise and pointwise convolutions. Parameters, names and buffers stay the layers'
@@ -6,9 +6,9 @@ own; in evaluation, in double precision, with maps in another order or inside co
 torch has it.
 
 One training step of EfficientNet-B0 at 224 pixels reads and writes 170 M values of maps per sample in torch's own
-layers, 98 M with all of BatchNorm's fused (in float32 681 and 392 MB): BatchNorm and SiLU 45 M of the 170 forward
-(SiLU in place copies its input first) and 52 M backward, squeeze-and-excitation 7 M and 23 M, convolutions 14 M and
-27 M, residuals 3 M.
+layers (681 MB in float32): BatchNorm and SiLU 45 M of them forward and 52 M backward, squeeze-and-excitation 7 M and
+23 M, convolutions 14 M and 27 M, residuals 3 M. 12 M are copies that autograd keeps of what SiLU overwrites
+(`bound_model` spares them); with BatchNorm and all behind it fused, 98 M are left.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from fedentopt.simulation.lowering import is_plain
-from fedentopt.simulation.trainers import fused_layers
+from fedentopt.simulation.trainers import fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.masked_norm import Padding
 from fedentopt.simulation.triton import runs_on
 
@@ -45,7 +45,12 @@ class FusedForm(NamedTuple):
     pointwise: bool = False
 
 
-FORM = FusedForm()  # of every streams trainer that is not told otherwise
+FORM = FusedForm()  # on CUDA, of every streams trainer that is not told otherwise
+
+
+def form_for(device: torch.device) -> FusedForm:
+    """What is fused there unless somebody asks for something else."""
+    return FORM if device.type == "cuda" else FusedForm()
 
 
 class FusedBlocks:
@@ -77,11 +82,11 @@ def fuse_blocks(
     block_type = getattr(sys.modules.get("torchvision.models.efficientnet"), "MBConv", None)
     for name, layer in model.named_modules():
         copy = copies.get(name)
-        if type(copy) is not type(layer):
+        if copy is None or type(copy) is not type(layer):
             continue
         made = _stand_in(layer, copy, form, fused, block_type)
         if made is not None:
-            copy.forward = made  # type: ignore[method-assign]
+            copy.forward = made
             fused.names.append(name)
     return fused
 
@@ -93,21 +98,22 @@ def _stand_in(
     before: Forward = copy.forward
     if is_plain(layer, nn.Conv2d):
         assert isinstance(copy, nn.Conv2d)
-        if form.depthwise and fused_layers.takes_depthwise(layer):
-            return partial(_convolve, fused, copy, before, fused_layers.depthwise)
-        if form.pointwise and fused_layers.takes_pointwise(layer):
-            return partial(_convolve, fused, copy, before, fused_layers.pointwise)
+        if form.depthwise and fused_convolutions.takes_depthwise(layer):
+            return partial(_convolve, fused, copy, before, fused_convolutions.depthwise)
+        if form.pointwise and fused_convolutions.takes_pointwise(layer):
+            return partial(_convolve, fused, copy, before, fused_convolutions.pointwise)
         return None
     if not form.norms:
         return None
     if block_type is not None and is_plain(layer, block_type) and _is_usual(layer):
         return partial(_block, fused, form, copy, before)
     if _is_sequence(layer) and any(_norm(child) for child in layer):
+        assert isinstance(copy, nn.Sequential)
         return partial(_sequence, fused, copy, before, [_norm(child) for child in layer])
     return None
 
 
-def _is_sequence(layer: nn.Module) -> bool:
+def _is_sequence(layer: nn.Module) -> TypeGuard[nn.Sequential]:
     """A Sequential, by that or another name, that calls its layers one after the other."""
     plain = isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward
     return plain and is_plain(layer, type(layer))
@@ -127,7 +133,8 @@ def _is_usual(block: Any) -> bool:
     inner = block.block
     if not _is_sequence(inner) or len(inner) not in (3, 4):
         return False
-    *before, excite, project = inner
+    parts: list[Any] = list(inner)
+    *before, excite, project = parts
     ends = [[type(layer) for layer in part] if _is_sequence(part) else [] for part in (*before, project)]
     full = [nn.Conv2d, nn.BatchNorm2d, nn.SiLU]
     return (
@@ -146,11 +153,11 @@ def _is_usual(block: Any) -> bool:
 def _convolve(
     fused: FusedBlocks, layer: nn.Conv2d, before: Forward, fast: Callable[[nn.Conv2d, Tensor], Tensor], x: Tensor
 ) -> Tensor:
-    # Under autocast a convolution would round float32 maps first.
-    rounded = x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type)
-    if not (fused.on and layer.training and fused_layers.takes_maps(x)) or rounded:
+    if not (fused.on and layer.training):
         return before(x)
-    return fast(layer, x)
+    kind = x.device.type
+    given = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x  # as torch's layer has it
+    return fast(layer, given) if fused_layers.takes_maps(given) else before(x)
 
 
 def _sequence(fused: FusedBlocks, layers: nn.Sequential, before: Forward, norms: list[bool], x: Tensor) -> Tensor:

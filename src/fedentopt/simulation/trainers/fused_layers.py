@@ -1,5 +1,5 @@
-"""Layers of a step that read and write maps as seldom as they can, for autograd: BatchNorm with what follows it, and
-depthwise convolutions (kernels and formulas: `triton.norm_statistics`, `norm_apply`, `norm_excite`, `depthwise`).
+"""BatchNorm with what follows it, for autograd, reading and writing maps as seldom as it can (kernels and formulas:
+`triton.norm_statistics`, `norm_apply`, `norm_excite`).
 
 BatchNorm's statistics leave padding rows out as in `masked_norm`. What goes to the backward pass is a layer's input
 and a few numbers per channel; the rest is computed again there.
@@ -32,33 +32,6 @@ def takes_norm(layer: nn.BatchNorm2d) -> bool:
     )
 
 
-def takes_depthwise(layer: nn.Conv2d) -> bool:
-    """Whether the kernels know this convolution: depthwise, with filters of 3x3 or 5x5 and without a bias."""
-    side, stride, padding = layer.kernel_size[0], layer.stride[0], layer.padding[0]
-    return (
-        layer.groups == layer.in_channels == layer.out_channels > 1
-        and side in (3, 5)
-        and stride in (1, 2)
-        and layer.kernel_size == (side, side)
-        and layer.stride == (stride, stride)
-        and layer.padding == (padding, padding)
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
-        and layer.bias is None
-        and layer.weight.dtype == torch.float32
-    )
-
-
-def takes_pointwise(layer: nn.Conv2d) -> bool:
-    """Whether this convolution is a product of pixels' channels with one matrix."""
-    return (
-        layer.kernel_size == (1, 1)
-        and layer.stride == (1, 1)
-        and layer.padding in ((0, 0), "valid", "same")
-        and layer.groups == 1
-    )
-
-
 def normalise(
     layer: nn.BatchNorm2d, x: Tensor, real: Tensor | None, activation: str = "none", *,
     factor: Tensor | None = None, residual: Tensor | None = None,
@@ -86,19 +59,8 @@ def excite(
     return y
 
 
-def depthwise(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """The layer's convolution of x."""
-    y: Tensor = _Depthwise.apply(x, layer.weight, layer.stride[0], layer.padding[0])
-    return y
-
-
-def pointwise(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """The layer's convolution of x as a matrix product, which nobody has to time algorithms for."""
-    y = nn.functional.linear(x.permute(0, 2, 3, 1), layer.weight.flatten(1), layer.bias)
-    return y.permute(0, 3, 1, 2)
-
-
-def _last(dy: Tensor) -> Tensor:
+def channels_last(dy: Tensor) -> Tensor:
+    """An upstream gradient in the order of the maps."""
     return dy.contiguous(memory_format=torch.channels_last)
 
 
@@ -122,7 +84,7 @@ class _Normalise(torch.autograd.Function):
 
         x, weight, bias, statistics, real, factor = ctx.saved_tensors
         norm = norm_apply.Norm(statistics, weight, bias, ctx.activation)
-        push = _last(dy)
+        push = channels_last(dy)
         both = norm_apply.sums(x, push, norm, factor)
         dx = norm_apply.input_grad(x, push, norm, both, real=real, factor=factor) if ctx.needs_input_grad[0] else None
         db, dw = both if weight is not None else (None, None)
@@ -199,29 +161,6 @@ class _Excite(torch.autograd.Function):
         scale, x, weight, bias, statistics = ctx.saved_tensors
         norm = norm_apply.Norm(statistics, weight, bias, ctx.activation)
         link = ctx.link
-        link.dy, link.scale = _last(dy), scale
+        link.dy, link.scale = channels_last(dy), scale
         ds, link.parts = norm_excite.excite_sums(x, link.dy, norm)
         return ds.to(scale.dtype), None, None, None, None, None, None
-
-
-class _Depthwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-        from fedentopt.simulation.triton import depthwise
-
-        taps = depthwise.by_tap(weight)
-        ctx.save_for_backward(x, taps)
-        ctx.geometry = stride, padding
-        return depthwise.forward(x, taps, stride, padding)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from fedentopt.simulation.triton import depthwise
-
-        x, taps = ctx.saved_tensors
-        push = _last(dy)
-        size = x.shape[2], x.shape[3]
-        dx = depthwise.input_grad(push, taps, size, *ctx.geometry) if ctx.needs_input_grad[0] else None
-        dw = depthwise.weight_grad(x, push, len(taps), *ctx.geometry) if ctx.needs_input_grad[1] else None
-        return dx, dw, None, None

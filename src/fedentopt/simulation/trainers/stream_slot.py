@@ -25,6 +25,8 @@ from fedentopt.simulation.work import LocalCode
 if TYPE_CHECKING:
     from fedentopt.simulation.trainers.streams import StreamsTrainer
 
+TIMED = True  # cuDNN times its algorithms for full batches: it builds all of them, a minute and more for EfficientNet
+
 
 class BatchForm(NamedTuple):
     """How a step takes its batch: the first `size` rows, all of them in BatchNorm's statistics unless `masked`, when
@@ -133,13 +135,18 @@ class Slot:
         assert self.form is not None
         full = batch.size == self.form.batch
         if self.stream is None or not self._captures or not (full or batch.masked):
-            with contextlib.nullcontext() if full else untuned():
+            with self._choosing(batch):
                 self._step(batch)
             return
         key = batch, self.wants_losses
         if key not in self.graphs:
             self.graphs[key] = self._capture(batch)
         self.graphs[key].replay()
+
+    def _choosing(self, batch: BatchForm) -> contextlib.AbstractContextManager[None]:
+        """How cuDNN chooses algorithms: timed, if at all, for the one size that most batches have."""
+        assert self.form is not None
+        return contextlib.nullcontext() if TIMED and batch.size == self.form.batch else untuned()
 
     @property
     def _captures(self) -> bool:
@@ -195,8 +202,7 @@ class Slot:
         assert self.form is not None
         state = [self.bound.row, self.velocity, self.fields["step"], self.sums, *self.bound.integers]
         saved = [tensor.clone() for tensor in state]
-        # Algorithms are timed for the one size that most batches have.
-        with contextlib.nullcontext() if batch.size == self.form.batch else untuned():
+        with self._choosing(batch):
             self._step(batch)
             torch.cuda.synchronize()
             for tensor, value in zip(state, saved, strict=True):

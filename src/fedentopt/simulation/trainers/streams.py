@@ -28,7 +28,6 @@ from fedentopt.models import keyed_draws
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import fused_blocks
 from fedentopt.simulation.trainers.bound_model import BoundModel, mixes_samples
 from fedentopt.simulation.trainers.client_samples import (
     joined_samples,
@@ -36,7 +35,7 @@ from fedentopt.simulation.trainers.client_samples import (
     places_of_clients,
     places_of_models,
 )
-from fedentopt.simulation.trainers.fused_blocks import FusedForm
+from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for
 from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.padding_trial import can_mask
 from fedentopt.simulation.trainers.stream_slot import BatchForm, Client, Slot
@@ -96,10 +95,10 @@ class StreamsTrainer:
         slots: int, precision: str = "fp32", masks: bool | None = None, form: FusedForm | None = None,
     ) -> None:  # fmt: skip
         """`masks`: whether partial batches of BatchNorm are padded and masked; by default where that pays. `form`: what
-        of a step is fused; `fused_blocks.FORM` unless given."""
+        of a step is fused; by default what suits the device."""
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.bf16 = precision == "bf16"
-        self.form = fused_blocks.FORM if form is None else form
+        self.form = form_for(data.images.device) if form is None else form
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Draws of a forward of one's own may be counted in any order, such as a recurrent layer's: step by step.

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedentopt.simulation.triton.norm_apply import Norm, _affine, activated, derivative, normalised
-from fedentopt.simulation.triton.norm_statistics import LINES, WARPS, Maps
+from fedentopt.simulation.triton.norm_statistics import COLUMNS, LINES, WARPS, Maps
 
 TILE = 1024  # five sums beside it
 SIZES = ["pixels", "channels", "blocks", "cuts", "span", "lines", "width"]
@@ -144,8 +144,8 @@ def fold_sums(parts: Tensor, scale: Tensor, pooled: Tensor, pixels: int) -> Tens
     """db and dw, (2, C), from the five sums, s and dm (B, C)."""
     _, lines, width = parts.shape
     out = torch.empty(2, width, device=parts.device)
-    excite_fold_kernel[(triton.cdiv(width, LINES),)](
-        parts, scale, pooled, out, lines, lines // len(scale), pixels, width, ROWS=LINES, COLUMNS=LINES,
+    excite_fold_kernel[(triton.cdiv(width, COLUMNS),)](
+        parts, scale, pooled, out, lines, lines // len(scale), pixels, width, ROWS=LINES, COLUMNS=COLUMNS,
         num_warps=WARPS,
     )  # fmt: skip
     return out

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedentopt.simulation.triton.windows import WAVE
 
 TILE = 2048  # elements of the maps that a program holds at once, 16 per thread
-LINES = 32  # partial sums that are added at once
+LINES, COLUMNS = 128, 8  # of partial sums that a program adds at once: few steps, each as long as a load takes
 WARPS = 4
 SIZES = ["rows", "pixels", "channels", "span", "parts", "lines", "width"]  # other shapes take no other program
 
@@ -46,8 +46,9 @@ class Maps(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """64 channels, or 32 where 64 would leave more than a seventh of the threads idle."""
-        return 64 if -(-self.channels // 64) * 64 * 7 <= self.channels * 8 else 32
+        """The same for all shapes: other ones would have to be compiled for themselves, and with more of them more
+        threads would be idle where channels are few."""
+        return 32
 
     @property
     def blocks(self) -> int:
@@ -61,9 +62,9 @@ class Maps(NamedTuple):
     def lines(self, tile: int = TILE) -> int:
         return tile // self.columns
 
-    def span(self, tile: int = TILE) -> int:
-        """Rows of a program that sums over all: about as many programs as a GPU runs at once."""
-        return _share(self.rows, WAVE // self.blocks, self.lines(tile))
+    def span(self, programs: int = WAVE) -> int:
+        """Rows of a program that sums over all: as many programs as a GPU runs at once."""
+        return _share(self.rows, programs // self.blocks, self.lines())
 
     def cut(self, tile: int = TILE) -> int:
         """Pixels of a program that sums over one sample, in the same way."""
@@ -165,7 +166,7 @@ def statistics(layer: _BatchNorm, x: Tensor, real: Tensor | None) -> Tensor:
     """Mean, 1 / sqrt(var + eps) and what a value counts in them, (3, C), of the rows of x where `real` (B,) says so, or
     of all; moves what the layer keeps. x is channels last, float32 or bf16; all that is summed is float32."""
     maps = Maps.of(x)
-    span, lines = maps.span(), maps.lines()
+    span, lines = maps.span(WAVE * 3 // 2), maps.lines()
     parts = triton.cdiv(maps.rows, span)
     counts = torch.empty(parts, device=x.device)
     means, squares = torch.empty(2, parts, maps.channels, device=x.device)
@@ -177,9 +178,9 @@ def statistics(layer: _BatchNorm, x: Tensor, real: Tensor | None) -> Tensor:
     out = torch.empty(3, maps.channels, device=x.device)
     tracked = layer.running_mean is not None
     kept = (layer.running_mean, layer.running_var, layer.num_batches_tracked) if tracked else (out, out, out)
-    join_kernel[(triton.cdiv(maps.channels, LINES),)](
+    join_kernel[(triton.cdiv(maps.channels, COLUMNS),)](
         counts, means, squares, parts, maps.channels, *kept, layer.momentum or 0.0, layer.eps, out, TRACKED=tracked,
-        LINES=LINES, COLUMNS=LINES, num_warps=WARPS,
+        LINES=LINES, COLUMNS=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -201,5 +202,7 @@ def fold(parts: Tensor) -> Tensor:
     """(n, lines, C) -> (n, C): sums over the middle in a fixed order."""
     n, lines, width = parts.shape
     out = torch.empty(n, width, device=parts.device)
-    fold_kernel[(triton.cdiv(width, LINES), n)](parts, out, lines, width, ROWS=LINES, COLUMNS=LINES, num_warps=WARPS)
+    fold_kernel[(triton.cdiv(width, COLUMNS), n)](
+        parts, out, lines, width, ROWS=LINES, COLUMNS=COLUMNS, num_warps=WARPS
+    )
     return out
