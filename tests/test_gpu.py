@@ -640,9 +640,9 @@ def test_vgg_models_begin_a_round(bf16):
     kept = 0
     for i, copies in net._copies.items():
         weight = net._weight(starts[rows], net.blocks.convolutions[i])
-        for copy, order in zip(copies, ((0, 1, 2, 3), (0, 2, 3, 1)), strict=True):
-            if copy is not None:
-                assert torch.equal(copy[:7], weight.permute(order).to(copy.dtype))
+        for made, order in zip(copies, ((0, 1, 2, 3), (0, 2, 3, 1)), strict=True):
+            if made is not None:
+                assert torch.equal(made[:7], weight.permute(order).to(made.dtype))
                 kept += 1
         slot = next(s for s in layout.parameters if s.name == net.blocks.convolutions[i].weight)
         v[:, slot.offset : slot.offset + slot.size] = 0.0
