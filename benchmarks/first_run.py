@@ -23,7 +23,8 @@ def main() -> None:
     options = parser.parse_args()
     data = random_images(4000, 100)
     config = RunConfig(
-        dataset="random", model=options.model, partition="iid", clients=20, cohort="10", rounds=3, epochs=1, evaluate_every=3,
+        dataset="random", model=options.model, partition="iid", clients=20, cohort="10", rounds=3, epochs=1,
+        evaluate_every=3,
     )  # fmt: skip
     for which in ("first", "second"):
         start = time.perf_counter()
