@@ -15,13 +15,13 @@ from fedentopt.results.environment import environment, source_digest
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunStart
 
 
-def random_images() -> Dataset:
-    """Random images of CIFAR-10's shape and number: the time is the same, the accuracy is chance."""
+def random_images(train: int = 50_000, test: int = 10_000) -> Dataset:
+    """Random images of CIFAR-10's shape, as many unless said: the time is the same, the accuracy is chance."""
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)
-    y = rng.permutation(np.arange(60_000) % 10)
+    x = rng.integers(0, 256, (train + test, 3, 32, 32), dtype=np.uint8)
+    y = rng.permutation(np.arange(train + test) % 10)
     names = tuple(str(c) for c in range(10))
-    return Dataset("random", x[:50_000], y[:50_000], x[50_000:], y[50_000:], names, (0.5,) * 3, (0.29,) * 3)
+    return Dataset("random", x[:train], y[:train], x[train:], y[train:], names, (0.5,) * 3, (0.29,) * 3)
 
 
 def made_with() -> dict[str, Any]:

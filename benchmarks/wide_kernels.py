@@ -3,9 +3,9 @@
     python benchmarks/wide_kernels.py [--out wide.json] [--models 10 100] [--batch 64] [--seconds 220] [--steps-only]
 
 First whole steps (forward, backward, optimiser) in every form (`WideForm`) and with other settings, checked against
-the default form and timed inside CUDA graphs, then forward, input gradient, weight gradient and weight step of every
-layer with other tiles. Rates are beside those that this GPU reaches in an 8192 x 8192 x 8192 product, counted without
-the taps that fall outside a map.
+the default form and timed inside CUDA graphs, with what a round does before its first step; then forward, input
+gradient, weight gradient and weight step of every layer with other tiles. Rates are beside those that this GPU reaches
+in an 8192 x 8192 x 8192 product, counted without the taps that fall outside a map.
 What does not compile or gives something else is said and left out. Kernels are compiled by several processes first.
 After `--seconds` nothing new is begun; the tables hold what there is.
 """
@@ -146,10 +146,15 @@ class Step:
         self.labels = torch.randint(0, 10, (n, batch), device="cuda")
         self.optimiser = Optimiser(
             w, v, g, each(0.01), each(0.9), each(5e-4), each(0.0), row[None].clone(), rows, rows + 10**6,
-            torch.zeros(1, dtype=torch.int64, device="cuda"), torch.zeros(1, p, device="cuda"), rows - 1, rows,
+            torch.ones(1, dtype=torch.int64, device="cuda"), torch.zeros(1, p, device="cuda"), rows - 1, rows,
         )  # fmt: skip
         self.net.reserve(w)
-        self.net.begin(w)
+        self.begin()
+
+    def begin(self) -> None:
+        """What a round does before its first step."""
+        o = self.optimiser
+        self.net.begin(o.start, o.start_row, o.w, o.v)
 
     def run(self) -> None:
         o = self.optimiser
@@ -182,12 +187,15 @@ def time_steps(precision: str, forms: list[str], models: list[int], batch: int, 
                     torch.cuda.empty_cache()
                     step = Step(n, batch, precision, form)
                     us = time_us(step.run, calls=1, replays=7)
+                    begin_us = time_us(step.begin, calls=1, replays=7)
                     rate = n * batch / us * 1e6
                     share = rate * FLOPS_OF_A_STEP / peak[precision]
                     found.append({"precision": precision, "form": name, "models": n, "microseconds": us,
-                                  "samples_per_s": rate, "of_peak": share, "off": off})  # fmt: skip
+                                  "begin_microseconds": begin_us, "samples_per_s": rate, "of_peak": share,
+                                  "off": off})  # fmt: skip
                     print(f"{precision} {n:4d} models, {name:27s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} "
-                          f"of peak, {off:.1e} from the usual form", flush=True)  # fmt: skip
+                          f"of peak, {off:.1e} from the usual form, a round begins in {begin_us:.0f} us",
+                          flush=True)  # fmt: skip
                     if name in ("all", "every"):
                         found[-1]["kernels"], found[-1]["launches"] = kernels_of(step.run)
                     del step
@@ -262,7 +270,7 @@ class Work:
 
     def optimiser(self) -> Optimiser:
         one, rows = torch.zeros(self.n, device="cuda"), torch.zeros(self.n, dtype=torch.int32, device="cuda")
-        step = torch.zeros(1, dtype=torch.int64, device="cuda")
+        step = torch.ones(1, dtype=torch.int64, device="cuda")  # step 0 would not read momentum
         return Optimiser(self.w, self.v, self.g, one, one, one, one, self.w[:1].clone(), rows, rows + 9, step, None,
                          rows, rows)  # fmt: skip
 

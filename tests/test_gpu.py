@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import pkgutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +18,19 @@ from drawing_models import DRAWING
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.simulation import engine
+from fedentopt.simulation import triton as triton_room
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer
+from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_convolutions, fused_layers
+from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
-from fedentopt.simulation.triton import WideForm, ops
+from fedentopt.simulation.trainers.padding_trial import without_cudnn
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import WideForm, form_for, ops
 from fedentopt.simulation.work import LocalCode, build_work
 from second_stages import in_second_stage, spoilt_checkpoint
 from straight_line import clients, world
@@ -588,6 +596,60 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
             assert torch.equal(many.losses[place], alone.losses[0]), number
 
 
+@pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
+@pytest.mark.parametrize("form", ["update", "aside", "all", "every"])
+def test_nothing_of_a_round_is_left_for_the_next(form, precision, monkeypatch):
+    """Captured with stale memory, replayed after other clients, with momentum and weights of all kinds left."""
+    count_as_large(monkeypatch)
+    bf16 = precision == "bf16"
+    with torch_settings(CUDA, precision):
+        made = world("toy:wide", "stacked", CUDA)
+        module = build("toy:wide", straight_line.CLASSES, seed=5, image_size=8)
+        kernels = ops(CUDA, exact=precision == "fp32-exact", bf16=bf16, form=FORMS[form]._replace(untransposed=bf16))
+        trainer = StackedTrainer(module, made.layout, made.data, made.transform, kernels)
+        work = made.work(clients(9), wants_losses=True)
+        first = trainer.train(made.starts, work)
+        for stale in (torch.nan, -torch.inf, -0.0, 3.0):
+            left = [trainer._buffers.w, trainer._buffers.v]
+            left += [copy for copies in trainer.net._copies.values() for copy in copies if copy is not None]
+            assert len(left) > 2
+            for tensor in left:
+                tensor.fill_(stale)
+            trainer.train(made.starts, made.work(clients(5)))
+            again = trainer.train(made.starts, work)
+            assert torch.equal(again.models.view(torch.int32), first.models.view(torch.int32)), stale
+            assert torch.equal(again.losses, first.losses), stale
+        assert first.models.isfinite().all()
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["TF32", "bf16"])
+def test_vgg_models_begin_a_round(bf16):
+    """Weights and all copies of them in one pass, in the order and the rounding that torch gives."""
+    model = build("vgg11", 10, seed=0, image_size=32)
+    layout = FlatLayout(model, channels_last=True)
+    net = WideNet(wide_blocks(model, 32), layout, ops(CUDA, bf16=bf16, form=form_for(CUDA, bf16)))
+    if not net.updates:
+        pytest.skip("the form of this GPU keeps no copies")
+    starts = torch.randn(3, layout.parameter_width, device=CUDA)
+    w, v = (torch.full((8, layout.parameter_width + 32), torch.nan, device=CUDA)[:, :-32] for _ in range(2))
+    rows = torch.tensor([2, 0, 2, 1, 1, 0, 2], dtype=torch.int32, device=CUDA)
+    net.reserve(w)
+    net.begin(starts, rows, w[:7], v)
+    assert torch.equal(w[:7], starts[rows])
+    assert w[7].isnan().all()
+    kept = 0
+    for i, copies in net._copies.items():
+        weight = net._weight(starts[rows], net.blocks.convolutions[i])
+        for made, order in zip(copies, ((0, 1, 2, 3), (0, 2, 3, 1)), strict=True):
+            if made is not None:
+                assert torch.equal(made[:7], weight.permute(order).to(made.dtype))
+                kept += 1
+        slot = next(s for s in layout.parameters if s.name == net.blocks.convolutions[i].weight)
+        v[:, slot.offset : slot.offset + slot.size] = 0.0
+    assert kept == 6
+    assert not v.any()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_same_bits_in_every_form(precision, monkeypatch):
     """Of VGG-11, whose layers are large: 5 clients alone and 35 take other tiles."""
@@ -613,3 +675,156 @@ def test_same_losses_of_candidates_whoever_else_is_asked(name):
         for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
             rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
             assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]
+
+
+def forget_kernels():
+    """What this process has compiled or read from Triton's cache, as if it had just started."""
+    from triton.runtime.jit import JITFunction
+
+    names = [module.name for module in pkgutil.iter_modules(triton_room.__path__)]
+    for name in names:
+        for value in vars(importlib.import_module(f"{triton_room.__name__}.{name}")).values():
+            if isinstance(value, JITFunction):
+                value.device_caches.clear()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["lenet5", "vgg11"])
+def test_first_rounds_find_their_kernels_compiled(model, precision, monkeypatch):
+    """Every variant that training and evaluation launch, and no other, is asked for ahead; bits are those of kernels
+    that are compiled when they are launched."""
+    triton = pytest.importorskip("triton")
+    asked = {True: set(), False: set()}  # by whether ahead
+
+    def note(*, key, fn, is_manual_warmup, **rest):
+        asked[is_manual_warmup].add((fn.module.rsplit(".", 1)[1], fn.name, key))
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision, "batch_size": 64}
+    config = toy.config(**common, algorithm="scaffold", stragglers=0.5)
+    forget_kernels()
+    ready = toy.run([config], data, device="cuda")[0]
+    ahead, late = asked[True].copy(), asked[False].copy()
+    assert {name for _, name, _ in late} <= {"blend_kernel"}  # averages models after the round
+    for seen in asked.values():
+        seen.clear()
+    forget_kernels()
+    monkeypatch.setattr("fedentopt.simulation.trainers.stacked.compile_ahead", lambda rehearse: None)
+    one_by_one = toy.run([config], data, device="cuda")[0]
+    assert not asked[True]
+    assert asked[False] - late == ahead
+    assert len(ahead) >= 20
+    assert_same_bits(ready, one_by_one, "compiled one by one")
+
+
+FUSED = {
+    "norms": FusedForm(norms=True), "excite": FusedForm(norms=True, excite=True),
+    "residual": FusedForm(norms=True, residual=True), "depthwise": FusedForm(depthwise=True),
+    "pointwise": FusedForm(pointwise=True), "all": FusedForm(*[True] * len(FusedForm._fields)),
+}  # fmt: skip
+
+
+def channels_last(*shape, dtype=torch.float32, shift=0.0):
+    drawn = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=drawn, dtype=torch.float64) * 2 + shift
+    return x.to(CUDA, dtype).contiguous(memory_format=torch.channels_last)
+
+
+def gate(means):
+    """In the place of squeeze-and-excitation's two layers, without parameters."""
+    return (means.float() - means.float().mean(1, keepdim=True)).sigmoid().to(means.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "side", "stride"),
+    [((64, 96, 30, 31), 3, 2), ((9, 40, 28, 28), 5, 1), ((16, 1152, 7, 7), 5, 1), ((5, 15, 9, 10), 3, 1),
+     ((7, 672, 14, 14), 5, 2), ((12, 7, 1, 1), 3, 1)],
+    ids=str,
+)  # fmt: skip
+def test_fused_layers(shape, side, stride, dtype):
+    """Against float64 on the real samples, and the same bits twice."""
+    channels, real = shape[1], max(2, shape[0] * 2 // 3)
+    near = 2e-5 if dtype == torch.float32 else 3e-2
+    mask = torch.arange(shape[0], device=CUDA) < real
+    conv = torch.nn.Conv2d(channels, channels, side, stride, side // 2, groups=channels, bias=False).to(CUDA)
+    norm = torch.nn.BatchNorm2d(channels).to(CUDA)
+    torch.nn.init.uniform_(norm.weight, 0.5, 2.0)
+    exact = torch.nn.Sequential(conv, norm, torch.nn.SiLU())
+    exact = torch.nn.Sequential(*[copy.deepcopy(layer).double() for layer in exact])
+    x = channels_last(*shape, dtype=dtype, shift=3.0)
+    wide = x[:real].double().requires_grad_()
+    with without_cudnn():
+        a = exact(wide)
+        expected = a * gate(a.mean((2, 3), keepdim=True))
+        push = channels_last(*shape[:2], *a.shape[2:], dtype=dtype)
+        push[real:] = 0
+        expected.backward(push[:real].double())
+    bits = []
+    for _ in range(2):
+        mine = [copy.deepcopy(layer) for layer in (conv, norm)]
+        given = x.clone().requires_grad_()
+        y = fused_layers.excite(mine[1], fused_convolutions.depthwise(mine[0], given), mask, "silu", gate)
+        y.backward(push)
+        found = [y[:real], given.grad[:real], mine[0].weight.grad, mine[1].weight.grad, mine[1].bias.grad,
+                 mine[1].running_mean, mine[1].running_var]  # fmt: skip
+        assert not given.grad[real:].any()
+        bits.append([t.detach().clone() for t in found])
+    for first, second in zip(*bits, strict=True):
+        assert torch.equal(first, second)
+    wanted = [expected, wide.grad, exact[0].weight.grad, exact[1].weight.grad, exact[1].bias.grad,
+              exact[1].running_mean, exact[1].running_var]  # fmt: skip
+    for i, (value, its) in enumerate(zip(bits[0], wanted, strict=True)):
+        gap = float((value.double() - its.detach()).norm() / its.detach().norm().clamp(min=1e-3))
+        print(f"{shape} {dtype} {i}: relative difference {gap:.1e}")
+        assert gap < near, i
+
+
+@pytest.mark.parametrize("form", FUSED)
+@pytest.mark.parametrize(
+    ("name", "size", "near"),
+    [("toy:normed", 8, 1e-4), ("efficientnet-b0", 64, 5e-2), ("efficientnet-lite0", 64, 3e-1)],
+)
+def test_fused_steps_train_as_plain_ones(name, size, near, form):
+    with torch_settings(CUDA, "fp32-exact"):
+        (padded, _), starts, work = both_ways(name, size, 20, "fp32-exact", lr=1e-5, mu=0.0)
+        fused = StreamsTrainer(
+            padded.model, padded.layout, padded.data, padded.transform, padded.kernels, 3, "fp32-exact",
+            form=FUSED[form],
+        )  # fmt: skip
+        expected = padded.train(starts, work)
+        few = torch.from_numpy(work.sizes >= 5).to(CUDA)
+        for _ in range(2):  # captured, replayed
+            found = fused.train(starts, work)
+            torch.testing.assert_close(found.losses, expected.losses, atol=near, rtol=near)
+            for mine, its in zip(*(moved(fused.layout, t.models[few], starts) for t in (found, expected)), strict=True):
+                gap = (mine - its).norm(dim=1) / its.norm(dim=1)
+                print(f"{name} {form}: relative difference of a movement {float(gap.max()):.1e}")
+                assert float(gap.max()) < near
+        if form == "all" and name == "efficientnet-b0":
+            assert len(fused._slots[0].fused.names) > 100
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            fused.train(starts, work)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_fused_steps_under_bf16_are_as_near_as_plain_ones():
+    """To exact float32: what bf16 rounds away is the same share of a movement, within half of it."""
+    with torch_settings(CUDA, "fp32-exact"):
+        (exact, _), starts, work = both_ways("efficientnet-b0", 64, 20, "fp32-exact", lr=1e-5, mu=0.0)
+        wanted = moved(exact.layout, exact.train(starts, work).models, starts)[0]
+    gaps = {}
+    with torch_settings(CUDA, "bf16"):
+        for form in (FusedForm(), FUSED["norms"], FUSED["all"]):
+            trainer = StreamsTrainer(
+                exact.model, exact.layout, exact.data, exact.transform, ops(CUDA, bf16=True), 3, "bf16", form=form
+            )
+            found = moved(exact.layout, trainer.train(starts, work).models, starts)[0]
+            gaps[form] = float((found - wanted).norm() / wanted.norm())
+            trainer.close()
+    print(gaps)
+    assert all(gap < 1.5 * gaps[FusedForm()] for gap in gaps.values())

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "audit": {"errors"},
     "release": {"errors", "labels", "files", "privacy"},
     "selection": ROOTS,
-    "server": {"errors", "files", "selection"},
+    "server": {"errors", "files", "audit", "selection"},
     "tables": {"errors", "labels"},
     "plan": ROOTS | {"selection", "results"},
     "algorithms": ROOTS | {"selection"},

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedentopt.errors import InputError
 from fedentopt.partition import PartitionSpec, parse, partition
+from fedentopt.partition.client_shares import DRAW
 
 CIFAR_LIKE = np.repeat(np.arange(10), 5000)
 
@@ -145,7 +146,7 @@ def test_parse() -> None:
     assert parse("dir:0.1") == PartitionSpec("dir", 0.1)
     assert parse("classes:2") == PartitionSpec("classes", 2)
     assert parse(" iid ") == PartitionSpec("iid", 0)
-    for text in ("dir:0.1", "classes:2", "iid", "classes:1234567", "dir:0.123456789"):
+    for text in ("dir:0.1", "classes:2", "iid", "classes:1234567", "dir:0.123456789", "dir:123456.5"):
         assert str(parse(text)) == text
 
 
@@ -291,6 +292,22 @@ def test_huge_concentrations_are_even(beta: str) -> None:
     assert sizes.max() - sizes.min() <= 2
 
 
+@pytest.mark.parametrize(("beta", "last"), [(0.001, -1), (0.5, 1)])
+def test_mixed_shares_are_a_dirichlet_until_classes_run_out(beta: float, last: int) -> None:
+    """For p ~ Dir_10(b), the mean of sum(p_c^2) is (b + 1) / (10 b + 1). The last ten clients choose among few classes:
+    more skewed where that takes some away, less where it takes the only one."""
+    drawn = (beta + 1) / (10 * beta + 1)
+    early, late = [], []
+    for seed in range(12):
+        counts = partition(CIFAR_LIKE[::5], f"mixed:{beta}", 100, seed).counts
+        skew = np.square(counts / counts.sum(axis=1, keepdims=True)).sum(axis=1)
+        order = np.random.default_rng([seed, DRAW, 1]).permutation(100)
+        early += skew[order[:40]].tolist()
+        late += skew[order[-10:]].tolist()
+    assert np.mean(early) == pytest.approx(drawn, abs=0.015)
+    assert (np.mean(late) - drawn) * last > 0.02
+
+
 def test_mixed_fills_from_what_is_left() -> None:
     # One class of 90 and one of 10: nine clients of ten samples must be of the large class, whatever they draw.
     labels = np.repeat([0, 1], [90, 10])
@@ -322,6 +339,8 @@ def test_natural_takes_the_owners_as_they_are() -> None:
         (2, [0.0, 1.0, 1.0], "accepted: a client number for each of 3 samples"),
         (3, [0, 1, 1], "clients: 3 asked for, but the data names 2 clients; accepted: 2"),
         (2, [0, 2, 2], "clients: 2 asked for"),
+        (100, None, "natural needs data"),
+        (100, [0, 1, 1], "clients: 100 asked for, but the data names 2 clients; accepted: 2"),
         (2, [-1, 0, 1], "clients: 2 asked for, but the data names 3"),
     ],
 )
@@ -372,3 +391,20 @@ def test_splits_that_are_refused(spec: str, clients: int, least: int, message: s
 def test_new_specs_are_written_as_they_are_read(spec: str) -> None:
     assert str(parse(spec)) == spec
     assert parse(str(parse(spec))) == parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (PartitionSpec("dir", -1.0), "the concentration '-1'"),
+        (PartitionSpec("mixed"), "the concentration ''"),
+        (PartitionSpec("mixed", betas=(0.1, 0.0)), "the concentration '0'"),
+        (PartitionSpec("shards", 2.5), "'2.5' shards per client"),
+        (PartitionSpec("shards"), "'0' shards per client"),
+        (PartitionSpec("sharks", 2), "'sharks:2' is unknown"),
+        (PartitionSpec("dir", 0.1, quantity=0.0), "the concentration '0'"),
+    ],
+)
+def test_specs_made_by_hand_are_checked_as_well(spec: PartitionSpec, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        partition(np.arange(100) % 4, spec, 5, 0)

@@ -18,6 +18,7 @@ def test_a_case_is_measured():
     (speed,) = bench_engine("cpu", cases=(Case("lenet5", 2, 70, 1),), repeats=1, workers=1)
     assert speed.samples_per_second > 0
     assert speed.floor_share > 0
+    assert speed.first_round_s > 0
     assert "loop trainer" in speed.runs
     assert not speed.uneven
     report = as_json([speed], "cpu")

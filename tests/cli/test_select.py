@@ -121,6 +121,11 @@ def test_weights_of_a_selector_that_defines_them(fedentopt: Command, tmp_path: P
     assert all(sum(own.values()) == pytest.approx(1) for own in weighed)
     assert all(own["large"] >= 2 / 3 for own in weighed)
     assert "weights" not in json.loads(fedentopt(*words, "flips").out)["rounds"][0]
+    shown = fedentopt("select", file, "--cohort", 3, "--rounds", 9, "--selector", "clustered-size").out.splitlines()
+    assert shown[1].endswith("clients (part in the average)")
+    for line, own in zip(shown[2:11], weighed, strict=True):
+        alike = len(set(own.values())) == 1
+        assert line.endswith("  " + ", ".join(name if alike else f"{name} ({own[name]:.0%})" for name in own))
 
 
 @pytest.mark.parametrize("name", ["random", "kl"])
@@ -259,8 +264,7 @@ def test_state_of_another_file_is_refused(fedentopt: Command, counts: Path, tmp_
     other.write_text(counts.read_text().replace("site-", "clinic-"))
     said = fedentopt("select", other, "--cohort", 4, "--state", state)
     assert said.code == 2
-    assert f"{state}: state: buffer: client 'site-" in said.err
-    assert "not registered" in said.err
+    assert f"{state}: the state is of clients ['site-0', 'site-1', 'site-2'] and 27 more; accepted: counts" in said.err
 
 
 @pytest.mark.parametrize(

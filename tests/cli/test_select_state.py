@@ -10,6 +10,7 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt import EntropySelector
+from fedentopt.selection import SELECTORS
 
 Command = Callable[..., Said]
 
@@ -97,8 +98,14 @@ def test_goes_on_when_everybody_in_the_buffer_has_left(fedentopt: Command, tmp_p
     before = state.read_bytes()
     said = fedentopt(*words)
     assert said.code == 2
-    assert "not registered" in said.err
+    assert "the state is of clients ['c" in said.err
     assert state.read_bytes() == before
+    content = json.loads(before)
+    del content["clients"]  # as states were that had nobody in a buffer
+    state.write_text(json.dumps(content))
+    said = fedentopt(*words)
+    assert said.code == 2
+    assert "not registered" in said.err
 
 
 @pytest.mark.parametrize(("cohort", "buffer"), [((), ()), (("--cohort", "10%"), ("--buffer", "50%"))])
@@ -173,3 +180,49 @@ def test_a_number_stays_and_the_same_number_may_be_said_otherwise(fedentopt: Com
     assert said.code == 0
     write(counts, range(30))
     assert fedentopt(*words, "--buffer", 11).code == 0
+
+
+NO_BUFFER = ["random", "kl", "fed-cbs", "clustered-size", "clustered-label", "flips", "cycle"]
+
+
+@pytest.mark.parametrize("name", NO_BUFFER)
+def test_without_a_buffer_too_a_state_knows_its_clients(fedentopt: Command, tmp_path: Path, name: str) -> None:
+    """Those that left are forgotten, as by `remove`; a file of others is refused."""
+    counts, state = write(tmp_path / "counts.csv", range(12)), tmp_path / "state.json"
+    words = ("select", counts, "--selector", name, "--cohort", 3, "--seed", 4, "--state", state, "--json", "--rounds")
+    assert fedentopt(*words, 3).code == 0
+    left = [k for k in range(12) if k not in (2, 7)]
+    write(counts, [*left, 20])
+    said = fedentopt(*words, 2)
+    assert said.code == 0, said.err
+
+    selector = SELECTORS.get(name)(3, seed=4)
+    selector.register([row(k) for k in range(12)], ids=[f"c{k}" for k in range(12)])
+    for _ in range(3):
+        selector.select()
+    selector.remove(["c2", "c7"])
+    selector.register({"c20": row(20)})
+    expected = [list(selector.select().clients) for _ in range(2)]
+    assert [entry["clients"] for entry in json.loads(said.out)["rounds"]] == expected
+    kept = json.loads(state.read_text())["state"]
+    assert sorted(map(str, kept.get("times", []))) == sorted(map(str, selector.memory().get("times", [])))
+    before = state.read_bytes()
+    write(counts, range(30, 42))
+    said = fedentopt(*words, 1)
+    assert said.code == 2
+    assert "the state is of clients ['c0', 'c1', 'c3'] and 8 more; accepted: counts of some of them" in said.err
+    assert state.read_bytes() == before
+
+
+def test_a_cycle_goes_on_in_cohorts_of_the_size_that_follows(fedentopt: Command, tmp_path: Path) -> None:
+    """A fourth of the clients: 3 of 12, then 2 of 8. Everybody left is served once before anybody is again."""
+    counts, state = write(tmp_path / "counts.csv", range(12)), tmp_path / "state.json"
+    words = ("select", counts, "--selector", "cycle", "--cohort", "25%", "--state", state, "--json", "--rounds")
+    (first,) = json.loads(fedentopt(*words, 1).out)["rounds"]
+    assert len(first["clients"]) == 3
+    left = [k for k in range(12) if f"c{k}" not in json.loads(state.read_text())["state"]["plan"][-1]][:8]
+    write(counts, left)
+    due = {f"c{k}" for k in left} - set(first["clients"])
+    served = [entry["clients"] for entry in json.loads(fedentopt(*words, (len(due) + 1) // 2).out)["rounds"]]
+    assert all(len(cohort) <= 2 for cohort in served)
+    assert sorted(client for cohort in served for client in cohort) == sorted(due)

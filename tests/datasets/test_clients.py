@@ -72,6 +72,7 @@ def test_a_cache_of_a_version_that_knew_no_clients_is_made_anew(tmp_path: Path) 
         ([b"a", b"b"] * 3, "accepted: whole numbers or text"),
         ([4] * 6, "one client only (4); accepted: two or more"),
         (["a", "a", " ", "b", "b", "b"], "client_train[2]: the client id ' ' is blank"),
+        (["a", "a", "b", "x\0y", "b", "b"], "client_train[3]: the client id 'x\\x00y' has a null character"),
     ],
 )
 def test_ids_that_are_refused(tmp_path: Path, ids: Any, message: str) -> None:
@@ -90,6 +91,37 @@ def test_arrays_take_ids_by_the_same_rules() -> None:
     assert data.clients.names == ("x", "y")
     with pytest.raises(InputError, match="dataset: client_train: 2 client ids for 6"):
         from_arrays(IMAGES, LABELS, IMAGES, LABELS, client_train=["x", "y"])
+
+
+ANY_LENGTH = getattr(np.dtypes, "StringDType", None)  # from NumPy 2
+
+
+@pytest.mark.parametrize("kind", [object, *([ANY_LENGTH()] if ANY_LENGTH else [])])
+def test_arrays_take_ids_and_labels_as_pandas_gives_them(kind: Any) -> None:
+    ids, words = (np.array(text * 3, dtype=kind) for text in (["x", "y"], ["cat", "dog"]))
+    data = from_arrays(IMAGES, words, IMAGES, words, client_train=ids)
+    assert data.clients is not None
+    assert data.clients.names == ("x", "y")
+    assert data.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([["x"], ["x", "y"]], "client_train cannot be read as an array"),
+        (["x", "y", "x", "y", "x", float("nan")], "client_train[5] is nan, beside text; accepted: text alone"),
+        (["x", "y", "x", "y", "x", 7], "client_train[5] is 7, beside text; accepted: text alone"),
+        (["x", "y", "x", "y", "x", None], "type object; accepted: whole numbers or text"),
+        ([1.0, 2.0, 1.0, 2.0, 1.0, float("nan")], "type float64; accepted: whole numbers or text"),
+    ],
+)
+def test_arrays_of_ids_that_are_refused(ids: Any, message: str) -> None:
+    """What NumPy would make names of, such as "nan" of a missing value, is no id."""
+    with pytest.raises(InputError, match=re.escape(message)):
+        from_arrays(IMAGES, LABELS, IMAGES, LABELS, client_train=ids)
+    if None in ids and ANY_LENGTH:
+        with pytest.raises(InputError, match=re.escape(message)):
+            from_arrays(IMAGES, LABELS, IMAGES, LABELS, client_train=np.array(ids, ANY_LENGTH(na_object=None)))
 
 
 def folders(root: Path, train: dict[str, dict[str, int]], test: dict[str, int]) -> str:
@@ -128,6 +160,29 @@ def test_folders_inside_classes_stay_what_they_were(tmp_path: Path) -> None:
     data = load(str(root), tmp_path / "data")
     assert data.class_names == ("cat", "dog")
     assert data.clients is None
+    assert data.notes == ()
+
+
+def test_clients_in_places_where_they_are_not_read_are_told_of(tmp_path: Path) -> None:
+    """Clients in both splits, or without any: read as classes, as ever, but not without a word."""
+    for root, splits in ((tmp_path / "both", ("train/", "test/")), (tmp_path / "neither", ("",))):
+        for split in splits:
+            for place in ("north/cat", "north/dog", "east/cat", "east/dog"):
+                for i in range(2):
+                    image(root / f"{split}{place}" / f"{i}.png", i)
+        data = load(str(root), tmp_path / "data")
+        assert data.class_names == ("east", "north")
+        (said,) = (note for note in data.notes if "not told apart" in note)
+        assert "the classes are east, north, and the folders inside them (cat, dog)" in said
+        assert "train/<client>/<class>/* beside test/<class>/*" in said
+    image(tmp_path / "both" / "train" / "north" / "9.png", 9)  # a class folder with images, so not a client's
+    assert load(str(tmp_path / "both"), tmp_path / "data").notes == ()
+
+
+def test_hidden_images_are_not_told_of(tmp_path: Path) -> None:
+    root = folders(tmp_path / "own", {"north": {"cat": 1, "dog": 1}, "east": {"dog": 1}}, {"cat": 1, "dog": 1})
+    image(tmp_path / "own" / "train" / "north" / "._1.png", 1)
+    assert load(root, tmp_path / "data").notes == ()
 
 
 def test_client_folders_that_are_refused(tmp_path: Path) -> None:

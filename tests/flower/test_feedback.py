@@ -17,7 +17,7 @@ from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, label_report
 from fedentopt.flower.feedback import SERVED
 from fedentopt.flower.heads import head_names
-from fedentopt.selection import SELECTORS, Candidates, Head, Observation, Selector
+from fedentopt.selection import SELECTORS, Candidates, Head, Observation, OortSelector, Selector
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, silent, skewed
 
 FEATURES = 3
@@ -276,6 +276,21 @@ def test_an_app_that_does_not_serve_a_need_ends_the_run_with_one_sentence() -> N
         head_names(ArrayRecord({"a": Array(np.zeros((3, 4)))}), CLASSES)
     with pytest.raises(InputError, match="needs kept, which this strategy does not ask"):
         run(noting("kept"), grid_of(), rounds=1)
+
+
+def test_oort_goes_by_the_mean_loss_where_apps_tell_nothing_else() -> None:
+    def bare(record: dict[str, Any], client: int) -> dict[str, Any]:
+        return {"num-examples": record["num-examples"], "train_loss": record["train_loss"]}
+
+    selector = OortSelector(2, seed=1)
+    strategy = run(selector, grid_of(bare), rounds=3)
+    trained = {client for entry in strategy.history for client in entry.cohort.clients}
+    told = dict(selector.memory()["utility"])
+    assert told.keys() == trained
+    last = strategy.history[-1].cohort.clients
+    assert {client: told[client] for client in last} == {
+        client: pytest.approx((20 + client) * (client + 1 / 3)) for client in last
+    }
 
 
 def test_one_client_without_the_figure_ends_nothing_once_others_had_it() -> None:

@@ -17,9 +17,9 @@ from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, strategy_from
 from fedentopt.flower.checkpoint import load
 from fedentopt.flower.head_census import TRIES
-from fedentopt.flower.local_training import LocalTraining
 from fedentopt.selection import InferredSelector
 from fedentopt.selection.measures import entropy
+from fedentopt.server.local_training import LocalTraining
 from flower_fake_grid import CLASSES, FastClock, broken, silent
 from flower_learners import LOCAL, learners, node_of, picked, skewed_labels, start_model
 

@@ -26,6 +26,7 @@ from fedentopt.flower import FedEntOpt, LabelAware, strategy_from, to_tensorboar
 from fedentopt.flower.configured import strategies
 from fedentopt.flower.progress import numbers_of
 from fedentopt.release import OwnerSettings
+from fedentopt.selection import SELECTORS, EntropySwapSelector
 from fedentopt.selection.measures import entropy
 from flower_fake_grid import CLASSES, FakeGrid, FastClock, Node, broken, federation, model, skewed
 
@@ -202,6 +203,30 @@ def test_another_selector_is_made_with_its_settings() -> None:
     assert strategy.selector.seed == 9
 
 
+def test_exchanges_are_made_with_a_buffer_and_a_target() -> None:
+    told = {
+        "fedentopt.selector": "fedentopt-swap", "fedentopt.cohort-size": 3, "fedentopt.num-classes": CLASSES,
+        "fedentopt.buffer-size": 2, "fedentopt.release": "random", "fedentopt.target": "1,1,2,1,1", "fedentopt.seed": 4,
+    }  # fmt: skip
+    strategy = strategy_from(told, fraction_evaluate=0.0, min_available_nodes=1)
+    strategy.clock = FastClock()
+    selector = strategy.selector
+    assert isinstance(selector, EntropySwapSelector)
+    assert (selector.buffer_size, selector.release, selector.seed) == (2, "random", 4)
+    assert selector.target is not None
+    assert selector.target[2] == pytest.approx(1 / 3)
+    assert len(strategy.start(federation(), model(), num_rounds=2).rounds) == 2
+
+
+def test_every_selector_can_be_named() -> None:
+    """Those that Flower cannot serve are refused for what they need, not for their name."""
+    for name in SELECTORS.names:
+        told = {"selector": name, "cohort-size": 3, "num-classes": CLASSES, "seed": 1}
+        if SELECTORS.get(name).labels_from_heads:
+            told |= {"local-lr": 0.1, "local-steps": 3}
+        assert strategy_from({f"fedentopt.{key}": value for key, value in told.items()}).selector.name == name
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -211,6 +236,7 @@ def test_another_selector_is_made_with_its_settings() -> None:
         ({"eta": 0.1}, r"fedentopt\.eta: unknown setting; accepted: .*cohort-size"),
         ({"fraction-train": 0.1}, r"fedentopt\.fraction-train: unknown setting"),
         ({"selector": "random", "buffer-size": 2}, r"fedentopt\.buffer-size: unknown setting"),
+        ({"selector": "inferred", "target": "1,1,2,1,1"}, r"fedentopt\.target: unknown setting"),
         ({"target": "a,b"}, "target: 'a,b'"),
         ({"cohort-size": 0}, "cohort_size: 0"),
     ],

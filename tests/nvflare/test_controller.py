@@ -527,6 +527,70 @@ def test_selectors_are_told_what_they_need(tmp_path: Path, kind: ParamsType) -> 
     assert np.array_equal(seen.head.bias, np.full(CLASSES, 2, np.float32))
 
 
+class WatchesHeads(Remembering):
+    name = "watches-heads"
+    needs = frozenset({"head"})
+
+
+@pytest.mark.parametrize(
+    ("local", "told"),
+    [
+        ({"lr": 0.1, "lr_decay": 0.5, "batch_size": 10}, [0.3, 0.4, 0.15, 0.2]),  # of 29 and 33 samples
+        ({"lr": 0.1, "epochs": 2, "batch_size": 29}, [0.2, 0.4] * 2),
+        ({"lr": 0.1, "steps": 4}, [0.4] * 4),
+        ({"lr": 0.1, "steps": 2, "momentum": 0.5}, [0.25] * 4),  # 0.1 + 0.1 (1 + 0.5)
+        (None, [None] * 4),
+    ],
+)
+def test_with_a_head_comes_its_travel_where_the_server_knows_everybodys_steps(
+    tmp_path: Path, local: dict[str, Any] | None, told: list[float | None]
+) -> None:
+    server = FakeServer(tmp_path, everybody(), START)
+    done = server.run(fedavg(num_rounds=2, selector=f"{__name__}:WatchesHeads", local=local, size_cap=1.0))
+    assert server.panics == []
+    assert [seen.travel for each in done.members.selector.told for seen in each.values()] == [
+        None if travel is None else pytest.approx(travel) for travel in told
+    ]
+
+
+@pytest.mark.parametrize("selector", ["hics-fl", "divfl"])
+def test_sites_that_differ_in_step_size_alone_are_the_same_to_a_selector_that_knows_it(
+    tmp_path: Path, selector: str
+) -> None:
+    """Every site moves by its number of steps times the round's step size: per unit of that, all moved alike."""
+
+    def by_its_steps(name: str) -> Site:
+        steps = -(-sum(COUNTS[name]) // 10)
+        return site(name, train=lambda model: moved(model, 0.1 * 0.5**model.current_round * steps))
+
+    sites = {name: by_its_steps(name) for name in COUNTS}
+    local = {"lr": 0.1, "lr_decay": 0.5, "batch_size": 10}
+    for given, alike in ((local, True), (None, False)):
+        server = FakeServer(tmp_path / selector / str(alike), sites, START)
+        done = server.run(fedavg(num_rounds=5, selector=selector, local=given))
+        assert server.panics == []
+        rows = done.members.selector.arrays()["vectors"]
+        assert len(rows) == len(COUNTS)
+        assert np.allclose(rows, rows[0], rtol=1e-4) == alike
+        if alike:
+            assert np.allclose(rows, 1.0, rtol=1e-4)
+
+
+def test_a_state_is_continued_with_or_without_step_sizes_as_it_was_begun(tmp_path: Path) -> None:
+    local = {"lr": 0.1, "steps": 4}
+    server = FakeServer(tmp_path, everybody(), START)
+    server.run(fedavg(num_rounds=1, selector="divfl", state="s"))
+    server.run(fedavg(num_rounds=2, selector="divfl", state="s", local=local))
+    assert len(server.panics) == 1
+    assert "local: the state was written without it and is continued with it" in server.panics[0]
+    again = server.run(fedavg(num_rounds=2, selector="divfl", state="s"))
+    assert len(server.panics) == 1
+    assert again._rounds_done == 2
+    server.run(fedavg(num_rounds=1, selector="divfl", state="t", local=local))
+    server.run(fedavg(num_rounds=2, selector="divfl", state="t"))
+    assert "local: the state was written with it and is continued without it" in server.panics[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -544,6 +608,11 @@ def test_selectors_are_told_what_they_need(tmp_path: Path, kind: ParamsType) -> 
         ({"state": "../elsewhere"}, "state: '../elsewhere' is not accepted"),
         ({"state": ""}, "state: '' is not accepted"),
         ({"head": "fc"}, "head: 'fc' is not accepted"),
+        ({"local": {"lr": 0.1, "steps": 3}}, "local: selector fedentopt does not look at last layers"),
+        ({"local": {"lr": 0.1}, "selector": "divfl"}, "local: {'lr': 0.1} does not say every site's steps"),
+        ({"local": {"steps": 5}, "selector": "divfl"}, "accepted: lr, and steps or batch_size"),
+        ({"local": {"rate": 0.1}, "selector": "divfl"}, "local: 'rate' is unknown"),
+        ({"local": 0.1, "selector": "divfl"}, "local: 0.1 is not accepted; accepted: a mapping of lr"),
     ],
 )
 def test_wrong_settings_are_refused_when_the_job_is_made(settings: dict[str, Any], reason: str) -> None:

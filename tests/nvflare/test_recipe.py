@@ -15,6 +15,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed")
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
 from fedentopt.nvflare import LabelAwareFedAvg, LabelAwareRecipe, LabelAwareScaffold, NumpyFedEntOptRecipe
+from fedentopt.server.local_training import LocalTraining
 from nvflare_job import site_labels
 from nvflare_processes import SCRIPTS, simulate
 
@@ -64,11 +65,13 @@ def test_a_job_carries_its_settings_and_not_the_package(tmp_path: Path) -> None:
 
 
 def test_scaffold_in_the_place_of_fedavg(tmp_path: Path) -> None:
-    server, _, _ = exported(tmp_path, recipe(scaffold=True, selector="random", seed=4))
+    local = {"lr": 0.1, "batch_size": 32}
+    server, _, _ = exported(tmp_path, recipe(scaffold=True, selector="divfl", seed=4, local=local))
     controller = server["workflows"][0]
     assert controller["path"] == "fedentopt.nvflare.controller.LabelAwareScaffold"
     again = LabelAwareScaffold(**controller["args"])
-    assert again.members.selector.name == "random"
+    assert again.members.selector.name == "divfl"
+    assert again.steps == LocalTraining(lr=0.1, batch_size=32)
     assert again.num_rounds == 5
     with pytest.raises(InputError, match=r"stop_cond: 'loss < 0\.1' goes with FedAvg only"):
         recipe(scaffold=True, stop_cond="loss < 0.1")

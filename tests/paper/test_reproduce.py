@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ import pytest
 import tiny_data
 from command_line import Said, commander
 from fedentopt.cli.reproduce_progress import RoundCount, duration
-from fedentopt.paper.estimate import training_samples
+from fedentopt.paper.estimate import known_speeds, training_samples
 from fedentopt.simulation.config import RunConfig
 
 MINI = """
@@ -82,6 +85,31 @@ def rounds_of(folder: Path) -> dict[str, list[dict[str, str]]]:
             rows = [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
         runs[path.parent.name] = rows
     return runs
+
+
+def test_a_dry_run_says_which_speeds_are_measured_and_which_estimated(
+    command: Callable[..., Said], tmp_path: Path
+) -> None:
+    where = ("reproduce", "vgg11-open", "--out", tmp_path, "--device", "cuda", "--dry-run")
+    lines = {line["model"]: line for line in json.loads(command(*where, "--json").out)["stacks"]}
+    assert {model: line["speed"] for model, line in lines.items()} == {"vgg11": "measured", "vgg11-bn": "estimated"}
+    for line in lines.values():
+        assert line["seconds"] == pytest.approx(line["samples"] / line["samples_per_second"])
+    said = command(*where).out
+    assert re.search(r"vgg11 .*measured .*\n.*vgg11-bn .*estimated ", said)
+    assert "speeds of one H200: measured for vgg11; estimated for vgg11-bn" in said
+    given = command(*where, "--samples-per-second", 100).out
+    assert "time at the speed that was given" in given
+    assert "measured" not in given
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_model_of_the_paper_has_one_speed(device: str) -> None:
+    about = tomllib.loads(files("fedentopt.paper").joinpath("speed.toml").read_text(encoding="utf-8"))[device]
+    assert not about["measured"].keys() & about["estimated"].keys()
+    _, speeds = known_speeds(device)
+    assert speeds.keys() >= {"lenet5", "vgg11", "vgg11-bn", "efficientnet-b0", "efficientnet-b3", "efficientnet-lite0"}
+    assert speeds["lenet5"].source == "measured"
 
 
 def test_a_miniature_from_cells_to_tables(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:

@@ -151,7 +151,67 @@ def with_diverged(tf32: bool, bf16: bool) -> str:
 
 def test_pairs_that_diverge_in_both_precisions_are_no_evidence() -> None:
     said = with_diverged(tf32=True, bf16=True)
-    assert "points over 17 pairs of runs. 1 more diverged in both and are left out. A cost of more than 1" in said
+    assert (
+        "points over 17 pairs of runs. No evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (1). "
+        "A cost of more than 1 point is ruled out"
+    ) in said
+
+
+def with_stuck(
+    *stuck: tuple[str, str], bf16: float = 10.4, tf32: float = 10.0
+) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """The note, which ends with the verdict, and the rows of VGG-11 where all runs of these methods and partitions
+    never learned, without diverging, and all other pairs differ by -1, 0 and +1."""
+    cells = of(BF16, model="vgg11")
+    runs = []
+    for cell in cells:
+        assert cell.config is not None
+        low = cell.config.precision == "bf16"
+        if (cell.method, cell.partition) in stuck:
+            runs += known([cell], bf16 if low else tf32)
+        else:
+            runs += known([cell], {0: 49.0, 1: 60.0, 2: 71.0} if low else FLAT)
+    made = entries(cells, *runs)
+    table = bf16_table("bf16", made)
+    return table.note, {f"{section.heading}, {row[0]}": row for section in table.sections for row in section.rows}
+
+
+def test_two_runs_that_never_learned_are_no_agreement() -> None:
+    """Three of eighteen pairs that are equal would have made the interval narrower."""
+    said, rows = with_stuck(("scaffold", "dir:0.1"))
+    # -1, 0, +1 in each of five: deviation sqrt(10 / 14), t(0.975, 14) = 2.1448, over sqrt(15).
+    assert said.endswith(
+        "outside the interval. Seeds that end at chance in both, at most 1 point above it, have no accuracy to lose "
+        "and are not compared. VGG-11: bf16 minus TF32 is +0.00 [-0.47, +0.47] points over 15 pairs of runs. No "
+        "evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (3). A cost of more than 1 point is "
+        "ruled out, and no method by itself is clearly lower; tables may use bf16."
+    )
+    assert rows["VGG-11, CIFAR-10, Dir(0.1), SCAFFOLD"][1:] == (
+        "10.00 ± 0.00", "10.40 ± 0.00", "–", "0 of 3 (3 at chance in both)",
+    )  # fmt: skip
+    assert rows["VGG-11, CIFAR-10, Dir(0.1), FedAvg"][-1] == "3"
+
+
+def test_what_is_at_chance_in_bf16_alone_is_a_cost() -> None:
+    said, rows = with_stuck(("scaffold", "dir:0.1"), tf32=30.0, bf16=10.0)
+    assert "No evidence" not in said
+    assert "at chance" not in said
+    assert said.endswith("tables stay with TF32.")
+    assert rows["VGG-11, CIFAR-10, Dir(0.1), SCAFFOLD"][-1] == "3"
+    near, _ = with_stuck(("scaffold", "dir:0.1"), tf32=11.1, bf16=10.0)  # beyond the margin above chance
+    assert "No evidence" not in near
+
+
+def test_a_method_that_never_learns_anywhere_is_none_that_a_verdict_stands_on() -> None:
+    said, _ = with_stuck(("scaffold", "dir:0.1"), ("scaffold", "classes:2"))
+    assert said.endswith(
+        "VGG-11: a verdict on bf16 takes 3 methods under 2 partitions with 3 seeds each, and fewer end above chance, "
+        "so nothing is said. No evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (3) and "
+        "SCAFFOLD under C=2 (3)."
+    )
+    methods = ("fedavg", "fedentopt", "scaffold")
+    said, _ = with_stuck(*((method, partition) for method in methods for partition in ("dir:0.1", "classes:2")))
+    assert "fewer end above chance, so nothing is said." in said
 
 
 def test_a_run_that_diverges_with_bf16_alone_settles_it() -> None:

@@ -199,7 +199,7 @@ def test_cosines_that_do_not_fit_are_refused() -> None:
     assert selector.arrays() == {}
     selector.observe({"a": Observation(2, cosines=row), "b": Observation(2, cosines=row * np.nan)})
     assert selector.memory() == {"vectors": ["a"]}, "what is not finite counts as not told"
-    with pytest.raises(InputError, match="vectors of 4 numbers; accepted: distances alone, as before"):
+    with pytest.raises(InputError, match=r"4 numbers of client .*; accepted: distances alone, as before"):
         selector.observe({"b": Observation(2, update=update)})
     other = ClusteredUpdateSelector(2)
     other.register({client: [1, 1] for client in "abc"})

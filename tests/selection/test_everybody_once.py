@@ -95,7 +95,7 @@ def test_states_that_do_not_fit_are_refused(cls: type[Selector]) -> None:
     assert not other.arrays()
     other.load_arrays(arrays)
     assert other.select().clients == selector.select().clients
-    with pytest.raises(InputError, match=r"observe: vectors of .* numbers; accepted: .*, as before"):
+    with pytest.raises(InputError, match=r"observe: .* numbers of client .*; accepted: .*, as before"):
         other.observe({"a": seen([1, 2, 3])})
 
 

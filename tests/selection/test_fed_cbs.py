@@ -132,15 +132,22 @@ def many(seed: int = 0, clients: int = 600) -> np.ndarray:
     return rng.multinomial(50, rng.dirichlet(np.full(4, 0.6), clients)) * rng.integers(1, 9, clients)[:, None]
 
 
-@pytest.mark.parametrize("beta", [2.0, 9.0, 60.0])
-def test_among_many_the_distribution_is_the_same(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def much_alike(clients: int = 600) -> np.ndarray:
+    """Clients that all hold nearly even labels, as where data are spread at random."""
+    return np.random.default_rng(1).multinomial(1000, np.full(4, 0.25), clients)
+
+
+@pytest.mark.parametrize(("beta", "alike"), [(2.0, False), (9.0, False), (60.0, False), (100.0, True), (1e-3, True)])
+def test_among_many_the_distribution_is_the_same(beta: float, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws by bounds against the weights of the definition, in eight groups of clients with like weights."""
-    counts = many()
+    counts = much_alike() if alike else many()
     exact = Imbalance(rows_of(counts), 4)
     monkeypatch.setattr(fed_cbs, "MANY", 1)
     monkeypatch.setattr(fed_cbs, "_CHUNK", 128)
     fast = Imbalance(rows_of(counts), 4)
     gathered = counts[:6].sum(axis=0).astype(np.float64)
+    if alike:  # a hundred of them, as even together as they come after many draws
+        gathered = np.array([25001.0, 24999.0, 25000.0, 25000.0])
     open_rows = np.arange(600) >= 6
     logs = np.where(open_rows, -beta * exact.logs(gathered), -np.inf)
     p = np.exp(logs - logs.max())
@@ -184,6 +191,19 @@ def test_bounds_hold_and_closed_clients_are_never_drawn(monkeypatch: pytest.Monk
         assert all(open_rows[made.draw(rng, gathered, open_rows, 30.0)] for _ in range(5))
 
 
+def test_products_of_all_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worked out for all clients at once, where bounds say nothing, against each client by itself."""
+    counts = many()
+    gathered = counts[:9].sum(axis=0).astype(np.float64)
+    monkeypatch.setattr(fed_cbs, "MANY", 1)
+    monkeypatch.setattr(fed_cbs, "_CHUNK", 128)
+    monkeypatch.setattr(fed_cbs, "FEW_CELLS", 0)
+    made = Imbalance(rows_of(counts), 4)
+    everybody = np.log([qcid(row + gathered) for row in counts])
+    np.testing.assert_allclose(made.logs(gathered), everybody, rtol=1e-9)
+    np.testing.assert_allclose(made.logs(gathered, np.arange(5, 600, 7)), everybody[5::7], rtol=1e-9)
+
+
 def test_where_bounds_say_nothing_the_definition_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody even: QCID is 0 for all, which no bound in single precision can tell from others."""
     monkeypatch.setattr(fed_cbs, "MANY", 1)
@@ -194,6 +214,21 @@ def test_where_bounds_say_nothing_the_definition_draws(monkeypatch: pytest.Monke
     alone = FedCBSSelector(3, seed=0)
     alone.register(np.zeros((300, 4)), noisy=True)  # nothing is ever gathered
     assert len(set(alone.select().clients)) == 3
+
+
+def test_exponents_that_single_precision_cannot_take_are_left_to_the_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With QCID**-250000 a bound is too wide to draw by: it would be tried thousands of times."""
+    monkeypatch.setattr(fed_cbs, "MANY", 1)
+    counts = many()
+    made = Imbalance(rows_of(counts), 4)
+    gathered, open_rows = counts[:6].sum(axis=0).astype(np.float64), np.arange(600) >= 6
+    bounds = made._screen.spread(gathered, open_rows)  # type: ignore[union-attr]
+    assert bounds is not None
+    assert made._draw_by_bound(np.random.default_rng(0), gathered, 250_000.0, *bounds) is None
+    best = int(np.argmin(np.where(open_rows, made.logs(gathered), np.inf)))
+    assert made.draw(np.random.default_rng(0), gathered, open_rows, 250_000.0) == best
 
 
 def test_a_state_that_is_none_is_refused() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedentopt.errors import InputError
 from fedentopt.selection import CohortWarning, FLIPSSelector, flips
 
 
@@ -30,11 +32,8 @@ def test_clusters_that_are_there_are_found() -> None:
 
 
 def test_the_best_of_several_starts_is_kept() -> None:
-    """Two classes of ten per client: one start leaves clusters of a single client, which would train every round."""
-    rng = np.random.default_rng(0)
-    counts = np.zeros((100, 10), dtype=int)
-    for row in counts:
-        row[rng.choice(10, 2, replace=False)] = rng.integers(5, 50, 2)
+    """One start leaves clusters of a single client, which would train every round."""
+    counts = two_classes_each()
     shares = counts / counts.sum(axis=1, keepdims=True)
     for seed in range(4):
         selector = FLIPSSelector(10, seed=seed)
@@ -142,3 +141,62 @@ def test_clusters_follow_the_counts_and_the_seed() -> None:
     selector.update({1: [0, 7]})
     after = selector.labels().tolist()
     assert after[1] == after[2] != after[0]
+
+
+def two_classes_each(clients: int = 100) -> np.ndarray:
+    """Two classes of ten per client: where k-means ends depends on its start."""
+    rng = np.random.default_rng(0)
+    counts = np.zeros((clients, 10), dtype=int)
+    for row in counts:
+        row[rng.choice(10, 2, replace=False)] = rng.integers(5, 50, 2)
+    return counts
+
+
+def after(rounds: int, counts: np.ndarray, seed: int, starts: int) -> tuple[dict[str, Any], np.ndarray]:
+    """The state of a selector that takes the best of so many starts, and its clusters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flips, "STARTS", starts)
+        selector = FLIPSSelector(10, seed=seed)
+        selector.register(counts)
+        for _ in range(rounds):
+            selector.select()
+        return selector.state_dict(), selector.labels()
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["says its starts", "of an older version"])
+@pytest.mark.parametrize("rounds", [1, 4, 30])
+def test_a_state_of_other_clusters_is_refused_and_nothing_changes(rounds: int, says: bool) -> None:
+    counts = two_classes_each()
+    for seed in (0, 1, 3):  # of 2 the first start is the best
+        old, clusters = after(rounds, counts, seed, starts=1)
+        new, best = after(rounds, counts, seed, starts=10)
+        assert not np.array_equal(clusters, best)
+        if not says:
+            del old["starts"], new["starts"]
+        selector = FLIPSSelector(10, seed=seed + 50)  # the state's seed counts
+        selector.register(counts)
+        untouched = selector.state_dict()
+        with pytest.raises(InputError, match=r"^state: counts the turns of clusters that were the best of 1 start"):
+            selector.load_state_dict(old)
+        assert selector.state_dict() == untouched
+        selector.load_state_dict(new)
+        assert np.array_equal(selector.labels(), best)
+        assert (selector.round, selector.seed) == (rounds, seed)
+
+
+def test_a_state_whose_clusters_are_todays_goes_on_however_they_were_made() -> None:
+    counts = blocks(5, 3, 9, 1)
+    for says in (True, False):
+        old, _ = after(6, counts, 3, starts=1)
+        if not says:
+            del old["starts"]
+        selector = FLIPSSelector(10, seed=3)
+        selector.register(counts)
+        selector.load_state_dict(old)
+        assert selector.round == 6
+    fresh, _ = after(0, two_classes_each(), 0, starts=1)
+    unused = FLIPSSelector(10, seed=0)
+    unused.register(two_classes_each())
+    unused.load_state_dict(fresh)  # nobody has had a turn
+    with pytest.raises(InputError, match="state: starts: 'ten' is out of range"):
+        unused.load_state_dict(fresh | {"starts": "ten"})

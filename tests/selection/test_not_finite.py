@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fedentopt.errors import InputError
 from fedentopt.selection import SELECTORS, Head, Observation
 
 
@@ -36,3 +39,45 @@ def test_what_is_not_finite_is_left_out(name: str, bad: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         assert silent.select().clients == loud.select().clients == again.select().clients
+
+
+@pytest.mark.parametrize("name", ["hics-fl", "divfl"])
+def test_what_single_precision_cannot_hold_is_left_out_too(name: str) -> None:
+    selector = SELECTORS.get(name)(2, seed=1)
+    selector.register(np.arange(1, 11).reshape(5, 2))
+    heads = {k: Head(np.full((2, 2), 0.5 + k), np.array([k, 1.0])) for k in range(4)}
+    heads[4] = Head(np.full((2, 2), 1e39), np.array([1e39, 1.0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        selector.observe({client: Observation(5, head=head) for client, head in heads.items()})
+        assert selector.memory()["vectors"] == [0, 1, 2, 3]
+        assert 4 in selector.select().clients, "not known yet"
+        assert len(selector.select([0, 1, 2, 3]).clients) == 2
+
+
+@pytest.mark.parametrize("name", ["hics-fl", "divfl", "clustered-update"])
+def test_clients_of_another_model_are_named(name: str) -> None:
+    def told(classes: int) -> Observation:
+        head = Head(np.ones((classes, 2), np.float32), np.ones(classes, np.float32))
+        return Observation(5, head=head, update=np.ones(classes, np.float32))
+
+    selector = SELECTORS.get(name)(2, seed=1)
+    selector.register({"a": [1, 2], "b": [2, 1]})
+    with pytest.raises(InputError, match=r"observe: \d+ numbers of client 'b'; accepted: \d+, as of others"):
+        selector.observe({"a": told(2), "b": told(3)})
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ({"a": 1.0, "b": "high"}, "losses: client 'b': 'high'; accepted: a number"),
+        ({"a": [1.0, 2.0]}, "losses: client 'a'"),
+        ([1.0, 2.0], "losses: [1.0, 2.0]; accepted: what the candidates answered, by client"),
+    ],
+)
+def test_losses_that_are_none_are_refused_and_the_round_does_not_count(losses: Any, words: str) -> None:
+    selector = SELECTORS.get("pow-d")(1)
+    selector.register({"a": [1, 2], "b": [2, 1]})
+    with pytest.raises(InputError, match=re.escape(words)):
+        selector.select(losses=losses)
+    assert selector.round == 0

@@ -187,6 +187,27 @@ def test_who_leaves_is_forgotten_and_bad_states_are_refused() -> None:
         assert selector.state_dict() == state
 
 
+def test_a_mean_loss_stands_for_one_that_is_not_told() -> None:
+    """Most apps know their mean loss alone: a client that tells it has trained, and counts by it."""
+    selector = made(dict.fromkeys("abcd", 10), 2)
+    selector.observe({"a": Observation(10, loss=3.0), "b": Observation(20, loss=1.0, loss_rms=2.0)})
+    assert dict(selector.memory()["utility"]) == {"a": 30.0, "b": 40.0}
+    selector.observe({"c": Observation(10, loss=1.0, loss_rms=math.inf), "d": Observation(10)})
+    assert dict(selector.memory()["utility"]) == {"a": 30.0, "b": 40.0}
+
+
+def test_figures_below_zero_leave_a_state_that_can_be_continued() -> None:
+    """A loss of one's own may be negative, and clocks are set back."""
+    selector = made(dict.fromkeys("abc", 10), 2)
+    selector.select()
+    selector.observe({"a": seen(-3.0, seconds=-1.0), "b": seen(1.0, seconds=2.0)})
+    other = made(dict.fromkeys("abc", 10), 2)
+    other.load_state_dict(json.loads(json.dumps(selector.state_dict())))
+    assert dict(other.memory()["utility"]) == {"a": 0.0, "b": 10.0}
+    assert dict(other.memory()["seconds"]) == {"b": 2.0}
+    assert other.select().clients == selector.select().clients
+
+
 def test_zero_losses_and_equal_clients() -> None:
     selector = made(dict.fromkeys("abcd", 5), 2)
     selector.observe({client: seen(0.0) for client in "abcd"})

@@ -16,6 +16,15 @@ def test_equal_settings_have_one_id():
     assert RunConfig.from_dict(RunConfig(seed=3).to_dict()) == RunConfig(seed=3)
 
 
+@pytest.mark.parametrize(
+    ("spelling", "partition"),
+    [("mixed:0.10, .5", "mixed:0.1,0.5"), (" natural ", "natural"), ("shards:02", "shards:2"), ("dir:1e-1", "dir:0.1")],
+)
+def test_a_partition_has_one_spelling(spelling, partition):
+    assert RunConfig(partition=spelling).partition == partition
+    assert RunConfig(partition=spelling).run_id == RunConfig(partition=partition).run_id
+
+
 def test_every_setting_changes_the_id():
     other = {
         "dataset": "cifar10", "fine_labels": True, "image_size": 64, "partition": "iid", "min_samples": 3,

@@ -15,7 +15,7 @@ import toy
 from fedentopt.algorithms import Algorithm, LocalTerms, Mixing
 from fedentopt.errors import InputError
 from fedentopt.partition import parse, partition
-from fedentopt.selection import RandomSelector
+from fedentopt.selection import RandomSelector, flips
 from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
@@ -75,6 +75,23 @@ def test_resumed_equals_straight_through_bit_for_bit(method):
         again.records = list(checkpoint[1])
         outcome = run_stack([Task(config, again)], data, RunOptions(device="cpu"))[0]
         assert same_bits(outcome, straight.outcome)
+
+
+def test_a_checkpoint_whose_selector_cannot_go_on_is_named_and_left_alone():
+    """Turns that FLIPS counted for the clusters of one k-means start mean nothing for those of ten."""
+    data = toy.images(samples=400, classes=5)
+    settings = {"selector": "flips", "clients": 30, "partition": "dir:0.5", "model": "toy:linear", "rounds": 4}
+    first, second = (toy.config(seed=seed, **settings) for seed in (0, 1))
+    straight = toy.Memory()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flips, "STARTS", 1)
+        run_stack([Task(second, straight)], data, RunOptions(device="cpu", checkpoint_every=2))
+    again = toy.Memory()
+    again.saved = straight.saves[0]
+    tasks = [Task(first, toy.Memory()), Task(second, again)]
+    with pytest.raises(InputError, match=f"^checkpoint of {second.run_id}: state: counts the turns of clusters"):
+        run_stack(tasks, data, RunOptions(device="cpu"))
+    assert not hasattr(again, "begun")
 
 
 def test_a_checkpoint_of_one_trainer_continues_in_another():

@@ -406,3 +406,19 @@ def test_algorithms_are_tuned_for_whole_batches_only(monkeypatch):
     pair.check([client(k, size, 2, 8) for k, size in enumerate((20, 16, 5))], 8)
     assert seen == {8: {True}, 4: {False}, 5: {False}}
     assert torch.backends.cudnn.benchmark
+
+
+def test_silu_behind_batch_norm_writes_elsewhere_where_nobody_else_sees_its_input():
+    """The same numbers, without the copy that autograd makes of an input that is overwritten."""
+    shared = nn.SiLU(inplace=True)
+    net = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(inplace=True)),
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.SiLU(inplace=True)),
+        nn.Sequential(nn.BatchNorm2d(4), shared, nn.BatchNorm2d(4), shared),
+    )
+    bound = BoundModel(net, FlatLayout(net), CPU)
+    assert [layer.inplace for layer in bound.module.modules() if isinstance(layer, nn.SiLU)] == [False, True, True]
+    assert [layer.inplace for layer in net.modules() if isinstance(layer, nn.SiLU)] == [True] * 3
+    bound.load(bound.layout.pack(net.state_dict()))
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(bound.module.train()(x), net.train()(x))

@@ -17,7 +17,8 @@ import pytest
         ("kernels_interpreted.py", 36),
         ("wide_interpreted.py", 12),
         ("stacks_interpreted.py", 11),
-        ("wide_forms_interpreted.py", 15),
+        ("wide_forms_interpreted.py", 19),
+        ("norms_interpreted.py", 43),
     ],
 )
 def test_the_kernels_in_tritons_interpreter(file: str, tests: int) -> None:

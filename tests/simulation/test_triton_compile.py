@@ -6,8 +6,11 @@ does not exist), so the launches are caught and handed to Triton's compiler for 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +119,7 @@ for bf16 in (False, True):
     form = WideForm(*[True] * len(WideForm._fields))
     net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=form))
     net.reserve(rows)
+    net.begin(rows, o, rows.clone(), rows.clone())
     terms = Optimiser(rows, rows, rows, one, one, one, one, rows, o, o, zeros(1, dtype=torch.int64),
                       rows if bf16 else None, o, o)
     x, labels = zeros(n, 64, 3, 8, 8), zeros(n, 64, dtype=torch.int64)
@@ -131,6 +135,33 @@ net.step(rows, rows.clone(), x, labels, None, None)
 print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 
+MAPS = """
+from torch import nn
+from fedentopt.simulation.triton import depthwise, norm_apply, norm_excite, norm_statistics
+
+real, factor, taps = torch.ones(4, dtype=torch.bool), zeros(4), zeros(5, 5, 96)
+for dtype in (torch.float32, torch.bfloat16):
+    channels = 96
+    x = zeros(4, 8, 8, channels, dtype=dtype).permute(0, 3, 1, 2)
+    layer, scale, pooled = nn.BatchNorm2d(channels), zeros(4, channels, dtype=dtype), zeros(4, channels)
+    kept = norm_statistics.statistics(layer, x, real)
+    norm = norm_apply.Norm(kept, layer.weight.detach(), layer.bias.detach(), "silu")
+    bare = norm_apply.Norm(kept, None, None, "relu6")
+    norm_apply.apply(x, norm, scale=scale)
+    norm_apply.apply(x, bare, factor=factor, residual=x)
+    y = depthwise.forward(x, taps, 2, 2)
+    if dtype == torch.float32:
+        continue
+    both = norm_apply.sums(x, x, norm, factor)
+    norm_apply.input_grad(x, x, norm, both, real=real, factor=factor)
+    norm_apply.input_grad(x, x, norm, both, real=None, scale=scale, pooled=pooled)
+    norm_excite.means(x, norm)
+    parts = norm_excite.excite_sums(x, x, norm)[1]
+    norm_excite.fold_sums(parts, scale, pooled, 64)
+    depthwise.input_grad(y, taps, (8, 8), 2, 2)
+    depthwise.weight_grad(x, y, 5, 2, 2)
+print(" ".join(sorted(compiled)))
+"""
 
 KERNELS = {
     FEW_CHANNELS: [
@@ -144,14 +175,157 @@ KERNELS = {
         "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
         "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel",
         "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
-        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_update.weight_step_kernel",
+        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_start.start_kernel",
+        "wide_update.weight_step_kernel",
+    ],
+    MAPS: [
+        "depthwise.forward_kernel", "depthwise.input_grad_kernel", "depthwise.weight_grad_kernel",
+        "norm_apply.apply_kernel", "norm_apply.input_grad_kernel", "norm_apply.sums_kernel",
+        "norm_excite.excite_fold_kernel", "norm_excite.excite_kernel", "norm_excite.means_kernel",
+        "norm_statistics.fold_kernel", "norm_statistics.join_kernel", "norm_statistics.statistics_kernel",
     ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("launches", [FEW_CHANNELS, MANY_CHANNELS], ids=["few channels", "many channels"])
+@pytest.mark.parametrize("launches", KERNELS, ids=["few channels", "many channels", "maps"])
 def test_the_kernels_compile_for_a_gpu(launches: str) -> None:
     pytest.importorskip("triton")
     run = subprocess.run([sys.executable, "-c", PRELUDE + launches], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     assert run.stdout.split() == KERNELS[launches]
+
+
+AHEAD = """
+import json, sys
+from dataclasses import replace
+import torch, triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+import straight_line
+import toy  # noqa: F401  (its models by name)
+from fedentopt.models import build
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers import StackedTrainer, stacked
+from fedentopt.simulation.triton import WideForm, ahead, wide_update
+from fedentopt.simulation.triton.triton_kernels import TritonKernels
+
+class NoGPU:
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device):
+        return 0
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+driver.set_active(NoGPU())
+run = JITFunction.run
+asked = {True: set(), False: set()}  # variants, by whether they are compiled ahead
+
+def never_launch(self, *arguments, grid, warmup, **named):
+    global early
+    early = warmup
+    return run(self, *arguments, grid=grid, warmup=True, **named)
+
+def note(*, key, fn, **rest):
+    asked[early].add((fn.module, fn.name, key))
+    return skip
+
+class OnlyOutlines(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if ahead._rehearsing.get():
+            tensors = [t for t in (*args, made) if isinstance(t, torch.Tensor)]
+            assert all(t.device.type == "meta" for t in tensors), function
+            global outlined
+            outlined += 1
+        return made
+
+JITFunction.run = never_launch
+triton.knobs.runtime.jit_cache_hook = note
+"""
+
+ROUNDS = """
+wide_update.SHARED = 1  # layers as small as these count as large ones
+stacked.PREDICT_SAMPLES = 1  # models are evaluated one by one
+skip, found = True, {}  # whether Triton is kept from compiling
+forms = [WideForm(), WideForm(*[True] * len(WideForm._fields))]
+usual, every = forms
+for name, form, bf16 in (("lenet5", usual, False), ("lenet5", usual, True), ("toy:wide", usual, False),
+                         ("toy:wide", every, False), ("toy:wide", every, True), ("toy:dropping", every, False)):
+    made = straight_line.world(name, "loop")
+    module = build(name, straight_line.CLASSES, seed=5, image_size=straight_line.SIZES.get(name, 8))
+    made.layout = FlatLayout(module, channels_last=name != "lenet5")
+    for number in (9, 1):  # of clients; nine of them finish one by one
+        kernels = TritonKernels(bf16=bf16, form=form)
+        trainer = StackedTrainer(module, made.layout, made.data, made.transform, kernels)
+        trainer._compiles = True
+        for seen in asked.values():
+            seen.clear()
+        outlined = 0
+        with OnlyOutlines():
+            trainer.train(made.starts, made.work(straight_line.clients(number), wants_losses=True))
+            if name != "lenet5":
+                trainer.net.refresh(trainer._buffers.w)  # as a capture does
+            trainer.predict(made.starts, made.data.test_images)
+        missing, needless = asked[False] - asked[True], asked[True] - asked[False]
+        case = f"{name}, form {forms.index(form)}, bf16 {bf16}, {number} clients"
+        found[case] = [len(asked[True]), sorted(missing), sorted(needless), outlined]
+print(json.dumps(found))
+"""
+
+
+def rehearsed(script: str) -> Any:
+    pytest.importorskip("triton")
+    support = str(Path(__file__).parents[1] / "support")
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {support!r})\n" + AHEAD + script]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_what_is_compiled_ahead_is_what_is_launched() -> None:
+    """Of rounds and evaluations on the CPU, whose tensors have memory; rehearsals touch none of them."""
+    found = rehearsed(ROUNDS)
+    assert len(found) == 12
+    for case, (together, missing, needless, operations) in found.items():
+        assert together >= 10, case
+        assert missing == [], case
+        assert needless == [], case
+        assert operations, case  # torch's own, between the launches
+
+
+READY = """
+from fedentopt.simulation.triton import update
+skip = False
+n, built = 2, []
+
+def launches(device):
+    rows, one = (torch.zeros(n, 64, device=device) for _ in range(2))
+    row, step = torch.zeros(n, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    terms = dict.fromkeys(("lr", "momentum", "weight_decay", "mu"), one[:, 0].contiguous())
+    update.sgd_update(rows, rows, rows, n=n, **terms, start=rows, start_row=row, steps=row, step=step)
+
+NoGPU.launcher_cls = lambda self, source, metadata: built.append(source.fn.__name__)
+ahead.compile_ahead(lambda: launches("meta"))
+early, left = len(asked[True]), JITFunction.run is never_launch and not ahead._rehearsing.get()
+launches("cpu")
+failed = []
+try:
+    ahead.compile_ahead(lambda: [launches("meta"), 1 / 0])
+except ZeroDivisionError:
+    failed = [JITFunction.run is never_launch, not ahead._rehearsing.get()]
+del triton.AsyncCompileMode
+ahead.compile_ahead(lambda: 1 / 0)
+odd = torch.zeros(3, 9).t()[1:]
+same = ahead.outline(odd)
+kept = [same.shape == odd.shape, same.stride() == odd.stride(), (same.data_ptr() - odd.data_ptr()) % 16]
+print(json.dumps([early, len(asked[False]), built, left, failed, kept]))
+"""
+
+
+def test_a_kernel_compiled_ahead_is_ready_with_its_launcher() -> None:
+    """Its launch compiles nothing; launches are what they were afterwards, whatever happened in a rehearsal, and where
+    Triton cannot compile in threads nothing is rehearsed."""
+    assert rehearsed(READY) == [1, 0, ["sgd_kernel"], True, [True, True], [True, True, 0]]

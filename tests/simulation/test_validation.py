@@ -157,11 +157,44 @@ def test_runs_that_hold_out_the_same_samples_may_be_evaluated_together() -> None
         stack.trainer.close()
 
 
-def test_the_table_shows_validation_only_where_there_is_some(capsys: pytest.CaptureFixture[str]) -> None:
-    data = toy.images(90)
-    for share in (0.0, 0.2):
-        print_methods(compare(["fedavg"], dataset=data, seeds=1, **SMALL, validation=share).methods, [])
-        assert ("validation %" in capsys.readouterr().out) is bool(share)
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({}, []),
+        ({"validation": 0.2}, ["validation"]),
+        ({"client_accuracy": True}, ["clients", "worst tenth"]),
+        ({"validation": 0.2, "client_accuracy": True}, ["validation", "clients", "worst tenth"]),
+    ],
+)
+def test_tables_and_page_show_what_was_asked_for(
+    asked: dict[str, Any], shown: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Held-out data and accuracy per client: in the terminal, in Python, as JSON and on the page, and only there."""
+    result = compare(["fedavg", "fedentopt"], dataset=toy.images(90), seeds=2, **SMALL, **asked)
+    print_methods(result.methods, [])
+    told = capsys.readouterr().out
+    page = result.report(tmp_path / "page.html").read_text()
+    for name, column, figure, heading in (
+        ("validation", "validation_accuracy", ("validation_accuracy",), "Validation %"),
+        ("clients", "client_mean", ("client_accuracy", "mean"), "Mean of clients %"),
+        ("worst tenth", "client_worst_tenth", ("client_accuracy", "worst_tenth"), "Worst tenth of clients %"),
+    ):
+        there = name in shown
+        assert (f"{name} %" in told) is there
+        assert (column in result.summary.columns) is there
+        assert (heading in page) is there
+        assert all((figure[0] in method.to_dict()) is there for method in result.methods)
+        if there:
+            for place, method in enumerate(result.methods):
+                values = [run.summary[figure[0]] for run in method.runs]
+                mean = np.mean([value[figure[1]] if len(figure) > 1 else value for value in values])
+                in_json: Any = method.to_dict()[figure[0]]
+                assert (in_json[figure[1]] if len(figure) > 1 else in_json)["mean"] == pytest.approx(mean)
+                assert result.summary[column][place] == pytest.approx(mean)
+                assert f"{mean:.1f} ± " in told
+                assert f'data-value="{mean:.6g}"' in page
+    on = "on what it holds out" if "validation" in asked else "by the test split's classes"
+    assert (on in " ".join(told.split())) is ("client_accuracy" in asked)
 
 
 def _validation(records: Any) -> list[Any]:
@@ -199,7 +232,7 @@ def named(data: Dataset, ids: list[str]) -> Dataset:
 def test_natural_clients_train_under_their_names(tmp_path: Path) -> None:
     ids = [("7", "north", "5,5")[i % 3] if i < 50 else "north" for i in range(60)]
     data = named(toy.images(60), ids)
-    settings = {**SMALL, "partition": "natural", "cohort": "2"}
+    settings = {**SMALL, "partition": " natural", "cohort": "2"}  # spaces change nothing
     del settings["clients"]
     memory = simulate(settings, dataset=data).runs[0]
     run = simulate(settings, dataset=data, out=tmp_path).runs[0]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.lowering import lower
-from fedentopt.simulation.trainers.choice import choose_trainer, wants_channels_last
+from fedentopt.simulation.trainers import choice
+from fedentopt.simulation.trainers.choice import choose_trainer, numbers_per_sample, wants_channels_last
 from fedentopt.simulation.trainers.wide_blocks import Dropped, wide_blocks
 from fedentopt.simulation.triton import ops
 
@@ -113,3 +115,38 @@ def test_without_triton_a_wide_model_trains_as_before(monkeypatch: pytest.Monkey
     assert choose_trainer("stacked", model, CPU, 32) == "stacked"
     assert wants_channels_last("stacked", model, 32, CPU, "fp32")
     assert not wants_channels_last("stacked", build("lenet5", 10, seed=0), 32, CPU, "fp32")
+
+
+def plain_cnn(image_size: int, channels: int = 64) -> nn.Sequential:
+    """Two convolutions that keep the size, and a linear layer."""
+    convolutions = [nn.Conv2d(3, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32 * image_size**2, 4))
+
+
+def test_numbers_of_the_largest_map_by_hand() -> None:
+    vgg = wide_blocks(build("vgg11", 10, seed=0), 32)
+    assert vgg is not None
+    assert numbers_per_sample(vgg, 32) == 64 * 32**2  # 128 * 16 ** 2, and less from there on
+    grown = wide_blocks(wide(padding=1, kernel_size=2), 8)
+    assert grown is not None
+    assert numbers_per_sample(grown, 8) == 64 * 9**2  # a kernel of 2 with padding 1 makes 9 pixels of 8
+
+
+def test_maps_beyond_what_the_wide_kernels_address_train_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain network of one's own on images of 224 pixels, evaluated in batches of 1000: 3.2e9 numbers per map."""
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(choice, "wide_runs_on", lambda device: True)
+    monkeypatch.setattr(choice, "_kernels", lambda device, precision: ops("cpu"))
+    assert 64 * 183**2 * 1000 < 2**31 < 64 * 184**2 * 1000
+    assert choose_trainer("auto", plain_cnn(183), cuda, 183, batch=1000) == "stacked"
+    assert choose_trainer("auto", plain_cnn(184), cuda, 184, batch=1000) == "streams"
+    assert choose_trainer("auto", plain_cnn(184), cuda, 184, batch=512) == "stacked"
+    assert choose_trainer("auto", plain_cnn(224, 32), cuda, 224, batch=1000) == "stacked"
+    for name in ("streams", "stacked"):
+        assert choose_trainer(name, plain_cnn(183), cuda, 183, batch=1000) == name
+    with pytest.raises(InputError, match=r"^trainer: batches of 1000 images of 224 x 224 .* at most 668 images; acc"):
+        choose_trainer("stacked", plain_cnn(224), cuda, 224, batch=1000)
+    # Built in, only batches larger than any client's data get there.
+    vgg = build("vgg11", 10, seed=0)
+    assert choose_trainer("auto", vgg, cuda, 32, batch=2**15) == "stacked"
+    assert choose_trainer("auto", vgg, cuda, 32, batch=2**15 + 1) == "streams"

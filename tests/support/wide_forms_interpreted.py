@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import toy
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.trainers import StackedTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import (
@@ -29,6 +35,7 @@ from fedentopt.simulation.triton import (
     wide_update,
 )
 from fedentopt.simulation.triton.interface import Optimiser
+from fedentopt.simulation.work import Row, build_work
 
 pytest_plugins = ["interpreting"]
 torch.set_num_threads(1)
@@ -129,6 +136,7 @@ def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
     rows = torch.randn(2, 8 + co * 9 * ci + 4)
     inside = optimiser(rows)
     beside = inside._replace(w=inside.w.clone(), v=inside.v.clone(), g=torch.zeros_like(inside.w))
+    inside.v[:, 8:-4], beside.v[:, 8:-4] = math.nan, 0.0  # of a round before: step 0 does not read it
     copies = wide_update.Copies(torch.full((2, co, 9, ci), 7.0), torch.full((2, 9, ci, co), 7.0))
     settings = {"precision": "tf32", "turned": turned}
     for step in range(2):
@@ -150,6 +158,103 @@ def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(after, frozen, strict=True))
     assert torch.equal(inside.w[:, :8], rows[:, :8])
     assert torch.equal(inside.w[:, -4:], rows[:, -4:])
+
+
+def bits(x: Tensor) -> Tensor:
+    """With the signs of zeros and of what is no number."""
+    return x.contiguous().view(torch.int32)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_models_begin_a_round(bf16: bool, bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of one start and one of another, in rows that still hold the round before."""
+    monkeypatch.setattr(wide_update, "SHARED", 1)
+    layout, starts, net = nets("deeper", 3, bf16=bf16, form=WideForm(update=True, untransposed=bf16))
+    starts = starts.bfloat16().float()  # the interpreter would not round
+    starts[0, ::7], starts[2, ::5] = -0.0, 0.0
+    old = optimiser(starts[:2])
+    w, v = (torch.full((4, 5 * old.w.stride(0)), math.nan)[:, : layout.parameter_width] for _ in range(2))
+    net.reserve(w)
+    for copies in net._copies.values():
+        for copy in copies:
+            if copy is not None:
+                copy.fill_(7.0)
+    begun = starts[[2, 0, 2]]
+    net.begin(starts, torch.tensor([2, 0, 2], dtype=torch.int32), w[:3], v)
+    assert torch.equal(bits(w[:3]), bits(begun))
+    assert w[3].isnan().all()
+    moved_by_gradients = torch.zeros(layout.parameter_width, dtype=torch.bool)
+    for i, copies in net._copies.items():
+        slot = layout.parameters[2 * i]
+        assert slot.name == net.blocks.convolutions[i].weight
+        moved_by_gradients[slot.offset : slot.offset + slot.size] = True
+        weight = slot.view(begun).permute(0, 1, 3, 4, 2).flatten(2, 3)
+        for copy, order in zip(copies, ((0, 1, 2, 3), (0, 2, 3, 1)), strict=True):
+            if copy is not None:
+                torch.testing.assert_close(copy[:3], weight.permute(order).to(copy.dtype), rtol=0, atol=0)
+                assert (copy[3] == 7.0).all()
+        assert [copy is None for copy in copies] == [not bf16, bf16]
+    assert len(net._copies) == 2
+    assert not v[:, ~moved_by_gradients].any()
+    # Weights that somebody else has written: the copies follow, and the weights stay.
+    w[:] = torch.randn_like(w).bfloat16()
+    written = w.clone()
+    net.refresh(w)
+    assert torch.equal(w, written)
+    for i, copies in net._copies.items():
+        weight = layout.parameters[2 * i].view(written).permute(0, 1, 3, 4, 2).flatten(2, 3)
+        for copy, order in zip(copies, ((0, 1, 2, 3), (0, 2, 3, 1)), strict=True):
+            assert copy is None or torch.equal(copy, weight.permute(order).to(copy.dtype))
+
+
+def test_nothing_of_a_round_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_update, "SHARED", 1)
+    layout, starts, _ = nets("same size", 2)
+    place = DeviceData.place(toy.images(samples=40, size=4, classes=5), torch.device("cpu"))
+    trainer = StackedTrainer(
+        same_size(), layout, place, ImageTransform((0.5,) * 3, (0.2,) * 3),
+        ops("cpu", exact=True, form=WideForm(update=True)),
+    )  # fmt: skip
+    rows = [
+        Row(
+            task=ClientWork(k, np.arange(k, 40, 8)[: 5 - k], np.ones(5), 1, 3), start_row=1 - k, order_key=k,
+            augment_key=k, dropout_key=k, lr=0.1, weight_decay=0.01, momentum=0.9, mu=0.0, logit_scale=None,
+            logit_shift=None,
+        )
+        for k in range(2)
+    ]  # fmt: skip
+    work = build_work(rows, 3, 5, torch.device("cpu"))
+    first = trainer.train(starts, work).models
+    assert isinstance(trainer.net, WideNet)
+    assert trainer._buffers is not None
+    for left in (trainer._buffers.w, trainer._buffers.v, *trainer.net._copies[1]):
+        if left is not None:
+            left.fill_(math.nan)
+    again = trainer.train(starts, work).models
+    assert torch.equal(bits(again), bits(first))
+    assert work.steps_host.tolist() == [2, 2]
+    assert float((first - starts[work.start_row]).abs().max()) > 1e-3
+
+
+def test_the_first_step_has_the_bits_of_zero_momentum() -> None:
+    """Gradients and weights that are zeros of both signs among them, and a stale momentum of whatever kind."""
+    ci, co, size = 16, 16, (2, 2)
+    x, dy = torch.randn(2, 4, 16, ci), torch.randn(2, 4, 16, co)
+    dy[..., :4] = -0.0
+    rows = torch.randn(2, co * 9 * ci)
+    rows[:, ::3], rows[:, 1::3] = -0.0, 0.0
+    late = optimiser(rows)._replace(correction=None, mu=torch.zeros(2), steps=torch.full((2,), 9, dtype=torch.int32))
+    found = []
+    for step, stale in ((1, 0.0), (0, -0.0), (0, math.nan), (0, -math.inf)):  # the first reads its zeros
+        late.step.fill_(step)
+        o = late._replace(w=late.w.clone(), v=late.v.clone().fill_(stale))
+        settings = {"side": 3, "turned": False, "precision": "ieee"}
+        wide_update.weight_step(x, dy, 0, o, wide_update.Copies(None, None), size, 1, **settings)  # type: ignore[arg-type]
+        found.append((bits(o.w), bits(o.v)))
+    for w, v in found[1:]:
+        assert torch.equal(w, found[0][0])
+        assert torch.equal(v, found[0][1])
+    assert not torch.equal(found[0][0], bits(rows))
 
 
 def test_maps_and_weights_as_they_lie(bf16_numbers: None) -> None:
@@ -262,9 +367,14 @@ def test_all_forms_at_once_in_bf16(bf16_numbers: None, monkeypatch: pytest.Monke
     torch.manual_seed(2)
     beside = optimiser(rows)
     net.reserve(inside.w)
-    net.begin(inside.w)
+    for o in (inside, beside):
+        o.start[:2], o.v[:] = rows, 0.0
+    inside.v.fill_(math.nan)  # of a round before
+    net.begin(inside.start, torch.tensor([0, 1], dtype=torch.int32), inside.w.fill_(math.nan), inside.v)
     assert all(copies.turned is None for copies in net._copies.values())
-    for _ in range(2):
+    for step in range(2):
+        inside.step.fill_(step)
+        beside.step.fill_(step)
         x, labels = torch.randn(2, batch, *shape), torch.randint(0, 5, (2, batch))
         net.step(inside.w, inside.g, x, labels, None, None, None, inside)
         apart.step(beside.w, beside.g, x, labels, None, None)

@@ -40,7 +40,10 @@ def engine(
     for speed in bench_engine(device, cases=chosen, repeats=repeats):
         speeds.append(speed)
         clients = f"{speed.clients}{' uneven' if speed.uneven else ''}"
-        note(f"{speed.model} x {clients} ({speed.precision}): {speed.samples_per_second:,.0f} samples/s")
+        note(
+            f"{speed.model} x {clients} ({speed.precision}): {speed.samples_per_second:,.0f} samples/s, "
+            f"first round {speed.first_round_s:.1f} s"
+        )
     if json:
         print_json(as_json(speeds, device))
         return

@@ -65,7 +65,7 @@ def reproduce(
     checkpoint_every: Annotated[int, _where("save unfinished runs every n rounds", min=1)] = 50,
     ray: Annotated[str | None, _where("address of a Ray cluster that gets the stacks; local starts one")] = None,
     ray_workers: Annotated[int | None, _where("with --ray local: CPU workers", min=1)] = None,
-    samples_per_second: Annotated[float | None, _where("speed for --dry-run (default: as measured)", min=1)] = None,
+    samples_per_second: Annotated[float | None, _where("speed for --dry-run (default: those known)", min=1)] = None,
     export: Annotated[Path | None, _what("folder for results small enough to commit; adds to what is there")] = None,
     results_page: Annotated[Path | None, _what("Markdown file that gets all tables, figures and findings")] = None,
     page: Annotated[bool, _what("write the HTML page of all runs")] = True,
@@ -187,13 +187,14 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
     from fedentopt.cli.reproduce_show import print_estimate
     from fedentopt.paper.cells import distinct_runs
     from fedentopt.paper.data import train_size
-    from fedentopt.paper.estimate import estimate, measured_speed, total
+    from fedentopt.paper.estimate import GIVEN, Speed, estimate, known_speeds, total
 
     runs = request.unfinished()
     absent = request.without_data(runs)
     kind = "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
-    speeds = measured_speed(kind)
-    lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: speed or speeds.get(name))
+    machine, speeds = known_speeds(kind)
+    given = None if speed is None else Speed(speed, GIVEN)
+    lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: given or speeds.get(name))
     wanted = len(distinct_runs(request.cells))
     if as_json:
         count, samples, seconds = total(lines)
@@ -202,9 +203,7 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
         return
     for name, count in absent.items():
         note(f"{name}: its files are not there yet, which {count} of these runs need (`fedentopt data list`)")
-    machine = "one H200" if kind == "cuda" else "two CPU cores"
-    source = f"{speed:,.0f} samples per second" if speed else f"the speed measured on {machine}"
-    print_estimate(lines, len(request.cells), wanted, source)
+    print_estimate(lines, len(request.cells), wanted, machine)
 
 
 def _run(

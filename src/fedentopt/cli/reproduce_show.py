@@ -38,18 +38,35 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
     _print_states(cell["state"] for cell in listed)
 
 
-def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, source: str) -> None:
-    """What is to do, by model and data set."""
+def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, machine: str) -> None:
+    """What is to do, by model and data set, at what speed, and where that comes from."""
     from fedentopt.paper.estimate import total
 
-    table = _table(("model", "data set"), ("runs", "samples", "time"))
+    table = _table(("model", "data set"), ("runs", "samples", "samples/s", "speed", "time"))
     for line in lines:
-        table.add_row(Text(line.model), Text(line.dataset), str(line.runs), _count(line.samples), _time(line.seconds))
+        rate = "unknown" if line.samples_per_second is None else f"{line.samples_per_second:,.0f}"
+        table.add_row(
+            Text(line.model), Text(line.dataset), str(line.runs), _count(line.samples), rate, line.speed or "",
+            _time(line.seconds),
+        )  # fmt: skip
     runs, samples, seconds = total(lines)
     if len(lines) != 1:
-        table.add_row("all", "", str(runs), _count(samples), _time(seconds))
+        table.add_row("all", "", str(runs), _count(samples), "", "", _time(seconds))
     _out().print(table)
-    _out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done; time at {source}")
+    _out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done{_speeds(lines, machine)}")
+
+
+def _speeds(lines: Sequence[Estimate], machine: str) -> str:
+    """Which speeds were measured and which are guesses, in words."""
+    from fedentopt.paper.estimate import ESTIMATED, GIVEN, MEASURED
+
+    models: dict[str, dict[str, None]] = {}  # by source, in order and once
+    for line in lines:
+        models.setdefault(line.speed or "", {})[line.model] = None
+    if GIVEN in models:
+        return "; time at the speed that was given"
+    said = [f"{source} for {', '.join(models[source])}" for source in (MEASURED, ESTIMATED) if source in models]
+    return f"; speeds of {machine}: {'; '.join(said)}" if said else ""
 
 
 def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:

@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from fedentopt.results.reading import RunResult
     from fedentopt.results.statistics import Spread
 
+CLIENTS = {"client_accuracy.mean": "clients %", "client_accuracy.worst_tenth": "worst tenth %"}
+MEASURED_ON = {"test": "by the test split's classes", "validation": "on what it holds out"}
+
 
 def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
     """One row per method: mean ± sample standard deviation over its seeds, then what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
     validated = any(method.spread("validation_accuracy") for method in methods)
+    of_clients = [figure for figure in CLIENTS if any(method.spread(figure) for method in methods)]
     heads = [
         *(["validation %"] if validated else []),
         "accuracy %",
         "worst class %",
+        *(CLIENTS[figure] for figure in of_clients),
         *(f"to {t:g} %" for t in targets),
         "entropy",
         "up",
@@ -44,6 +49,7 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
             *([_spread(method.spread("validation_accuracy"))] if validated else []),
             _spread(method.spread("accuracy")),
             _spread(method.spread("worst_class_accuracy")),
+            *(_spread(method.spread(figure)) for figure in of_clients),
             *(_rounds(method.rounds_to(target)) for target in targets),
             "–" if entropy is None else f"{entropy['mean']:.2f}",
             size(figures["bytes_up"]),
@@ -120,6 +126,10 @@ def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
         parts.append("to …: rounds to reach that accuracy" + (", mean over seeds" if seeds > 1 else ""))
     if any(method.spread("validation_accuracy") for method in methods):
         parts.append("validation: the same on what the clients hold out, to choose settings by")
+    measured = {run.summary.get("client_accuracy", {}).get("measured_on") for m in methods for run in m.runs} - {None}
+    if measured:
+        on = " or ".join(MEASURED_ON[one] for one in sorted(measured))
+        parts.append(f"clients, worst tenth: means of the final model's accuracy per client {on}")
     parts.append(f"entropy: bits of the selected clients' labels together, at most {math.log2(classes):.2f}")
     parts.append("up, down: sent by and to all clients in one run")
     if any(method.has_speeds for method in methods):

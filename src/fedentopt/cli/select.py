@@ -26,8 +26,8 @@ from fedentopt.errors import InputError
 from fedentopt.files import locked_state
 from fedentopt.privacy import check_epsilon, laplace_noise
 from fedentopt.selection import SELECTORS, EntropySelector, RandomSelector, Selector
+from fedentopt.selection.feedback import LEAVES
 from fedentopt.selection.noise import keyed_laplace
-from fedentopt.selection.selector import LEAVES
 from fedentopt.selection.trial import (
     SweepRow,
     Trial,
@@ -218,7 +218,8 @@ def _check_options(
             "--epsilon: adds noise to true counts, but --noisy says the file holds noisy ones; accepted: one"
         )
     if target is not None and not takes_target(cls):
-        raise InputError(f"--target: {cls.name} selection does not aim for any; accepted: --selector fedentopt")
+        those = " or ".join(one.name for one in counts_only() if takes_target(one))
+        raise InputError(f"--target: {cls.name} selection does not aim for any; accepted: --selector {those}")
     if sweep and state is not None:
         raise InputError("--sweep: starts every setting afresh; accepted: without --state")
     if sweep and cls is not EntropySelector:

@@ -65,9 +65,14 @@ def _ticks(first: int, rounds: int, columns: int) -> str:
     return "".join(line)
 
 
-def names_within(names: Iterable[object], room: int) -> str:
-    """As many names as fit, with commas between them and how many more there are; names with a comma are quoted."""
+def names_within(names: Iterable[object], room: int, weights: Sequence[float] | None = None) -> str:
+    """As many names as fit, with commas between them and how many more there are; names with a comma are quoted.
+
+    Weights stand behind the names, unless all are equal.
+    """
     shown = [_one_name(name) for name in names]
+    if weights is not None and not _all_equal(weights):
+        shown = [f"{name} ({weight:.0%})" for name, weight in zip(shown, weights, strict=True)]
     whole = ", ".join(shown)
     if cell_len(whole) <= room:
         return whole
@@ -171,14 +176,19 @@ def _round_lines(trial: Trial, held: int, baseline: Trial | None, width: int) ->
         return "  ".join([*(cell.rjust(size) for cell, size in zip(cells, widths, strict=True)), rest]).rstrip()
 
     hidden = len(rows) - _FIRST - _LAST
-    lines = [line(heads, "clients")]
+    weighed = any(result.weights is not None and not _all_equal(result.weights) for result in trial.rounds)
+    lines = [line(heads, "clients (part in the average)" if weighed else "clients")]
     for place, (cells, result) in enumerate(zip(rows, trial.rounds, strict=True)):
         if hidden > 1 and _FIRST <= place < len(rows) - _LAST:
             if place == _FIRST:
                 lines.append(line(["...", *[""] * (len(heads) - 1)], f"({hidden} more; --json has all)"))
             continue
-        lines.append(line(cells, names_within(result.clients, room)))
+        lines.append(line(cells, names_within(result.clients, room, result.weights)))
     return lines
+
+
+def _all_equal(weights: Sequence[float]) -> bool:
+    return len(set(weights)) == 1
 
 
 def _show_figures(counts: CountsFile, held: int, past: Mapping[str, History], with_random: bool) -> None:

@@ -101,11 +101,12 @@ def read_state(path: Path) -> dict[str, Any] | None:
 def continue_from(path: Path, content: Mapping[str, Any], selector: Selector, about: Mapping[str, Any]) -> None:
     """Put the selector where the state stood; refused unless everything the state is about is the same now.
 
-    Clients may have joined or left meanwhile. Those that left while in the buffer are forgotten there, with a note,
-    unless none of the clients is known to the state: then it is of another federation. A size by the same rule as
-    before, the default or the same per cent, follows the number of clients, with a note.
+    Clients may have joined or left meanwhile. Those that left are forgotten, in the buffer with a note, unless none of
+    the clients is known to the state: then it is of another federation. A size by the same rule as before, the default
+    or the same per cent, follows the number of clients, with a note.
     """
     state = dict(content["state"])
+    gone = _who_left(path, content, selector)
     for key, value in about.items():
         kept = content["about"].get(key)
         if key in NOTED or kept == value:
@@ -127,17 +128,16 @@ def continue_from(path: Path, content: Mapping[str, Any], selector: Selector, ab
         selector.load_state_dict(state)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    selector.forget_clients(gone)
 
 
 def write_state(
     path: Path, selector: Selector, about: Mapping[str, Any], past: Mapping[str, History] | None = None
 ) -> None:
     """Put the state in the place of the file, whole or not at all."""
-    state = selector.state_dict()
-    content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "state": state}
+    content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "state": selector.state_dict()}
     content["history"] = {name: asdict(history) for name, history in (past or {}).items() if history.rounds}
-    if state.get("buffer"):
-        content["clients"] = list(selector.clients)  # tells clients that left from a file of others
+    content["clients"] = list(selector.clients)  # tells clients that left from a file of others
     with written_aside(path) as file:
         file.write((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
@@ -221,6 +221,19 @@ def _same_rule(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> b
     rule = now["rules"].get(key)
     kept = before.get("rules")
     return rule is not None and isinstance(kept, Mapping) and kept.get(key) == rule
+
+
+def _who_left(path: Path, content: Mapping[str, Any], selector: Selector) -> set[str]:
+    """Clients that the state knows and the counts do not; refused where that is all of them.
+
+    States of before say nothing, unless clients were in a buffer; nobody is then known to have left.
+    """
+    known = content.get("clients")
+    listed = [client for client in known if isinstance(client, str)] if isinstance(known, list) else []
+    gone = set(listed).difference(client for client in selector.clients if isinstance(client, str))
+    if listed and len(gone) == len(set(listed)):
+        raise InputError(f"{path}: the state is of clients {_short(listed)}; accepted: counts of some of them")
+    return gone
 
 
 def _still_kept_out(

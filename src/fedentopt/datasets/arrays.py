@@ -66,13 +66,8 @@ def from_arrays(
     """
     size = default_image_size(NAME) if image_size is None else image_size
     check_image_size(size)
-    held = {}
-    for key, values in zip(KEYS, (x_train, y_train, x_test, y_test), strict=True):
-        try:
-            array = _plain(np.asarray(values))
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise InputError(f"dataset: {key} cannot be read as an array ({error})") from error
-        held[key] = HeldArray(key, array)
+    given = zip(KEYS, (x_train, y_train, x_test, y_test), strict=True)
+    held = {key: HeldArray(key, _read(key, values)) for key, values in given}
     channels = {split: check_images(held[f"x_{split}"]) for split in ("train", "test")}
     if channels["train"] != channels["test"]:
         raise InputError(f"dataset: x_train has {channels['train']} channels, x_test {channels['test']}")
@@ -83,13 +78,28 @@ def from_arrays(
     arrays = in_memory(content, size, None)
     clients = None
     if client_train is not None:
-        clients = client_ids("dataset: client_train", np.asarray(client_train), len(train))
+        clients = client_ids("dataset: client_train", _read("client_train", client_train), len(train))
     return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes, clients)
+
+
+def _read(key: str, values: Any) -> np.ndarray:
+    try:
+        array = _plain(np.asarray(values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"dataset: {key} cannot be read as an array ({error})") from error
+    if isinstance(values, list | tuple) and array.dtype.kind == "U" and array.ndim == 1:
+        # NumPy makes text of everything beside text: a missing value would become a name, "nan".
+        for place, value in enumerate(values):
+            if not isinstance(value, str):
+                raise InputError(
+                    f"dataset: {key}[{place}] is {value!r}, beside text; accepted: text alone, or whole numbers alone"
+                )
+    return array
 
 
 def _plain(values: np.ndarray) -> np.ndarray:
     """Text that pandas keeps as objects, and NumPy's text of any length, as text; anything else as it is."""
+    if values.dtype.kind == "T":  # not cast to text of one length by itself, and missing values may be among it
+        values = values.astype(object)
     objects = values.dtype == object and values.size and all(isinstance(value, str) for value in values.flat)
-    if objects or values.dtype.kind == "T":
-        return values.astype(str)
-    return values
+    return values.astype(str) if objects else values

@@ -22,7 +22,8 @@ class ClientIds:
 
 
 def client_ids(where: str, ids: np.ndarray, samples: int) -> ClientIds:
-    """Clients from an id per sample; refused: more or fewer ids, other types, blank text, fewer than two clients."""
+    """Clients from an id per sample; refused: more or fewer ids, other types, blank text, null
+    characters, fewer than two clients."""
     if ids.dtype.kind not in "iuU" or ids.ndim != 1:
         raise InputError(
             f"{where} of shape {ids.shape} and type {ids.dtype}; accepted: whole numbers or text of shape (n,), "
@@ -38,9 +39,10 @@ def client_ids(where: str, ids: np.ndarray, samples: int) -> ClientIds:
     except (UnicodeEncodeError, SystemError, ValueError) as error:
         raise InputError(f"{where}: a client id is not text ({error}); accepted: text in UTF-8") from error
     for name in names:
-        if not name.strip():
+        if not name.strip() or "\0" in name:  # which no reader of CSV files takes
             at = int(np.flatnonzero(numbers == names.index(name))[0])
-            raise InputError(f"{where}[{at}]: the client id {name!r} is blank; accepted: a name for every client")
+            wrong = "has a null character" if "\0" in name else "is blank"
+            raise InputError(f"{where}[{at}]: the client id {name!r} {wrong}; accepted: a name for every client")
     if len(names) < 2:
         raise InputError(f"{where}: one client only ({', '.join(names)}); accepted: two or more")
     return ClientIds(names, numbers.reshape(-1).astype(np.int64))

@@ -101,7 +101,7 @@ class Folders:
         if train is None and test is None and not self.official:
             names = tuple(sorted(folders))
             all_ = {name: self._members(folders[name]) for name in self._checked(names)}
-            return _Scan(names, {"all": all_}, _beside(self.path))
+            return _Scan(names, {"all": all_}, (*_beside(self.path), *_deeper(self.path, [folders])))
         if train is None or test is None:
             raise self._gone(self.path / ("train" if train is None else "test"))
         inside = {"train": _folders(train), "test": _folders(test)}
@@ -120,7 +120,10 @@ class Folders:
         }
         if not any(splits["test"].values()):
             raise InputError(f"{test}: no class folders with images; accepted: one folder per class, as in {train}")
-        return _Scan(self._checked(names), splits, (*self._unused(folders), *_beside(self.path, train, test)))
+        notes = (*self._unused(folders), *_beside(self.path, train, test))
+        if not self.official:
+            notes += _deeper(self.path, list(inside.values()))
+        return _Scan(self._checked(names), splits, notes)
 
     def _scan_clients(self, train: Path, clients: dict[str, Path], test: Path, tested: dict[str, Path]) -> _Scan:
         """The same where the folders in `train` are clients."""
@@ -203,10 +206,30 @@ def _beside(*folders: Path) -> tuple[str, ...]:
     """Notes on images that lie beside the class folders, and so belong to no class."""
     notes = []
     for folder in folders:
-        count = sum(path.suffix.lower() in KINDS and path.is_file() for path in folder.iterdir())
+        seen = (path for path in folder.iterdir() if not path.name.startswith("."))
+        count = sum(path.suffix.lower() in KINDS and path.is_file() for path in seen)
         if count:
             notes.append(f"{folder}: {count:,} images beside the class folders are not used")
     return tuple(notes)
+
+
+def _deeper(path: Path, splits: Sequence[dict[str, Path]]) -> tuple[str, ...]:
+    """A note where the images of all class folders lie in folders of their own, some of which several classes have:
+    perhaps these are the classes, and what was taken for classes are clients."""
+    holders: dict[str, set[str]] = {}
+    for name, folder in (item for folders in splits for item in folders.items()):
+        if any(found.suffix.lower() in KINDS and found.is_file() for found in folder.iterdir()):
+            return ()
+        for inner in _folders(folder):
+            holders.setdefault(inner, set()).add(name)
+    shared = sorted(inner for inner, names in holders.items() if len(names) > 1)
+    if len(shared) < 2:
+        return ()
+    classes = sorted(set().union(*splits))
+    return (
+        f"{path}: the classes are {', '.join(classes)}, and the folders inside them ({', '.join(shared)}) are not told "
+        f"apart; clients above classes are read as train/<client>/<class>/* beside test/<class>/*",
+    )
 
 
 def _raise(error: OSError) -> None:

@@ -15,10 +15,10 @@ except ImportError as error:
 
 from fedentopt.flower.client import client_id, discreet, label_report, owner_context
 from fedentopt.flower.configured import strategy_from
-from fedentopt.flower.local_training import LocalTraining
 from fedentopt.flower.loop import start
 from fedentopt.flower.progress import SelectionResult, to_tensorboard, to_wandb
 from fedentopt.flower.strategy import FedEntOpt, LabelAware, NoClientsError, RoundSelection
+from fedentopt.server.local_training import LocalTraining
 
 __all__ = [
     "FedEntOpt",

@@ -30,9 +30,9 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import FedAvg
 
 from fedentopt.errors import InputError
-from fedentopt.flower.local_training import LocalTraining
 from fedentopt.flower.strategy import LabelAware
 from fedentopt.selection import SELECTORS, EntropySelector
+from fedentopt.server.local_training import LocalTraining
 from fedentopt.settings import settings_of
 
 PREFIX = "fedentopt."
@@ -97,8 +97,8 @@ def _check_names(told: Mapping[str, Any], cls: type[LabelAware], selector: str, 
             }
     accepted -= {"self", "selector", "fraction_train", "min_train_nodes", "args", "kwargs"}
     if selector != "fedentopt":
-        accepted -= {"target"} if _infers(selector) else {"buffer_size", "target", "release"}
-        accepted |= set(_settings(selector)) | {"seed"}
+        accepted -= {"buffer_size", "target", "release"}
+        accepted |= {*_settings(selector), "seed"}
     for name in told:
         if name not in accepted:
             given = [LOCAL + field.name for field in fields(LocalTraining)]
@@ -112,23 +112,18 @@ def _check_names(told: Mapping[str, Any], cls: type[LabelAware], selector: str, 
 
 
 def _settings(selector: str) -> list[str]:
+    """What a selector may be given beside cohort size and seed. One that is a kind of FedEntOpt has its buffer and,
+    unless it reads labels from last layers, its target."""
     cls = SELECTORS.get(selector)
-    return [name for name in settings_of(cls) if name not in cls.run_settings]
-
-
-def _infers(selector: str) -> bool:
-    """Whether it is FedEntOpt on labels that it reads from last layers."""
-    cls = SELECTORS.get(selector)
-    return issubclass(cls, EntropySelector) and cls.labels_from_heads
+    own = [name for name in settings_of(cls) if name not in cls.run_settings]
+    if not issubclass(cls, EntropySelector):
+        return own
+    return [*own, "buffer_size", "release", *(() if cls.labels_from_heads else ("target",))]
 
 
 def _selector(name: str, told: dict[str, Any]) -> Any:
-    cls = SELECTORS.get(name)
-    if issubclass(cls, EntropySelector) and not _infers(name):
-        raise InputError(f"selector: {name!r} is FedEntOpt; accepted: fedentopt, with buffer-size, target and release")
-    named = [*_settings(name), *(("buffer_size", "release") if _infers(name) else ())]
-    own = {setting: told.pop(setting) for setting in named if setting in told}
-    return cls(told["cohort_size"], seed=told.pop("seed", 0), **own)
+    own = {setting: told.pop(setting) for setting in _settings(name) if setting in told}
+    return SELECTORS.get(name)(told["cohort_size"], seed=told.pop("seed", 0), **own)
 
 
 def _read(name: str, value: Any) -> Any:

@@ -32,10 +32,10 @@ from fedentopt.flower import replies
 from fedentopt.flower.enrolment import Enrolment, told_name
 from fedentopt.flower.exchange import exchange
 from fedentopt.flower.federation import NoClientsError
-from fedentopt.flower.local_training import CENSUS, EPOCHS, SAMPLES
 from fedentopt.flower.replies import BadReplyError, arrays_of
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Head, Observation
+from fedentopt.server.local_training import CENSUS, EPOCHS, SAMPLES
 
 if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware

@@ -4,7 +4,7 @@ The last layer is the last array with C rows (or, as Keras keeps it, C columns) 
 it which is its bias; without any bias, the only array of such a shape. Or it is named, by its arrays ("fc.weight",
 "fc.bias") or by what their names begin with ("fc").
 
-With it goes the travel, what the step sizes of local training add up to (`local_training`).
+With it goes the travel, what the step sizes of local training add up to (`server.local_training`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flwr.app import ArrayRecord
 
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
-from fedentopt.flower.local_training import CENSUS, LocalTraining, is_positive
 from fedentopt.flower.replies import arrays_of, metrics_of
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Head, Observation
+from fedentopt.server.local_training import CENSUS, LocalTraining, is_positive
 
 ABOUT = "client"
 """ConfigRecord of a reply in which a client says, under `census`, that it did as those keys say."""

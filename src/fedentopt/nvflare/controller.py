@@ -35,7 +35,7 @@ from fedentopt.nvflare import state as states
 from fedentopt.nvflare.census import Census
 from fedentopt.nvflare.kept_state import KeptState
 from fedentopt.nvflare.members import Sites
-from fedentopt.nvflare.options import check_class, check_options, make_selector
+from fedentopt.nvflare.options import check_class, check_options, make_selector, read_local
 from fedentopt.nvflare.replies import stays_finite
 from fedentopt.nvflare.training import RoundSelection, Training, site_of
 from fedentopt.server.backoff import Backoff
@@ -60,6 +60,8 @@ class LabelAware(KeptState):
     node_timeout    longest wait for a connected site whose counts are known, in seconds; then the job ends
     state           name under which the server keeps its state across jobs
     head            names of the last layer's weight and bias, for selectors that need it; else the last that fit
+    local           how all sites train (`server.local_training`): {"lr": 0.1, "epochs": 5, "batch_size": 32} or
+                    {"lr": 0.1, "steps": 100}; HiCS-FL and DivFL then compare changes of last layers per step size
     loss_metric     the metric that is a site's training loss, for selectors that need it
     """
 
@@ -83,6 +85,7 @@ class LabelAware(KeptState):
         node_timeout: int = 600,
         state: str | None = None,
         head: Sequence[str] | None = None,
+        local: Mapping[str, Any] | None = None,
         loss_metric: str = "loss",
         **kwargs: Any,
     ) -> None:
@@ -92,6 +95,7 @@ class LabelAware(KeptState):
         if kwargs.get("ignore_result_error") is None:
             kwargs["ignore_result_error"] = True  # a site's error is that site's failure
         made = make_selector(cohort_size, num_classes, buffer_size, seed, target, selector, selector_args)
+        steps = read_local(local, made)
         super().__init__(*args, **kwargs)
         self.cohort_size, self.num_classes, self.buffer_size, self.seed = cohort_size, num_classes, buffer_size, seed
         self.target, self.selector = None if target is None else list(target), selector
@@ -101,7 +105,9 @@ class LabelAware(KeptState):
         self.query_timeout, self.train_timeout, self.node_timeout = query_timeout, train_timeout, node_timeout
         self.state = None if state is None else states.check_name(state)
         self.head, self.loss_metric = None if head is None else list(head), loss_metric
+        self.local = None if local is None else dict(local)
 
+        self.steps = steps
         self.members = Sites(made, num_classes, size_cap)
         self.census = Census(num_classes, query_timeout)
         self.failing = Backoff()
@@ -125,7 +131,7 @@ class LabelAware(KeptState):
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
         head = None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
-        self._open = Training(selection, self.members, self._types, head, self.loss_metric)
+        self._open = Training(selection, self.members, self._types, head, self.loss_metric, self.steps)
         names = selection.sites
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"

@@ -23,6 +23,7 @@ from fedentopt.nvflare.census import Census
 from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array
 from fedentopt.server.backoff import Backoff
+from fedentopt.server.local_training import LocalTraining
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
@@ -32,6 +33,7 @@ class KeptState(ModelController):
     """The part of a controller that goes on where the job before stood. `state` is the name it is kept under."""
 
     state: str | None
+    steps: LocalTraining | None
     members: Sites
     census: Census
     failing: Backoff
@@ -61,6 +63,12 @@ class KeptState(ModelController):
             raise InputError(f"state: written by {kind}, but continued by {type(self).__name__}")
         if found.rounds > self.num_rounds:
             raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
+        if "head" in self.members.selector.needs and found.meta.get("local", False) != (self.steps is not None):
+            with_, now = ("with", "without") if found.meta.get("local", False) else ("without", "with")
+            raise InputError(
+                f"local: the state was written {with_} it and is continued {now} it, and changes of last layers cannot "
+                "be compared across that; accepted: as it was, or another state"
+            )
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
         self.census.pauses.load_state_dict(states.read_pauses(found.meta["silent"]))
         self.failing.load_state_dict(states.read_pauses(found.meta["failing"]))
@@ -121,6 +129,7 @@ class KeptState(ModelController):
                 meta={
                     "controller": type(self).__name__,
                     "members": self.members.state_dict(),
+                    "local": self.steps is not None,
                     "silent": states.write_pauses(self.census.pauses.state_dict()),
                     "failing": states.write_pauses(self.failing.state_dict()),
                     "early_stop": {name: _plain(getattr(self, name)) for name in EARLY_STOP if hasattr(self, name)},

@@ -55,6 +55,10 @@ class Sites(Members[Report]):
         """How many samples a site is taken for, at least 1."""
         return max(1, round(self.size_of(site)))
 
+    def reported_size(self, site: str) -> float:
+        """How many samples a site says it has, at least 1."""
+        return max(1.0, self._sizes[site])
+
     def state_dict(self) -> dict[str, Any]:
         """Settings, counts and memory, JSON-serialisable; floats survive bit for bit."""
         return {

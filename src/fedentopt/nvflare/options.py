@@ -13,6 +13,7 @@ from fedentopt.errors import InputError
 from fedentopt.nvflare.replies import SERVED
 from fedentopt.own_code import is_import_path, make_own
 from fedentopt.selection import SELECTORS, EntropySelector, Selector
+from fedentopt.server.local_training import LocalTraining
 
 WHOLE = {"num_classes": 1, "query_timeout": 1, "train_timeout": 0, "node_timeout": 1}
 """Whole numbers and the least that is accepted."""
@@ -90,3 +91,20 @@ def make_selector(
             f"that need nothing beyond label counts and {', '.join(sorted(SERVED))}"
         )
     return own
+
+
+def read_local(local: Mapping[str, Any] | None, selector: Selector) -> LocalTraining | None:
+    """How all sites train, None where that is not said; refused where it does not tell their steps, or tells nobody."""
+    if local is None:
+        return None
+    training = LocalTraining.read(local)
+    if "head" not in selector.needs:
+        raise InputError(
+            f"local: selector {selector.name} does not look at last layers, so that step sizes change nothing; "
+            "accepted: with selectors that need the head, such as hics-fl and divfl"
+        )
+    if not training.complete:
+        raise InputError(
+            f"local: {dict(local)!r} does not say every site's steps; accepted: lr, and steps or batch_size"
+        )
+    return training

@@ -41,6 +41,7 @@ SELECTION = (
     "node_timeout",
     "state",
     "head",
+    "local",
     "loss_metric",
 )
 """Options that go to the controller, `LabelAware`."""

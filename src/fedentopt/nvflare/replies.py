@@ -109,11 +109,13 @@ def observation(
     seconds: float,
     head: tuple[str, str | None] | None,
     loss_metric: str,
+    travel: float | None = None,
 ) -> Observation | None:
     """What a selector that `needs` it is told of a site; None where the site does not tell its loss.
 
     `sent` is the model the site started from. A site's loss is its metric `loss_metric`, the root mean square of its
-    samples' losses `loss_metric`_rms where it tells that too.
+    samples' losses `loss_metric`_rms where it tells that too. With the head goes `travel`, what the site's step sizes
+    add up to, known of every site or of none.
     """
     loss = loss_rms = None
     if "loss" in needs:
@@ -145,6 +147,7 @@ def observation(
         update=update,
         seconds=seconds if "seconds" in needs else None,
         kept=True if "kept" in needs else None,
+        travel=travel,
     )
 
 

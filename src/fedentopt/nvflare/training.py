@@ -16,6 +16,7 @@ from fedentopt.nvflare.census import LONGEST_REASON
 from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array, check_reply, find_head, observation, usable_metrics
 from fedentopt.selection import Cohort, Observation
+from fedentopt.server.local_training import LocalTraining
 
 
 @dataclass
@@ -34,7 +35,8 @@ class RoundSelection:
 
 
 class Training:
-    """Takes the replies of one round. `types` counts the kinds of all replies so far, `head` names the last layer."""
+    """Takes the replies of one round. `types` counts the kinds of all replies so far, `head` names the last layer, and
+    `steps` says how all sites train, where the server knows."""
 
     def __init__(
         self,
@@ -43,11 +45,12 @@ class Training:
         types: Counter[Any],
         head: tuple[str, str | None] | None,
         loss_metric: str,
+        steps: LocalTraining | None = None,
     ) -> None:
         self.selection, self.members = selection, members
         self.observations: dict[str, Observation] = {}
         self.told_no_loss: list[str] = []
-        self._types, self._head, self._loss_metric = types, head, loss_metric
+        self._types, self._head, self._loss_metric, self._steps = types, head, loss_metric, steps
         self._metric_shapes: dict[str, tuple[int, ...]] = {}
         self._sent: FLModel | None = None
         self._start: dict[str, np.ndarray] = {}
@@ -98,10 +101,17 @@ class Training:
             seconds=time.monotonic() - self._begin,
             head=find_head(self._start, self.members.num_classes, self._head) if "head" in needs else None,
             loss_metric=self._loss_metric,
+            travel=self._travel(site) if "head" in needs else None,
         )
         if seen is None:
             self.told_no_loss.append(site)
         return seen
+
+    def _travel(self, site: str) -> float | None:
+        """What a site's step sizes add up to: by all the samples it reports, since it trains on those, whatever number
+        it is taken for when it is picked."""
+        told = {"server-round": self.selection.round + 1}  # the first of a `LocalTraining` is 1
+        return None if self._steps is None else self._steps.travel(self.members.reported_size(site), told)
 
 
 def site_of(reply: FLModel) -> str:

@@ -5,8 +5,12 @@ partition by itself has few seeds; the verdict on a model therefore stands on al
 acts on every run anew, so they are taken for independent. A cost beyond `MARGIN` has to be ruled out (the lower end of
 the interval of all differences together is above it), and no method and partition by itself may be clearly lower, after
 Holm's correction; otherwise tables stay with TF32. Not having seen a cost is not enough, and neither are fewer runs
-than `METHODS`, `PARTITIONS` and `SEEDS` ask for. A run that diverges counts as chance, so two that both diverge agree
-without having shown anything: such a pair is left out. One that diverges in bf16 alone settles it.
+than `METHODS`, `PARTITIONS` and `SEEDS` ask for.
+
+A run without accuracy has none to lose, so two that both end at chance agree without having shown anything: whether
+they diverged, which counts as chance, or never learned. Such a pair is no evidence; it is named, left out of all
+differences, and a method or partition that has no other is not one that the verdict stands on. A run that diverges in
+bf16 alone settles it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from fedentopt.paper import names
 from fedentopt.paper.audit_table import difference
 from fedentopt.paper.comparison import DONE, Comparison
 from fedentopt.paper.formats import Section, Table
+from fedentopt.paper.sizes import shapes
 from fedentopt.results.statistics import (
     Interval,
     holm,
@@ -45,16 +50,26 @@ class Pair:
     bf16: Comparison
 
     @property
-    def differences(self) -> list[float]:
-        """bf16 minus TF32, by seed."""
-        return paired_differences(self.bf16.values, self.tf32.values)
+    def shared(self) -> set[int]:
+        """Seeds that are there in both."""
+        return self.bf16.values.keys() & self.tf32.values.keys()
 
     @property
-    def telling(self) -> list[float]:
-        """The differences of all seeds but those that diverged in both precisions."""
-        lost = _diverged(self.bf16) & _diverged(self.tf32)
-        kept = {seed: value for seed, value in self.bf16.values.items() if seed not in lost}
-        return paired_differences(kept, self.tf32.values)
+    def at_chance(self) -> set[int]:
+        """Those that diverged in both, or end at chance in both."""
+        diverged = _diverged(self.bf16) & _diverged(self.tf32)
+        return (diverged | _at_chance(self.bf16) & _at_chance(self.tf32)) & self.shared
+
+    @property
+    def telling(self) -> dict[int, float]:
+        """The accuracies in bf16 of all others, by seed."""
+        lost = self.at_chance
+        return {seed: value for seed, value in self.bf16.values.items() if seed in self.shared - lost}
+
+    @property
+    def differences(self) -> list[float]:
+        """bf16 minus TF32 where that says something, by seed."""
+        return paired_differences(self.telling, self.tf32.values)
 
     @property
     def diverged_alone(self) -> int:
@@ -63,7 +78,7 @@ class Pair:
 
     @property
     def interval(self) -> Interval | None:
-        return paired_interval(self.bf16.values, self.tf32.values)
+        return paired_interval(self.telling, self.tf32.values)
 
     @property
     def name(self) -> str:
@@ -86,17 +101,21 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     made = pairs(entries)
     sections: dict[str, list[tuple[str, ...]]] = {}
     for pair in made:
-        shared, wanted = len(pair.differences), len(pair.bf16.cell.seeds)
         sections.setdefault(names.heading(pair.bf16.cell), []).append((
             names.method(pair.bf16.cell.method or ""), names.ours(pair.tf32), names.ours(pair.bf16),
             difference(pair.interval) if pair.interval else _signed(pair.differences),
-            str(shared) if shared == wanted else f"{shared} of {wanted}",
+            _compared(pair),
         ))  # fmt: skip
     columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
     note = (
         "Test accuracy in per cent, mean of the last ten rounds, with matrix products in TF32 and in bf16; weights, "
         "sums and the optimiser are in single precision in both. Bold where zero lies outside the interval. "
     )
+    if any(pair.at_chance for pair in made):
+        note += (
+            f"Seeds that end at chance in both, at most {MARGIN:g} point above it, have no accuracy to lose and are "
+            "not compared. "
+        )
     verdicts = " ".join(verdict([pair for pair in made if pair.bf16.cell.model == model]) for model in _models(made))
     return Table(
         name, names.table(name), note + verdicts, columns, tuple(Section(h, tuple(r)) for h, r in sections.items())
@@ -106,36 +125,33 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
 def verdict(of_model: Sequence[Pair]) -> str:
     """What the differences of one model say, in words; nothing before all of its runs are there."""
     model = names.model(of_model[0].bf16.cell.model)
-    differences = [one for pair in of_model for one in pair.telling]
+    differences = [one for pair in of_model for one in pair.differences]
     wanted = sum(len(pair.bf16.cell.seeds) for pair in of_model)
     complete = all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16))
     together = mean_interval(differences)
     if not complete:
-        there = sum(len(pair.differences) for pair in of_model if not pair.bf16.cell.shortened)
+        there = sum(len(pair.shared) for pair in of_model if not pair.bf16.cell.shortened)
         return f"{model}: {there} of {wanted} pairs of full-length runs are there, so nothing is said of bf16 yet."
     cells = [pair.bf16.cell for pair in of_model]
-    asked = {(cell.method, cell.partition) for cell in cells}
-    methods, partitions = (len(set(some)) for some in zip(*asked, strict=True))
-    if methods < METHODS or partitions < PARTITIONS or min(len(cell.seeds) for cell in cells) < SEEDS:
-        return (
-            f"{model}: a verdict on bf16 takes {METHODS} methods under {PARTITIONS} partitions with {SEEDS} seeds "
-            "each, and fewer were asked for, so nothing is said."
-        )
-    left_out = sum(len(pair.differences) for pair in of_model) - len(differences)
-    if together is None:
-        return f"{model}: all but {len(differences)} pairs of runs diverged, so nothing is said of bf16."
-    p_values = holm([paired_p_value(pair.bf16.values, pair.tf32.values) for pair in of_model])
-    lower = [
-        pair.name for pair, p in zip(of_model, p_values, strict=True)
-        if p is not None and p < SURE and sum(pair.differences) < 0
-    ]  # fmt: skip
-    gap = difference(together).strip("*")
-    found = f"{model}: bf16 minus TF32 is {gap} points over {len(differences)} pairs of runs."
-    found += f" {left_out} more diverged in both and are left out." if left_out else ""
+    takes = f"a verdict on bf16 takes {METHODS} methods under {PARTITIONS} partitions with {SEEDS} seeds each"
+    if _too_few(of_model) or min(len(cell.seeds) for cell in cells) < SEEDS:
+        return f"{model}: {takes}, and fewer were asked for, so nothing is said."
+    lost = [pair for pair in of_model if pair.at_chance]
+    where = " and ".join(f"{pair.name} ({len(pair.at_chance)})" for pair in lost)
+    left_out = f" No evidence are pairs that end at chance in both: {where}." if lost else ""
+    gap = "" if together is None else f" bf16 minus TF32 is {difference(together).strip('*')} points"
+    found = f"{model}:{gap} over {len(differences)} pairs of runs.{left_out}" if gap else f"{model}:{left_out}"
     alone = [pair for pair in of_model if pair.diverged_alone]
     if alone:
         where = " and ".join(f"{pair.name} ({pair.diverged_alone})" for pair in alone)
         return f"{found} Runs that TF32 brings to their end diverge with bf16: {where}; tables stay with TF32."
+    if together is None or _too_few([pair for pair in of_model if pair.differences]):
+        return f"{model}: {takes}, and fewer end above chance, so nothing is said.{left_out}"
+    p_values = holm([paired_p_value(pair.telling, pair.tf32.values) for pair in of_model])
+    lower = [
+        pair.name for pair, p in zip(of_model, p_values, strict=True)
+        if p is not None and p < SURE and sum(pair.differences) < 0
+    ]  # fmt: skip
     if together.high < 0 or lower:
         where = f", clearly so with {' and '.join(lower)}" if lower else ""
         return f"{found} bf16 costs accuracy{where}; tables stay with TF32."
@@ -150,12 +166,32 @@ def verdict(of_model: Sequence[Pair]) -> str:
     )
 
 
+def _too_few(some: Sequence[Pair]) -> bool:
+    """Whether these are of fewer methods or partitions than a verdict takes."""
+    cells = [pair.bf16.cell for pair in some]
+    return len({cell.method for cell in cells}) < METHODS or len({cell.partition for cell in cells}) < PARTITIONS
+
+
+def _compared(pair: Pair) -> str:
+    """How many seeds the difference stands on, of how many, and how many could not tell."""
+    there, wanted, lost = len(pair.differences), len(pair.bf16.cell.seeds), len(pair.at_chance)
+    text = str(there) if there == wanted else f"{there} of {wanted}"
+    return f"{text} ({lost} at chance in both)" if lost else text
+
+
 def _models(made: Sequence[Pair]) -> list[str]:
     return list(dict.fromkeys(pair.bf16.cell.model for pair in made))
 
 
 def _diverged(entry: Comparison) -> set[int]:
     return {run.seed for run in entry.runs if run.diverged_round is not None}
+
+
+def _at_chance(entry: Comparison) -> set[int]:
+    """Seeds whose accuracy is no further above chance than the margin that a verdict is about."""
+    classes, _ = shapes().get(entry.cell.dataset, (0, 0))
+    most = 100 / classes + MARGIN if classes else 0.0
+    return {seed for seed, value in entry.values.items() if value <= most}
 
 
 def _signed(differences: Sequence[float]) -> str:

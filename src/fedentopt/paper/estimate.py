@@ -11,16 +11,31 @@ from importlib.resources import files
 from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
 from fedentopt.simulation.config import RunConfig
 
+MEASURED, ESTIMATED, GIVEN = "measured", "estimated", "given"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Samples per second, and where the figure comes from: `MEASURED`, `ESTIMATED` from others, or `GIVEN`."""
+
+    samples_per_second: float
+    source: str
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """Runs of one model and data set; samples and seconds are None where the data set or the speed is unknown."""
+    """Runs of one model and data set; samples and seconds are None where the data set or the speed is unknown.
+
+    `speed` is where the samples per second come from.
+    """
 
     model: str
     dataset: str
     runs: int
     samples: int | None
     seconds: float | None
+    samples_per_second: float | None = None
+    speed: str | None = None
 
 
 def training_samples(config: RunConfig, train: int) -> int:
@@ -39,9 +54,9 @@ def training_samples(config: RunConfig, train: int) -> int:
 
 
 def estimate(
-    runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], float | None]
+    runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], Speed | None]
 ) -> list[Estimate]:
-    """One line for each model and data set. `train_size` is by data set, `speed` (samples per second) by model."""
+    """One line for each model and data set. `train_size` is by data set, `speed` by model."""
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
         groups.setdefault((run.model, run.dataset), []).append(run)
@@ -49,8 +64,12 @@ def estimate(
     for (model, dataset), own in groups.items():
         train, fast = train_size(dataset), speed(model)
         samples = None if train is None else sum(training_samples(run, train) for run in own)
-        seconds = None if samples is None or not fast else samples / fast
-        lines.append(Estimate(model, dataset, len(own), samples, seconds))
+        if fast is None:
+            lines.append(Estimate(model, dataset, len(own), samples, None))
+            continue
+        rate = fast.samples_per_second
+        seconds = None if samples is None else samples / rate
+        lines.append(Estimate(model, dataset, len(own), samples, seconds, rate, fast.source))
     return lines
 
 
@@ -65,7 +84,10 @@ def total(lines: Sequence[Estimate]) -> tuple[int, int | None, float | None]:
     )
 
 
-def measured_speed(device: str) -> dict[str, float]:
-    """Samples a second by model on `cuda` or `cpu`, from `speed.toml`."""
-    text = files(__package__).joinpath("speed.toml").read_text(encoding="utf-8")
-    return {model: float(value) for model, value in tomllib.loads(text)[device].items()}
+def known_speeds(device: str) -> tuple[str, dict[str, Speed]]:
+    """The machine that stands for `cuda` or `cpu` in `speed.toml`, in words, and each model's speed on it."""
+    about = tomllib.loads(files(__package__).joinpath("speed.toml").read_text(encoding="utf-8"))[device]
+    speeds = {
+        model: Speed(float(value), source) for source in (MEASURED, ESTIMATED) for model, value in about[source].items()
+    }
+    return about["machine"], speeds

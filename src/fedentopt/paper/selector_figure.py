@@ -82,7 +82,7 @@ def _panel(axis: Any, settings: Sequence[BenchSetting], places: dict[str, float]
     if ceiling is not None:
         axis.axvline(ceiling, color=GREY, linewidth=1.1, linestyle="--")
         axis.annotate(
-            "all clients", (ceiling, 0), xytext=(-3, 0), textcoords="offset points", ha="right", va="center",
+            "all clients", (ceiling, 0), xytext=(3, 0), textcoords="offset points", ha="left", va="center",
             fontsize=7, color=GREY,
         )  # fmt: skip
     axis.grid(visible=False, axis="y")

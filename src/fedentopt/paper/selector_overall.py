@@ -49,7 +49,7 @@ def summary(settings: Sequence[BenchSetting]) -> tuple[Columns, Rows]:
         ))  # fmt: skip
     columns = (
         "selector", *(f"above random, {share:g} %" for share in shares), "minus FedEntOpt", "p over settings",
-        "above FedEntOpt in", "best in", "asks for", "clearly above / below random",
+        "above it in", "best in", "asks for", "clearly above / below random",
         "clearly above / below FedEntOpt",
     )  # fmt: skip
     return columns, rows
@@ -140,17 +140,35 @@ def _average(
 
 
 def gap_closed(settings: Sequence[BenchSetting]) -> str:
-    """In a sentence: how much of the way from random selection to everybody FedEntOpt goes; empty without a ceiling."""
+    """In a sentence: how much of the way from random selection to everybody FedEntOpt goes, in the seeds that all three
+    have; empty without a ceiling."""
     parts = []
     for share in participations(settings):
-        own = [s for s in settings if s.participation == share and s.ceiling_gain is not None]
-        both = [(s.ceiling_gain or 0.0, s.against_random.get(OURS, Against()).difference) for s in own]
-        known = [(everybody, ours) for everybody, ours in both if ours is not None]
+        known = [gained for s in settings if s.participation == share and (gained := _in_common(s)) is not None]
         everybody, ours = mean([a for a, _ in known]), mean([b for _, b in known])
         if everybody is not None and ours is not None and everybody > 0:
             parts.append(f"{everybody:+.1f} points over random selection at {share:g} %, of which FedEntOpt brings "
                          f"{ours:+.1f} ({100 * ours / everybody:.0f} %)")  # fmt: skip
-    return f"Training all clients in every round is worth {'; '.join(parts)}." if parts else ""
+    few, many = ceiling_seeds(settings)
+    seeds = f" Both figures are over the {few} of {many} seeds in which all clients were trained."
+    return f"Training all clients in every round is worth {'; '.join(parts)}.{seeds * (few < many)}" if parts else ""
+
+
+def _in_common(setting: BenchSetting) -> tuple[float, float] | None:
+    """What everybody and what FedEntOpt gain over random selection, over the same seeds; None where there are none."""
+    random, ours = setting.by_method.get(RANDOM), setting.by_method.get(OURS)
+    if setting.ceiling is None or random is None or ours is None:
+        return None
+    seeds = sorted(setting.ceiling.values.keys() & random.values.keys() & ours.values.keys())
+    both = [mean([one.values[seed] - random.values[seed] for seed in seeds]) for one in (setting.ceiling, ours)]
+    return None if both[0] is None or both[1] is None else (both[0], both[1])
+
+
+def ceiling_seeds(settings: Sequence[BenchSetting]) -> tuple[int, int]:
+    """The most seeds in which all clients were trained, and the most that FedEntOpt has."""
+    everybody = [len(s.ceiling.values) for s in settings if s.ceiling is not None]
+    ours = [len(s.by_method[OURS].values) for s in settings if OURS in s.by_method]
+    return max(everybody, default=0), max(ours, default=0)
 
 
 def largest_gains(settings: Sequence[BenchSetting]) -> str:

@@ -21,6 +21,7 @@ from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
 from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
 from fedentopt.paper.selector_averaging import AVERAGING, averaging
 from fedentopt.paper.selector_overall import (
+    ceiling_seeds,
     costs,
     from_ours,
     gap_closed,
@@ -72,7 +73,7 @@ client's own update, which secure aggregation would hide, at the bottom. Small d
 their means, stars FedEntOpt and the selectors made here.
 """
 TOGETHER = "What all settings say together is in the table over all settings."
-CEILING = "The dashed line is training all clients in every round.\n"
+CEILING = "The dashed line is training all clients in every round"
 
 
 def write_selector_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
@@ -101,7 +102,7 @@ def selector_page(
         parts.append(_not_best(settings, not_best_when_tuned(entries)))
     if SELECTORS in figures:
         parts.append(f"![Accuracy against what a selector asks of a client]({figures[SELECTORS]})\n")
-        parts.append(CAPTION + (CEILING if any(s.ceiling_gain is not None for s in settings) else ""))
+        parts.append(CAPTION + _sentence(CEILING, settings))
     if settings:
         parts += [_over_all(settings), _where(settings)]
     parts += [algorithms(known), averaging(entries), _tuned(entries), _asks(settings, methods)]
@@ -112,6 +113,14 @@ def selector_page(
     parts += [_shown(table) for table in tables(known) if table.name != SELECTORS]
     parts += [HOW, what_was_run(entries), commands_behind(commands)]
     return "\n".join([part for part in parts if part])
+
+
+def _sentence(about_ceiling: str, settings: Sequence[BenchSetting]) -> str:
+    """A sentence about full participation, with the number of its seeds where others have more; empty without it."""
+    if all(setting.ceiling_gain is None for setting in settings):
+        return ""
+    few, many = ceiling_seeds(settings)
+    return f"{about_ceiling}{f' (in {few} of {many} seeds)' if few < many else ''}.\n"
 
 
 def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
@@ -235,7 +244,10 @@ def _where(settings: Sequence[BenchSetting]) -> str:
     lines = [
         "## What wins where",
         "",
-        f"Points above random selection, the highest of a setting in bold.{_mixed(settings)}",
+        (
+            f"Points above random selection, the highest of a setting in bold.{_mixed(settings)} "
+            + _sentence("All clients are counted from random selection in the seeds that both have", settings)
+        ).rstrip(),
         "",
     ]
     for share in participations(settings):

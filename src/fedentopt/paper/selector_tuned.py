@@ -233,4 +233,4 @@ def not_best_when_tuned(entries: Sequence[Comparison]) -> str:
     )
     text += f"{len(judged)} settings"
     where = [f"{names.method(e.cell.method or '')} on {names.heading(e.cell)}" for e in lost]
-    return f"{text}; higher: {'; '.join(where)}." if where else f"{text}."
+    return f"{text}; higher: {'; '.join(where)}, with the highest mean there." if where else f"{text}."

@@ -75,11 +75,12 @@ def partition(
     Refused: bad labels or settings, more clients than samples, a class that no client would own or that has fewer
     samples than owners, a minimum not met in 1000 tries, owners that are no numbers of so many clients.
     """
-    spec = spec if isinstance(spec, PartitionSpec) else parse(spec)
+    spec = parse(str(spec) if isinstance(spec, PartitionSpec) else spec)  # one built by hand is checked as well
     y = check_labels(labels)
     _at_least("clients", clients, 1)
     _at_least("seed", seed, 0)
     _at_least("min_samples", min_samples, 0)
+    natural = _owned(owners, y.size, clients) if spec.kind == NATURAL else None  # how many they are, the data knows
     if y.size < clients:
         raise InputError(f"clients: {clients} clients for {y.size} samples; accepted: at most one client per sample")
     present = int(y.max()) + 1
@@ -96,8 +97,8 @@ def partition(
             f"num_classes: {num_classes}, but the labels go up to {present - 1}; accepted: {present} or more"
         )
 
-    if spec.kind == NATURAL:
-        indices = _owned(owners, y.size, clients)
+    if natural is not None:
+        indices = natural
     elif spec.kind == "shards":
         indices = shards(y, int(spec.value), clients, seed)
     elif spec.kind == "quantity":

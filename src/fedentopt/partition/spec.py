@@ -83,4 +83,4 @@ def _beta(spec: str, text: str, example: str) -> float:
 def _short(kind: str, value: float) -> str:
     short = f"{value:g}"
     exact = str(int(value)) if kind in _WHOLE else repr(value)
-    return short if short.isdigit() or float(short) == value else exact
+    return short if float(short) == value else exact

@@ -40,6 +40,9 @@ class Figures:
     simulated_seconds: Spread
     finished: int
     unfinished: int
+    validation: Spread
+    clients: Spread  # accuracy of the final model per client, mean
+    worst_tenth: Spread  # of the clients
     diverged: tuple[tuple[int, int], ...]  # (seed, round)
 
 
@@ -63,6 +66,9 @@ def figures(method: Method) -> Figures:
         simulated_seconds=Spread.of([float(np.sum(run.rounds.simulated_seconds)) for run in runs]),
         finished=len(method.finished),
         unfinished=len(method.runs) - len(method.finished),
+        validation=spread("validation_accuracy", lambda run: _mean_of_last(run.rounds.validation_accuracy)),
+        clients=Spread.of([_of_clients(run, "mean") for run in runs]),
+        worst_tenth=Spread.of([_of_clients(run, "worst_tenth") for run in runs]),
         diverged=tuple(
             (run.seed, int(run.summary["diverged_round"]))
             for run in method.finished
@@ -82,6 +88,12 @@ def best_of(means: Sequence[float]) -> tuple[int, ...]:
 def _summary_value(run: RunResult, key: str, otherwise: Callable[[RunResult], float]) -> float:
     value = run.summary.get(key)
     return float(value) if isinstance(value, (int, float)) else otherwise(run)
+
+
+def _of_clients(run: RunResult, figure: str) -> float:
+    """NaN where it was not asked for, or the run is unfinished: it is of the final model."""
+    value = (run.summary.get("client_accuracy") or {}).get(figure)
+    return math.nan if value is None else float(value)
 
 
 def _mean_of_last(values: Floats) -> float:

@@ -21,7 +21,13 @@ from fedentopt.selection import SELECTORS
 
 Rows = list[tuple[Method, Figures]]
 FEWER = ("never_selected", "bytes_sent", "simulated_seconds")
-BETTER = ("accuracy", "worst_class", "entropy", "full_cover", "h_norm", *FEWER)
+WHERE_KNOWN = {"validation": "Validation %", "clients": "Mean of clients %", "worst_tenth": "Worst tenth of clients %"}
+"""Columns for figures that only runs have which were asked for them."""
+WHAT_IS_KNOWN = {
+    "validation": "Validation: accuracy on what the clients hold out, to choose settings by.",
+    "clients": "Mean of clients, worst tenth: accuracy of the final model per client.",
+}
+BETTER = ("accuracy", "worst_class", *WHERE_KNOWN, "entropy", "full_cover", "h_norm", *FEWER)
 """Figures that have a better direction: up, or down for the `FEWER`. The best of each column is marked."""
 
 
@@ -32,6 +38,8 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
     heads = [("Method", "text"), ("Accuracy %", "number")]
     if with_paper:
         heads += [("Paper %", "number"), ("Difference", "number")]
+    known = [field for field in WHERE_KNOWN if any(getattr(values, field).count for _, values in rows)]
+    heads += [(WHERE_KNOWN[field], "number") for field in known]
     heads += [
         ("Worst class %", "number"), ("Cohort entropy (bits)", "number"), ("Rounds with every class %", "number"),
         ("H_norm", "number"), ("Never selected", "number"), ("Sent (MB)", "number"),
@@ -47,6 +55,7 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
             gap = math.nan if figure is None else values.accuracy.mean - figure
             cells += [_number_cell(figure, "{:.2f}"), _number_cell(gap, "{:+.2f}")]
         cells += [
+            *(_spread_cell(getattr(values, field), index in best[field]) for field in known),
             _spread_cell(values.worst_class, index in best["worst_class"]),
             _spread_cell(values.entropy, index in best["entropy"], 3),
             _spread_cell(values.full_cover, index in best["full_cover"], 1),
@@ -58,7 +67,9 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
             cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", index in best["simulated_seconds"]))
         cells += [_number_cell(values.finished + values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
-    return _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+    note = " ".join(WHAT_IS_KNOWN[field] for field in known if field in WHAT_IS_KNOWN)
+    table = _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+    return f'{table}<p class="note">{escape(note)}</p>' if note else table
 
 
 def belief_table(rows: Sequence[tuple[Method, Belief]], number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ class MethodResult:
     runs: tuple[RunResult, ...]
 
     def spread(self, figure: str) -> Spread | None:
-        """Mean and sample standard deviation of one figure of `summary.json`; None where a run lacks it."""
-        values = [run.summary.get(figure) for run in self.runs]
+        """Mean and sample standard deviation of one figure of `summary.json`; None where a run lacks it. One inside
+        another is named with a dot: `client_accuracy.mean`."""
+        values = [_figure(run.summary, figure) for run in self.runs]
         known = [value for value in values if value is not None]
         return Spread.of(known) if len(known) == len(values) else None
 
@@ -62,11 +63,21 @@ class MethodResult:
         figures = ("accuracy", "final_accuracy", "best_accuracy", "worst_class_accuracy", "h_norm", "mean_entropy")
         spreads = {name: self.spread(name) for name in figures}
         held_out, suspected = self.spread("validation_accuracy"), self.verdicts
+        of_clients = {name: self.spread(f"client_accuracy.{name}") for name in ("mean", "worst_tenth")}
         return {
             "method": self.label,
             "seeds": [run.seed for run in self.runs],
             **{name: spread and spread.to_dict() for name, spread in spreads.items()},
             **({} if held_out is None else {"validation_accuracy": held_out.to_dict()}),
+            **(
+                {}
+                if None in of_clients.values()
+                else {
+                    "client_accuracy": {
+                        name: spread.to_dict() for name, spread in of_clients.items() if spread is not None
+                    }
+                }
+            ),
             "rounds_to": {f"{t:g}": self._rounds_to(t) for t in targets},
             "bytes_up": sum(run.summary["bytes_up"] for run in self.runs) / len(self.runs),
             "bytes_down": sum(run.summary["bytes_down"] for run in self.runs) / len(self.runs),
@@ -132,6 +143,12 @@ def reached_by_all(methods: Sequence[MethodResult]) -> float | None:
     best = min((run.summary["best_accuracy"] or 0 for run in runs), default=0) // 5 * 5
     chance = max((run.summary["chance"] for run in runs), default=0)
     return float(best) if best > chance else None
+
+
+def _figure(summary: Mapping[str, Any], name: str) -> Any:
+    outer, dot, inner = name.partition(".")
+    found = summary.get(outer)
+    return (found or {}).get(inner) if dot else found
 
 
 def _settings(run: RunResult) -> dict[str, Any]:

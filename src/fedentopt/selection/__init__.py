@@ -36,17 +36,9 @@ from fedentopt.selection.cycle import CycleSelector  # isort: split
 
 from fedentopt.selection.entropy_swap import EntropySwapSelector  # isort: split
 
+from fedentopt.selection.feedback import NEEDS, Candidates, Census, Head, Observation
 from fedentopt.selection.inferred import InferredSelector
-from fedentopt.selection.selector import (
-    NEEDS,
-    SELECTORS,
-    Candidates,
-    Census,
-    Head,
-    Observation,
-    Selector,
-    selector,
-)
+from fedentopt.selection.selector import SELECTORS, Selector, selector
 from fedentopt.selection.stream import cohorts
 from fedentopt.settings import setting
 

@@ -24,8 +24,9 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection.clustered import TreeSelector
 from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.feedback import Observation
 from fedentopt.selection.per_client import ClientVectors, angles, unit
-from fedentopt.selection.selector import Observation, selector
+from fedentopt.selection.selector import selector
 from fedentopt.selection.ward import LARGEST, ward_tree
 
 

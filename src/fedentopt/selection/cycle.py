@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
+from fedentopt.labels import LARGEST_COUNT
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.per_client import read_ids
@@ -52,7 +53,9 @@ class CycleSelector(Selector):
             served, plan, due = {}, [], available.tolist()
         waiting = {ids[number] for number in due}
         planned = {client for cohort in plan for client in cohort}
-        if not plan or not waiting.issuperset(plan[0]) or not planned.issuperset(waiting):
+        # A plan may be for cohorts of another size, where that followed the number of clients.
+        fits = bool(plan) and len(plan[0]) == min(self.cohort_size, len(due))
+        if not fits or not waiting.issuperset(plan[0]) or not planned.issuperset(waiting):
             plan = [[ids[number] for number in cohort] for cohort in self._dealt(np.array(due))]
         self._plan, self._served = plan[1:], served | dict.fromkeys(plan[0])
         return [int(number) for number in self.numbers_of(plan[0])]
@@ -90,11 +93,12 @@ class CycleSelector(Selector):
 def even_out(cohorts: list[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> None:
     """Exchange clients between cohorts, in place, while that makes two of them more even together."""
     sums = [counts[places].sum(axis=0) for places in cohorts]
+    exact = bool((counts == np.floor(counts)).all()) and float(counts.sum()) < LARGEST_COUNT
     if len(cohorts) > ALL_PAIRS or max(places.size for places in cohorts) > ALL_CLIENTS:
         for _ in range(PASSES):
             order = rng.permutation(len(cohorts)).tolist()
             pairs = list(zip(order[::2], order[1::2], strict=False))
-            if not sum(_exchange(a, b, cohorts, sums, counts, rng) for a, b in pairs):
+            if not sum(_exchange(a, b, cohorts, sums, counts, exact, rng) for a, b in pairs):
                 break
         return
     changed_at = [1] * len(cohorts)
@@ -111,28 +115,37 @@ def even_out(cohorts: list[np.ndarray], counts: np.ndarray, rng: np.random.Gener
             return
         for a, b in open_pairs:
             clock += 1
-            if _exchange(a, b, cohorts, sums, counts):
+            if _exchange(a, b, cohorts, sums, counts, exact):
                 changed_at[a] = changed_at[b] = clock
             seen[a, b] = clock
 
 
 def _exchange(
-    a: int, b: int, cohorts: list[np.ndarray], sums: list[np.ndarray], counts: np.ndarray,
+    a: int, b: int, cohorts: list[np.ndarray], sums: list[np.ndarray], counts: np.ndarray, exact: bool,
     rng: np.random.Generator | None = None,
 ) -> bool:  # fmt: skip
     """The best exchange between two cohorts, again and again until none helps; whether any did. With a generator, only
-    between some clients of each, drawn by it."""
+    between some clients of each, drawn by it. `exact` says that sums of counts are not rounded."""
     helped = False
     ours, others = (
         np.arange(cohorts[one].size) if rng is None else rng.permutation(cohorts[one].size)[:SOME] for one in (a, b)
     )
     while True:
         mine, theirs = counts[cohorts[a][ours]], counts[cohorts[b][others]]
-        moved = (theirs[None, :, :] - mine[:, None, :]).reshape(-1, counts.shape[1])
-        # Sums of counts with noise may leave traces below 0 where a class is gone.
-        both = np.concatenate([sums[a] + moved, sums[b] - moved, [sums[a], sums[b]]])
-        scores = row_scores(np.maximum(both, 0.0, out=both))
-        together = scores[: len(moved)] + scores[len(moved) : -2]
+        if exact:
+            left, right = sums[a] - mine, sums[b] - theirs
+        else:
+            left, right = _without_each(counts[cohorts[a]])[ours], _without_each(counts[cohorts[b]])[others]
+        both = np.concatenate(
+            [
+                (left[:, None, :] + theirs[None, :, :]).reshape(-1, counts.shape[1]),
+                (right[None, :, :] + mine[:, None, :]).reshape(-1, counts.shape[1]),
+                [sums[a], sums[b]],
+            ]
+        )
+        scores = row_scores(both)
+        pairs = len(mine) * len(theirs)
+        together = scores[:pairs] + scores[pairs:-2]
         now = float(scores[-2] + scores[-1])
         best = int(np.argmax(together))
         if not together[best] > now + TIE_BITS:
@@ -141,3 +154,12 @@ def _exchange(
         cohorts[a][i], cohorts[b][j] = cohorts[b][j], cohorts[a][i]
         sums[a], sums[b] = counts[cohorts[a]].sum(axis=0), counts[cohorts[b]].sum(axis=0)
         helped = True
+
+
+def _without_each(rows: np.ndarray) -> np.ndarray:
+    """For each row the sum of all others. Nothing is subtracted: a row far larger than the others would leave nothing
+    of them, and exchanges that only seem to help could go on for ever."""
+    sums = np.zeros_like(rows)
+    sums[1:] += rows[:-1].cumsum(axis=0)
+    sums[:-1] += rows[:0:-1].cumsum(axis=0)[::-1]
+    return sums

@@ -26,8 +26,9 @@ import numpy as np
 
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.everybody_once import EverybodyOnce
+from fedentopt.selection.feedback import Head, Observation
 from fedentopt.selection.per_client import ClientVectors, euclidean
-from fedentopt.selection.selector import Head, Observation, selector
+from fedentopt.selection.selector import selector
 from fedentopt.selection.ward import LARGEST
 from fedentopt.settings import setting
 

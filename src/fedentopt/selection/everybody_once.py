@@ -19,8 +19,9 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.feedback import Head, Observation
 from fedentopt.selection.per_client import ClientVectors, as_pairs, read_pairs
-from fedentopt.selection.selector import Head, Observation, Selector
+from fedentopt.selection.selector import Selector
 
 TRIES = 3
 
@@ -94,7 +95,8 @@ class EverybodyOnce(Selector):
 
     def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
         """Keep what registered clients told; what is not finite counts as not told."""
-        told = {client: vector for client, vector in vectors.items() if client in self._table}
+        with np.errstate(over="ignore"):  # beyond single precision is not finite either
+            told = {c: np.asarray(vector, dtype=np.float32) for c, vector in vectors.items() if c in self._table}
         here = {client: vector for client, vector in told.items() if np.isfinite(vector).all()}
         self._vectors.put(here, len(self._table))
         for client in here:

@@ -19,7 +19,8 @@ a = L - N/C and b(x) = |x - mean x|^2 the same is (b(l) + 2 a l + b(L)) / (N + n
 
 Among many clients (4,096 or more) that product is in single precision (`screen`), with a bound on how far it is off:
 whose bound is loose is evaluated exactly, among the others somebody is drawn by an upper bound of the weight and kept
-with probability weight / bound. That draws from the same distribution, with other random numbers.
+with probability weight / bound. That draws from the same distribution, with other random numbers. Where most bounds are
+loose, as of clients that are all perfectly even, everybody is evaluated exactly.
 
 FedXplore's code uses the candidate's T in the second draw and exponents m - 2 on ratios; the paper is followed here.
 """
@@ -43,7 +44,7 @@ from fedentopt.settings import setting
 
 LEAST = 1e-12
 MANY = 1 << 12
-_LOOSE = 0.1  # by how much the logarithm of a weight may be overestimated before it is evaluated exactly
+_LOOSE = 1.0  # by how much the logarithm of a weight may be overestimated (e draws for one) before it is exact
 _CHUNK = 1 << 15
 
 
@@ -113,6 +114,7 @@ class Imbalance:
         target = np.full(num_classes, 1 / num_classes)
         many = len(rows) >= MANY and Screen.serves(rows, target)
         self._screen = Screen(rows, totals, target) if many else None
+        self._columns: list[np.ndarray] | None = None  # the counts class by class, made when bounds first say nothing
         self.log_single = self._log(self._own, self._sizes)
 
     def _log(self, spread: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -128,12 +130,22 @@ class Imbalance:
         apart = gathered - total / self._classes
         if places is None and self._dense is not None:
             products = self._dense @ apart
+        elif places is None and self._screen is not None:
+            products = self._products(apart)
         else:
             rows = self._rows if places is None else self._rows.take(places)
             products = rows.row_sums(rows.values * apart[rows.classes])
         own, sizes = (self._own, self._sizes) if places is None else (self._own[places], self._sizes[places])
         spread = own + 2 * products + float(apart @ apart)
         return self._log(np.maximum(spread, 0.0), sizes + total)
+
+    def _products(self, apart: np.ndarray) -> np.ndarray:
+        """The product of all counts with a vector, a chunk of clients at a time."""
+        if self._columns is None:
+            starts = range(0, len(self._rows), _CHUNK)
+            parts = (self._rows.part(start, start + _CHUNK) for start in starts)
+            self._columns = [np.ascontiguousarray(part.dense(self._classes).T) for part in parts]
+        return np.concatenate([apart @ counts for counts in self._columns])
 
     def draw(self, rng: np.random.Generator, gathered: np.ndarray, open_rows: np.ndarray, beta: float) -> int:
         """One of the open clients, with probability proportional to QCID(S + k)^-beta."""
@@ -143,7 +155,7 @@ class Imbalance:
                 drawn = self._draw_by_bound(rng, gathered, beta, *bounds)
                 if drawn is not None:
                     return drawn
-        if self._dense is not None:
+        if self._dense is not None or self._screen is not None:
             return draw_one(rng, np.where(open_rows, -beta * self.logs(gathered), -np.inf))
         places = np.flatnonzero(open_rows)
         return int(places[draw_one(rng, -beta * self.logs(gathered, places))])
@@ -153,13 +165,14 @@ class Imbalance:
     ) -> int | None:
         """The same draw from bounds of chi2 = C QCID; None where too many of them are loose."""
         scale = (1 + share) * self._classes
-        # Loose where chi2 / (chi2 - off), to the power of beta, exceeds what may be wasted.
-        near = np.flatnonzero(chi2 < max(off / -math.expm1(-_LOOSE / beta), 2 * LEAST * self._classes))
-        if near.size * 16 > chi2.size:
-            return None
-        exact = -beta * self.logs(gathered, near)
         # Single precision rounds ln and exp too: by less than this, on logarithms down to that of LEAST.
         slack = beta * 30 * 1e-6 + 1e-5
+        # Loose where chi2 / (chi2 - off), to the power of beta, exceeds what may be wasted; and chi2 stays above off.
+        loose = off * max(2.0, 1 / -math.expm1(-_LOOSE / beta))
+        near = np.flatnonzero(chi2 < max(loose, 2 * LEAST * self._classes))
+        if near.size * 16 > chi2.size or slack > _LOOSE:
+            return None
+        exact = -beta * self.logs(gathered, near)
         far = np.empty_like(chi2)
         tops, sums = [], []
         for start in range(0, chi2.size, _CHUNK):

@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike
 from fedentopt.errors import InputError
 from fedentopt.randomness import generator
 from fedentopt.selection.cohort import ClientId
+from fedentopt.selection.feedback import Observation
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.scoring import TIE_BITS, lowest_within_tie
-from fedentopt.selection.selector import Observation, Selector
+from fedentopt.selection.selector import Selector
 
 BY_VALUE = 0.8
 LEAST = float(np.finfo(np.float64).tiny)  # a value; halved on, it would be 0 in the end, and a draw among zeros is none

@@ -10,6 +10,11 @@ clients come, change or leave, and are the same after a restart. It ends in a lo
 client that would train every round: of ten starts the one whose clients are nearest to their centres is kept (fewer
 starts above 819 clients, one above 4,096). Above 8,192 clients the centres are found on 8,192 of them, drawn at random,
 and everybody joins the nearest. Stragglers are not over-provisioned: who drops out is not replaced within the round.
+
+How often clusters had their turn means nothing for other clusters, so a state says of how many starts its clusters are
+the best, and one of another number is refused where that makes others. An older one does not say it. Clusters have
+their turns equally often, so unless the times that it counted are more even over today's clusters than over those of a
+single start, which the first version had, they are taken for counted for the latter.
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_place
 from fedentopt.selection.per_client import ClientFigures, as_pairs, read_pairs
-from fedentopt.selection.selector import Selector, selector
+from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.selection.ward import scipy_part
 from fedentopt.settings import setting
 
@@ -71,7 +77,7 @@ class FLIPSSelector(Selector):
             self._kept = (self._table.version, self.seed, self._clustered())
         return self._kept[2]
 
-    def _clustered(self) -> np.ndarray:
+    def _clustered(self, most_starts: int | None = None) -> np.ndarray:
         count = min(self.clusters or self.cohort_size, len(self._table))
         sizes = self.sizes
         rng = np.random.default_rng([self.seed, 0x464C])
@@ -80,7 +86,7 @@ class FLIPSSelector(Selector):
         if some.size > SAMPLE:
             some = np.sort(rng.choice(some.size, SAMPLE, replace=False))
         shares = rows.take(some).dense(classes) / np.where(sizes[some] > 0, sizes[some], 1.0)[:, None]
-        starts = max(1, min(STARTS, SAMPLE // some.size))
+        starts = max(1, min(most_starts or STARTS, SAMPLE // some.size))
         ends = [self._centres(rng, shares, count) for _ in range(starts)]
         centres = ends[0] if starts == 1 else min(ends, key=lambda end: _spread(shares, end))
         found = np.empty(len(rows), dtype=np.int64)
@@ -107,10 +113,48 @@ class FLIPSSelector(Selector):
         self._times.forget(gone)
 
     def memory(self) -> dict[str, Any]:
-        return {"times": as_pairs(self._times)}
+        return {"times": as_pairs(self._times), "starts": STARTS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Selector.load_state_dict`; one that counted the turns of other clusters is refused."""
+        before = self._times, self._round, self.seed
+        super().load_state_dict({"starts": None, **state} if isinstance(state, Mapping) else state)
+        starts = state.get("starts")
+        if starts != STARTS and self._counted_for_others(starts):  # by the state's seed, which is this one's now
+            self._times, self._round, self.seed = before
+            raise InputError(
+                f"state: counts the turns of clusters that were the best of {starts or 1} start(s) of k-means, and of "
+                f"{STARTS}, as made here, others are the best; accepted: what this version kept"
+            )
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        self._times = ClientFigures(0.0, read_pairs("times", memory["times"], low=1, whole=True))
+        times = read_pairs("times", memory["times"], low=1, whole=True)
+        if memory["starts"] is not None:
+            check_int("state: starts", memory["starts"], 1)
+        self._times = ClientFigures(0.0, times)
+
+    def _counted_for_others(self, starts: int | None) -> bool:
+        """Whether times were counted for other clusters than today's: those of so many starts, or, where that is not
+        known, those of one unless turns are more even over today's."""
+        times = self._times.by_number(self._table)
+        if not times.any():
+            return False
+        now, before = self.labels(), self._clustered(starts or 1)
+        if _same_groups(now, before):
+            return False
+        return starts is not None or _unevenness(now, times) >= _unevenness(before, times)
+
+
+def _same_groups(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether clusters are the same but for their numbers."""
+    pairs = len(set(zip(one.tolist(), other.tolist(), strict=True)))
+    return bool(pairs == np.unique(one).size == np.unique(other).size)
+
+
+def _unevenness(clusters: np.ndarray, times: np.ndarray) -> float:
+    """Turns of the cluster that had most, minus those of the one that had fewest."""
+    turns = np.bincount(clusters, weights=times)[np.unique(clusters)]
+    return float(turns.max() - turns.min())
 
 
 def _least(rng: np.random.Generator, among: np.ndarray, times: np.ndarray) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedentopt.audit import Change
 from fedentopt.errors import InputError
-from fedentopt.selection.selector import Head, Observation
+from fedentopt.selection.feedback import Head, Observation
 
 
 def change_of(seen: Observation) -> Change:

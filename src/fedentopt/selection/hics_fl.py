@@ -34,7 +34,8 @@ import numpy as np
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.draws import draw_place, weight_sums
 from fedentopt.selection.everybody_once import EverybodyOnce
-from fedentopt.selection.selector import Head, Observation, selector
+from fedentopt.selection.feedback import Head, Observation
+from fedentopt.selection.selector import selector
 from fedentopt.selection.ward import LARGEST, cut_into, pairs, scipy_part, ward_tree
 from fedentopt.settings import setting
 

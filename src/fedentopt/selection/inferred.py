@@ -20,8 +20,9 @@ from fedentopt.audit import Audit, Estimates, change_table, estimates_together
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
+from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
-from fedentopt.selection.selector import Census, Observation, Selector, check_int, selector
+from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.settings import amount, setting
 
 

@@ -20,7 +20,8 @@ lowers it.
 As in the authors' code (SymbioticLab/Oort), eps decays before its first use, and there is no blacklist. Other than in
 it: nobody is penalised before its seconds are known (the code is given a guess at registration); quantile, least and
 largest utility are those of clients that have trained (it mixes in the sizes of those that have not); where somebody
-new joins after all were explored, exploration goes on.
+new joins after all were explored, exploration goes on. Of a client that tells its mean loss alone, as most apps of
+other frameworks do, that mean stands for the root mean square, which is somewhat larger.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_by_weight
+from fedentopt.selection.feedback import Observation
 from fedentopt.selection.per_client import ClientFigures, as_pairs, read_ids, read_pairs
-from fedentopt.selection.selector import Observation, Selector, selector
+from fedentopt.selection.selector import Selector, selector
 from fedentopt.settings import setting
 
 LARGEST_UTILITY = 1e300  # what a loss that ran away is worth: differences of utilities stay finite
@@ -139,11 +141,12 @@ class OortSelector(Selector):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Keep utility, round and seconds of those that trained."""
         for client, seen in observations.items():
-            if seen.loss_rms is None or not math.isfinite(seen.loss_rms) or client not in self._table:
+            loss = seen.loss if seen.loss_rms is None else seen.loss_rms
+            if loss is None or not math.isfinite(loss) or client not in self._table:
                 continue
-            self._utility[client] = min(seen.samples * float(seen.loss_rms), LARGEST_UTILITY)
+            self._utility[client] = min(max(seen.samples * float(loss), 0.0), LARGEST_UTILITY)
             self._last_round[client] = max(self.round, 1)
-            if seen.seconds is not None and math.isfinite(seen.seconds):
+            if seen.seconds is not None and math.isfinite(seen.seconds) and seen.seconds >= 0:
                 self._seconds[client] = float(seen.seconds)
             self._heard[client] = None
 

@@ -152,10 +152,13 @@ class ClientVectors:
         """Take new vectors of some of so many clients; all must have the length of those that are kept."""
         if not vectors:
             return
-        given = np.array([np.asarray(vector, dtype=np.float32).ravel() for vector in vectors.values()])
-        if self._places and given.shape[1] != self._room.shape[1]:
-            length = self._room.shape[1] or "distances alone"
-            raise InputError(f"observe: vectors of {given.shape[1]} numbers; accepted: {length}, as before")
+        flat = [np.asarray(vector, dtype=np.float32).ravel() for vector in vectors.values()]
+        length = self._room.shape[1] if self._places else flat[0].size
+        for client, vector in zip(vectors, flat, strict=True):
+            if vector.size != length:
+                accepted = f"{length or 'distances alone'}, as {'before' if self._places else 'of others'}"
+                raise InputError(f"observe: {vector.size} numbers of client {client!r}; accepted: {accepted}")
+        given = np.array(flat)
         before, kept = len(self._places), self.rows
         changed = self._places_for(vectors)
         if len(self._places) > len(self._room):  # more than is needed now: growing each time would copy all each time

@@ -13,8 +13,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.feedback import Candidates
 from fedentopt.selection.power_of_choice import PowerOfChoice
-from fedentopt.selection.selector import Candidates, selector
+from fedentopt.selection.selector import selector
 
 
 @selector("pow-d", label="Power-of-choice")

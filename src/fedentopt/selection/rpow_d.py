@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedentopt.selection.cohort import ClientId, Cohort
+from fedentopt.selection.feedback import Observation
 from fedentopt.selection.per_client import ClientFigures, as_pairs, read_pairs
 from fedentopt.selection.power_of_choice import PowerOfChoice
-from fedentopt.selection.selector import Observation, selector
+from fedentopt.selection.selector import selector
 
 
 @selector("rpow-d", label="Power-of-choice (recent)")

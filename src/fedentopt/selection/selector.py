@@ -25,7 +25,6 @@ import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import index
 from typing import Any, ClassVar
 
@@ -34,83 +33,11 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.registry import Registry
 from fedentopt.selection.cohort import ClientId, Cohort, CohortWarning
+from fedentopt.selection.feedback import LEAVES, Candidates, Census, Observation
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
 from fedentopt.selection.table import CountTable
 from fedentopt.settings import settings_of
-
-NEEDS = frozenset({"candidate_loss", "loss", "head", "update", "seconds", "kept"})
-"""What a selector may need beside label counts.
-
-candidate_loss  the loss of the current global model on the data of those whom `candidates` names
-loss            from those that trained: mean training loss, and root mean square of the samples' losses
-head            the change of the last layer's weight and bias
-update          the change of all parameters
-seconds         how long training took
-kept            whether the server kept the client's model (always, unless the algorithm judges models)
-"""
-
-LEAVES = {
-    "candidate_loss": "the loss of the global model before training, from those asked",
-    "loss": "the loss of its training",
-    "head": "its change of the last layer",
-    "update": "its change of the model",
-    "seconds": "how long it trained",
-    "kept": "",
-}
-"""What a server has to see of a single client for each need, in words."""
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Whom to ask for the loss of the current global model: on all their data, or on `samples` of it drawn anew."""
-
-    ids: tuple[ClientId, ...]
-    samples: int | None = None
-
-
-@dataclass(frozen=True)
-class Census:
-    """A round before the first one, in which every client trains from the start model and nothing is averaged: for so
-    many epochs, on all its samples or on `samples` of them. `Observation.samples` is how many it has all the same."""
-
-    epochs: int = 1
-    samples: int | None = None
-
-
-@dataclass(frozen=True)
-class Head:
-    """The change of a client's last layer, after minus before: weight (C, F), bias (C,) or None without one."""
-
-    weight: np.ndarray
-    bias: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What is known of a client that trained. Only what the selector `needs` is filled in.
-
-    `loss` is plain cross-entropy (no shift, scale or proximal term) averaged over the samples of all local steps,
-    `loss_rms` the root mean square of the samples' losses. `update` is float32, all parameters in the model's order.
-    `cosines` come in its place from a server that keeps updates itself, where `cosines_suffice`: between this update
-    and the last one of every client, (K,) by client number, those of this round included; 1 where one of the two is 0
-    or there is none.
-    With the `head` come `travel`, the sum of the step sizes it was moved by, `drift`, the part of its change due to a
-    term of the algorithm which the server knows (a control variate), and whether it started `untrained`, from a model
-    that nobody had trained before.
-    """
-
-    samples: int
-    loss: float | None = None
-    loss_rms: float | None = None
-    head: Head | None = None
-    update: np.ndarray | None = None
-    seconds: float | None = None
-    kept: bool | None = None
-    travel: float | None = None
-    drift: Head | None = None
-    untrained: bool | None = None
-    cosines: np.ndarray | None = None
 
 
 class Selector(ABC):
@@ -119,7 +46,7 @@ class Selector(ABC):
     name: ClassVar[str]
     label: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What it must be told beside label counts, of `NEEDS`."""
+    """What it must be told beside label counts, of `NEEDS` (see `feedback`)."""
     cosines_suffice: ClassVar[bool] = False
     """Whether, of updates, it takes the cosines between them as well (`Observation.cosines`)."""
     reads_label_counts: ClassVar[bool] = True
@@ -346,8 +273,16 @@ class Selector(ABC):
     def _losses(self, losses: Mapping[ClientId, float] | None) -> np.ndarray | None:
         if losses is None:
             return None
+        if not isinstance(losses, Mapping):
+            raise InputError(f"losses: {losses!r}; accepted: what the candidates answered, by client")
         table = np.full(len(self._table), np.nan)
-        table[self._table.numbers_of(losses, "losses: client")] = list(losses.values())
+        for number, (client, loss) in zip(
+            self._table.numbers_of(losses, "losses: client"), losses.items(), strict=True
+        ):
+            try:
+                table[number] = np.nan if loss is None else float(loss)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"losses: client {client!r}: {loss!r}; accepted: a number") from error
         return table
 
     def _checked(self, picked: Any, rows: np.ndarray) -> list[int]:

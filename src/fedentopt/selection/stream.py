@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
-from fedentopt.selection.selector import Candidates, Selector, check_int
+from fedentopt.selection.feedback import Candidates
+from fedentopt.selection.selector import Selector, check_int
 
 
 def cohorts(

@@ -150,7 +150,7 @@ class RunConfig:
             if not is_import_path(name):
                 registry.get(name)
         object.__setattr__(self, "settings", self._settings())
-        parse_partition(self.partition)
+        object.__setattr__(self, "partition", str(parse_partition(self.partition)))
         if self.cohort_size < 1 or self.cohort_size > self.clients:
             raise InputError(
                 f"cohort: {self.cohort!r} gives {self.cohort_size} of {self.clients} clients; "

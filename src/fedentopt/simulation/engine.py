@@ -34,7 +34,7 @@ from fedentopt.simulation.checkpoints import CheckpointWriter
 from fedentopt.simulation.combinations import check_combination
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, free_memory, interrupts, to_host, torch_settings
-from fedentopt.simulation.evaluation import Evaluator
+from fedentopt.simulation.evaluation import TEST_BATCH, Evaluator
 from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
 from fedentopt.simulation.first_stage import FirstStages
 from fedentopt.simulation.layout import FlatLayout
@@ -149,7 +149,8 @@ class Stack:
         model = models[config.seed]
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
-        chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code)
+        batch = max(config.batch_size, TEST_BATCH)
+        chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code, batch=batch)
         last = wants_channels_last(chosen, model, data.image_size, device, config.precision)
         self.layout = FlatLayout(model, channels_last=last)
         self.data = DeviceData.place(data, device)

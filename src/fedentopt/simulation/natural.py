@@ -21,7 +21,7 @@ def with_own_clients(
 
     `data` takes the place of what the settings name. Refused: data that names no clients.
     """
-    if settings.get("partition") != NATURAL or "clients" in settings:
+    if str(settings.get("partition")).strip() != NATURAL or "clients" in settings:
         return dict(settings)
     if data is None:
         from fedentopt.datasets import load

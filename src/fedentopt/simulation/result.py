@@ -26,6 +26,11 @@ MEANS = (
     "never_selected", "rounds", "bytes_up", "bytes_down",
 )  # fmt: skip
 """Figures of `summary.json` whose mean over the seeds stands in the summary."""
+WHERE_KNOWN = {
+    "validation_accuracy": "validation_accuracy", "client_mean": "client_accuracy.mean",
+    "client_worst_tenth": "client_accuracy.worst_tenth",
+}  # fmt: skip
+"""The same for those that not every run has: the column's name and the figure's."""
 
 
 class Result:
@@ -98,8 +103,8 @@ class Result:
         `accuracy` is the mean test accuracy of the last ten rounds (of all where there are fewer), `std` its sample
         standard deviation over the `seeds`. `difference` is the mean of the differences in accuracy to the first
         method, seed by seed over the seeds both have, `low` to `high` its 95 % Student interval (NaN for fewer than two
-        shared seeds). `diverged` counts the seeds that diverged. `validation_accuracy` is there where
-        clients hold data out.
+        shared seeds). `diverged` counts the seeds that diverged. `validation_accuracy` is there where clients hold
+        data out, `client_mean` and `client_worst_tenth` where accuracy per client was asked for.
         """
         import pandas as pd
 
@@ -114,8 +119,11 @@ class Result:
             mean = found.mean
             if found.low is not None and found.high is not None:
                 low, high = found.low, found.high
-        held_out = any("validation_accuracy" in run.summary for run in self.runs)
-        means = {name: method.spread(name) for name in (*MEANS, *(("validation_accuracy",) if held_out else ()))}
+        figures = {name: name for name in MEANS}
+        figures |= {
+            name: figure for name, figure in WHERE_KNOWN.items() if any(one.spread(figure) for one in self.methods)
+        }
+        means = {name: method.spread(figure) for name, figure in figures.items()}
         return {
             "method": method.label,
             "seeds": len(method.runs),

@@ -254,10 +254,15 @@ class RunState:
         self.models = self.layout.from_canonical(tensors["models"]).to(self.device)
         self.memory.restore(tensors, checkpoint.rows, () if self.memory.models is None else meta["seen"])
         self.head = tensors.get("head")
-        self.planner.load_state_dict(meta["planner"])
         arrays = {n.removeprefix(SELECTOR): t.numpy() for n, t in tensors.items() if n.startswith(SELECTOR)}
-        if arrays:
-            self.planner.selector.load_arrays(arrays)
+        try:
+            self.planner.load_state_dict(meta["planner"])
+            if arrays:
+                self.planner.selector.load_arrays(arrays)
+        except InputError as error:  # one of many in a stack, and perhaps of an older version
+            raise InputError(
+                f"checkpoint of {self.config.run_id}: {error}; delete it, or start anew without resuming"
+            ) from error
         self.diverged_round = meta["diverged_round"]
         self.has_trained = bool(meta["has_trained"])
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ class BoundModel:
         self.layout = layout
         self.module = pool_before_relu(copy.deepcopy(model)).to(device)
         _normalise_lone_values(self.module)
+        _keep_silu_inputs(self.module)
         self.row = torch.zeros(layout.width, device=device)
         self.gradient = torch.zeros(layout.width if trains else 0, device=device)
         layout.bind(self.module, self.row, self.gradient if trains else None)
@@ -183,3 +185,17 @@ def _at_the_mean(layer: _BatchNorm, forward: Callable[[torch.Tensor], torch.Tens
         return centred
     shape = (1, -1, *(1,) * (x.dim() - 2))
     return centred * layer.weight.view(shape) + layer.bias.view(shape)
+
+
+def _keep_silu_inputs(model: nn.Module) -> None:
+    """Let SiLU behind BatchNorm write its output elsewhere than over its input, of which autograd keeps a copy then.
+
+    Only where the input is nobody else's: in a Sequential, and where the layer stands in that place alone.
+    """
+    places = Counter(id(layer) for _, layer in model.named_modules(remove_duplicate=False))
+    for sequence in model.modules():
+        if not isinstance(sequence, nn.Sequential) or type(sequence).forward is not nn.Sequential.forward:
+            continue
+        for first, second in pairwise(sequence):
+            if isinstance(first, _BatchNorm) and type(second) is nn.SiLU and places[id(second)] == 1:
+                second.inplace = False

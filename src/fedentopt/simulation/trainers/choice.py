@@ -18,13 +18,14 @@ from fedentopt.simulation.trainers.loop import LoopTrainer
 from fedentopt.simulation.trainers.stacked import StackedTrainer
 from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
-from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_blocks import WideBlocks, wide_blocks
 from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
 from fedentopt.simulation.work import Room, Trained, Work
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
 STREAM_SLOTS = 10
+WIDE_REACH = 2**31  # numbers of one model's maps of a batch that the 32-bit offsets of the wide kernels can tell apart
 
 
 class Trainer(Protocol):
@@ -76,12 +77,24 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False) -> str:
-    """The trainer that "auto" stands for; a named one is checked against model, device and whether local objectives are
-    `code`."""
+def choose_trainer(
+    name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False, batch: int = 1
+) -> str:
+    """The trainer that "auto" stands for; a named one is checked against model, device, whether local objectives are
+    `code`, and the largest `batch` that passes the model."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
-    wide = wide_blocks(model, image_size) is not None and wide_runs_on(device)
+    blocks = wide_blocks(model, image_size) if wide_runs_on(device) else None
+    wide = blocks is not None
+    if blocks is not None and lower(model, _kernels(device, "fp32").fuses_conv) is None:
+        most = WIDE_REACH // numbers_per_sample(blocks, image_size)
+        if batch > most and name == "stacked":
+            raise InputError(
+                f"trainer: batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the "
+                f"stacked kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
+            )
+        if batch > most and name == "auto":
+            return "streams" if device.type != "cpu" else "loop"
     if name == "stacked" and not wide and not can_stack(model):
         raise InputError(
             "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
@@ -100,6 +113,16 @@ def choose_trainer(name: str, model: nn.Module, device: torch.device, image_size
         return "loop"
     small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
     return "stacked" if not code and (wide or (small and can_stack(model))) else "streams"
+
+
+def numbers_per_sample(blocks: WideBlocks, image_size: int) -> int:
+    """Numbers of the largest map that a sample has on its way through a model."""
+    size, most = image_size, 0
+    for block in blocks.convolutions:
+        size += 2 * block.padding - block.side + 1
+        most = max(most, size**2 * max(block.outputs, block.window))
+        size //= 2 if block.pooled else 1
+    return most
 
 
 def make_trainer(

@@ -8,6 +8,7 @@ finished but still lies inside the replayed prefix is left bit for bit as it was
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from fedentopt.simulation.trainers.client_samples import (
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import Kernels, Optimiser
+from fedentopt.simulation.triton import Kernels, Optimiser, compile_ahead, outline, runs_on
 from fedentopt.simulation.work import Room, Trained, Work
 
 LINE = 32  # floats
@@ -90,11 +91,9 @@ class StepBuffers:
         self.losses = torch.zeros(n, 2, dtype=torch.float64, device=device)  # as `Kernels.add_sample_losses` adds them
 
     def load(self, work: Work, starts: torch.Tensor) -> None:
-        """Copy a round in. Rows beyond it have zero steps, so they never move."""
-        n, p = work.rows, self.w.shape[1]
-        self.start[: len(starts)].copy_(starts[:, :p])
-        self.w[:n].copy_(starts[:, :p].index_select(0, work.start_row))
-        self.v.zero_()
+        """Copy a round in, but for the clients' models. Rows beyond it have zero steps, so they never move."""
+        n = work.rows
+        self.start[: len(starts)].copy_(starts[:, : self.w.shape[1]])
         self.index[: work.index.shape[0], :n].copy_(work.index)
         self.index[:, n:].fill_(-1)
         for name, room in self.per_row.items():
@@ -107,6 +106,15 @@ class StepBuffers:
         self.step.zero_()
         if work.wants_losses:
             self.losses.zero_()
+
+    def outlines(self) -> StepBuffers:
+        """The same without memory; see `triton.ahead`."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(twin, name, outline(value))
+        twin.per_row = {name: outline(value) for name, value in self.per_row.items()}
+        return twin
 
 
 class StepShape(NamedTuple):
@@ -135,6 +143,8 @@ class StackedTrainer:
         self._most_rows: int | None = None
         self._last_rows = 0
         self._room = Room()
+        self._compiles = data.images.is_cuda and runs_on(data.images.device) and not isinstance(self.net, VmapNet)
+        self._predicted: set[tuple[int, int]] = set()
 
     def describe(self) -> str:
         return f"stacked trainer, {self.net.describe()}"
@@ -162,23 +172,38 @@ class StackedTrainer:
             if isinstance(self.net, WideNet):
                 self.net.reserve(self._buffers.w)
         buffers = self._buffers
-        buffers.load(work, starts)
-        if isinstance(self.net, WideNet):
-            self.net.begin(buffers.w[: work.rows])
         # active[t] rows have more than t steps left; rows are sorted, so they are a prefix.
         active = np.searchsorted(-work.steps_host, -np.arange(int(work.steps_host[0])), side="left")
         cuda = starts.device.type == "cuda"
-        for n in active:
-            rows = min(ladder(int(n)), buffers.room.rows) if cuda else int(n)
-            # Neutral terms change no bit, but another compiled kernel might.
-            shape = StepShape(rows, work.plain_loss and not cuda, work.wants_losses)
+        # Neutral terms change no bit, but another compiled kernel might.
+        plain_loss = work.plain_loss and not cuda
+        shapes = [
+            StepShape(min(ladder(int(n)), buffers.room.rows) if cuda else int(n), plain_loss, work.wants_losses)
+            for n in active
+        ]
+        self._compile(buffers, work.start_row, shapes)
+        buffers.load(work, starts)
+        self._begin(buffers, work.start_row)
+        for shape in shapes:
             if cuda:
                 self._replay(buffers, shape)
             else:
                 self._step(buffers, shape)
-        out = starts.index_select(0, work.start_row)  # buffers, if any, travel unchanged
-        out[:, : self.layout.parameter_width].copy_(buffers.w[: work.rows])
-        return Trained(out, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
+        models, p = buffers.w[: work.rows], self.layout.parameter_width
+        if self.layout.width == p:  # a copy, since the next round overwrites these
+            models = models.clone(memory_format=torch.contiguous_format)
+        else:  # buffers travel unchanged
+            models = torch.cat([models, starts[:, p:].index_select(0, work.start_row)], 1)
+        return Trained(models, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
+
+    def _begin(self, b: StepBuffers, start_row: torch.Tensor) -> None:
+        """Every client's model as it starts, without momentum."""
+        w = b.w[: len(start_row)]
+        if isinstance(self.net, WideNet):
+            self.net.begin(b.start, start_row, w, b.v)
+        else:
+            torch.index_select(b.start, 0, start_row, out=w)
+            b.v.zero_()
 
     def _step(self, b: StepBuffers, shape: StepShape) -> None:
         n = shape.rows
@@ -200,6 +225,35 @@ class StackedTrainer:
             self.kernels.add_sample_losses(logits, labels, b.losses)
         b.step.add_(1)
 
+    def _outline(self) -> StackedTrainer:
+        """A trainer that launches what this one launches, on tensors without memory."""
+        twin = copy.copy(self)
+        assert isinstance(self.net, LoweredNet | WideNet)
+        twin.net = type(self.net)(self.net.blocks, self.layout, self.kernels)  # type: ignore[arg-type]
+        twin.data = DeviceData(
+            outline(self.data.images), outline(self.data.labels), outline(self.data.test_images),
+            outline(self.data.test_labels), self.data.num_classes,
+        )  # fmt: skip
+        twin._compiles = False
+        return twin
+
+    def _compile(self, b: StepBuffers, start_row: torch.Tensor, shapes: list[StepShape]) -> None:
+        """Have all kernels compiled together that a round from such starts launches in steps not yet captured."""
+        new = set(shapes) - self._graphs.keys()
+        if not self._compiles or not new:
+            return
+        twin, outlines = self._outline(), b.outlines()
+
+        def rehearse() -> None:
+            if isinstance(twin.net, WideNet):
+                twin.net.reserve(outlines.w)
+                twin.net.refresh(outlines.w)
+            twin._begin(outlines, outline(start_row))
+            for shape in sorted(new, reverse=True):
+                twin._step(outlines, shape)
+
+        compile_ahead(rehearse)
+
     def _replay(self, b: StepBuffers, shape: StepShape) -> None:
         graph = self._graphs.get(shape)
         if graph is None:
@@ -219,7 +273,7 @@ class StackedTrainer:
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
         if isinstance(self.net, WideNet):
-            self.net.begin(b.w)
+            self.net.refresh(b.w)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(b, shape)
@@ -231,8 +285,13 @@ class StackedTrainer:
         """Logits (G, M, C) of every model for one batch of uint8 images."""
         x = self.transform.standardise(images)[None]
         room = max(1, PREDICT_SAMPLES // x.shape[1])
-        parameters = models[:, : self.layout.parameter_width].contiguous()
-        return torch.cat([self.net.logits(part, x) for part in parameters.split(room)])
+        parts = models[:, : self.layout.parameter_width].contiguous().split(room)
+        shape = (len(models), len(images))
+        if self._compiles and shape not in self._predicted:
+            self._predicted.add(shape)
+            net = self._outline().net
+            compile_ahead(lambda: [net.logits(outline(part), outline(x)) for part in parts])
+        return torch.cat([self.net.logits(part, x) for part in parts])
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""

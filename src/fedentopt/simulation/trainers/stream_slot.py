@@ -16,6 +16,7 @@ import torch
 from fedentopt.simulation.device import untuned
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.code_objective import CodeObjective
+from fedentopt.simulation.trainers.fused_blocks import fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms
 from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.padding_trial import fill_padding
@@ -23,6 +24,8 @@ from fedentopt.simulation.work import LocalCode
 
 if TYPE_CHECKING:
     from fedentopt.simulation.trainers.streams import StreamsTrainer
+
+TIMED = True  # cuDNN times its algorithms for full batches: it builds all of them, a minute and more for EfficientNet
 
 
 class BatchForm(NamedTuple):
@@ -72,6 +75,7 @@ class Slot:
         self.bound.module.train()
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.padding = mask_norms(self.bound.module) if trainer.masks else Padding()
+        self.fused = fuse_blocks(self.bound.module, trainer.model, trainer.form, self.padding, device)
         self.graphs: dict[tuple[BatchForm, bool], torch.cuda.CUDAGraph] = {}  # steps, without and with losses
         self._pool: Any = None
         self.wants_losses = False
@@ -131,13 +135,18 @@ class Slot:
         assert self.form is not None
         full = batch.size == self.form.batch
         if self.stream is None or not self._captures or not (full or batch.masked):
-            with contextlib.nullcontext() if full else untuned():
+            with self._choosing(batch):
                 self._step(batch)
             return
         key = batch, self.wants_losses
         if key not in self.graphs:
             self.graphs[key] = self._capture(batch)
         self.graphs[key].replay()
+
+    def _choosing(self, batch: BatchForm) -> contextlib.AbstractContextManager[None]:
+        """How cuDNN chooses algorithms: timed, if at all, for the one size that most batches have."""
+        assert self.form is not None
+        return contextlib.nullcontext() if TIMED and batch.size == self.form.batch else untuned()
 
     @property
     def _captures(self) -> bool:
@@ -171,7 +180,7 @@ class Slot:
         t, row = self.trainer, self.fields
         self.bound.gradient.zero_()
         autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=t.bf16, cache_enabled=False)
-        with self.bound.drawing(), self.padding.masking(real), autocast:
+        with self.bound.drawing(), self.padding.masking(real), self.fused.running(), autocast:
             logits = self.bound.module(x)
         logits = logits.float()
         plain = logits.detach()[None]
@@ -193,8 +202,7 @@ class Slot:
         assert self.form is not None
         state = [self.bound.row, self.velocity, self.fields["step"], self.sums, *self.bound.integers]
         saved = [tensor.clone() for tensor in state]
-        # Algorithms are timed for the one size that most batches have.
-        with contextlib.nullcontext() if batch.size == self.form.batch else untuned():
+        with self._choosing(batch):
             self._step(batch)
             torch.cuda.synchronize()
             for tensor, value in zip(state, saved, strict=True):

@@ -35,6 +35,7 @@ from fedentopt.simulation.trainers.client_samples import (
     places_of_clients,
     places_of_models,
 )
+from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for
 from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.padding_trial import can_mask
 from fedentopt.simulation.trainers.stream_slot import BatchForm, Client, Slot
@@ -91,11 +92,13 @@ class StreamsTrainer:
 
     def __init__(
         self, model: nn.Module, layout: FlatLayout, data: DeviceData, transform: ImageTransform, kernels: Kernels,
-        slots: int, precision: str = "fp32", masks: bool | None = None,
+        slots: int, precision: str = "fp32", masks: bool | None = None, form: FusedForm | None = None,
     ) -> None:  # fmt: skip
-        """`masks`: whether partial batches of BatchNorm are padded and masked; by default where that pays."""
+        """`masks`: whether partial batches of BatchNorm are padded and masked; by default where that pays. `form`: what
+        of a step is fused; by default what suits the device."""
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.bf16 = precision == "bf16"
+        self.form = form_for(data.images.device) if form is None else form
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Draws of a forward of one's own may be counted in any order, such as a recurrent layer's: step by step.
@@ -112,7 +115,9 @@ class StreamsTrainer:
 
     def describe(self) -> str:
         masked = ", partial batches padded and masked" if self.masks else ""
-        return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}{masked}"
+        fused = ", ".join(name for name, asked in self.form._asdict().items() if asked)
+        fused = f", fused: {fused}" if fused else ""
+        return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}{masked}{fused}"
 
     def _take(self, count: int) -> list[Slot]:
         while len(self._slots) < min(count, self._room):

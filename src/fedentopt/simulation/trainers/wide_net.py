@@ -10,6 +10,7 @@ and neither passes a gradient on.
 from __future__ import annotations
 
 import functools
+import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,8 +47,8 @@ class WideNet:
     """Wide blocks on kernels; see `stacked_nets.StackedNet`. The layout's convolution weights are channels-last.
 
     Where the kernels' form says so, `step` takes the optimiser's settings and moves the weights itself. It then reads
-    copies of them that it keeps from step to step: `reserve` makes room for those, `begin` fills them from weights that
-    somebody else has written.
+    copies of them that it keeps from step to step: `reserve` makes room for those, `begin` fills them for a round,
+    `refresh` fills them from weights that somebody else has written.
     """
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
@@ -99,16 +100,29 @@ class WideNet:
             plain = room(c.outputs, c.side**2, c.inputs) if self.products.bf16 else None
             self._copies[i] = wide_update.Copies(plain, room(c.side**2, c.inputs, c.outputs) if self._turned else None)
 
-    def begin(self, rows: torch.Tensor) -> None:
-        """Copy the weights of models that begin a round."""
-        from fedentopt.simulation.triton import wide_maps
+    def begin(self, starts: torch.Tensor, start_row: torch.Tensor, rows: torch.Tensor, momentum: torch.Tensor) -> None:
+        """Begin a round: row start_row[i] of `starts` is what row i starts from, and nothing moves yet.
 
-        for i, copies in self._copies.items():
+        Weights that their gradient moves have no momentum in step 0 whatever its rows hold, so only the others' is
+        written.
+        """
+        from fedentopt.simulation.triton import wide_start
+
+        for i in self._fused:
+            begun, weight = (self._weight(r, self.blocks.convolutions[i]) for r in (starts, rows))
+            wide_start.start_weights(begun, start_row, weight, self._copies[i])
+        for begin, end in itertools.chain(*self._rest.values()):
+            torch.index_select(starts[:, begin:end], 0, start_row, out=rows[:, begin:end])
+            momentum[:, begin:end].zero_()
+
+    def refresh(self, rows: torch.Tensor) -> None:
+        """Copy the weights of all rows again."""
+        from fedentopt.simulation.triton import wide_start
+
+        own = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        for i in self._fused:
             weight = self._weight(rows, self.blocks.convolutions[i])
-            made = wide_maps.turn(weight, self._dtype, copy=copies.plain is not None, turned=copies.turned is not None)
-            for into, values in zip(copies, made, strict=True):
-                if into is not None and values is not None:
-                    into[: len(rows)].copy_(values)
+            wide_start.start_weights(weight, own, weight, self._copies[i])
 
     def release(self) -> None:
         """Give the copies back."""

@@ -1,7 +1,8 @@
 """Stacked kernels: the pieces of a training step of many small models, on CUDA in Triton, elsewhere in plain torch.
 
-`ops(device)` picks; `interface.Kernels` documents every piece; `plain` is the reference. Triton is imported only where
-it runs. With TRITON_INTERPRET=1 its kernels run on the CPU, one operation at a time, which is how they are tested.
+`ops(device)` picks; `interface.Kernels` documents every piece; `plain` is the reference; `compile_ahead` has what will
+be launched compiled before. Triton is imported only where it runs. With TRITON_INTERPRET=1 its kernels run on the CPU,
+one operation at a time, which is how they are tested.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import torch
 
 from fedentopt.errors import InputError
+from fedentopt.simulation.triton.ahead import compile_ahead, outline
 from fedentopt.simulation.triton.interface import (
     AFTER_STEP,
     DEAD,
@@ -33,7 +35,10 @@ __all__ = [
     "Optimiser",
     "PlainKernels",
     "WideForm",
+    "compile_ahead",
+    "form_for",
     "ops",
+    "outline",
     "runs_on",
     "wide_runs_on",
 ]

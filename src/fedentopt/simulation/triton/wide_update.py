@@ -32,9 +32,9 @@ class Copies(NamedTuple):
 
 
 @triton.jit
-def move(gradient, at, turned_at, w, v, start, correction, rate, momentum, decay, pull, mode, plain, turned,
+def move(gradient, at, turned_at, w, v, start, correction, rate, momentum, decay, pull, mode, now, plain, turned,
          CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr):  # fmt: skip
-    """One SGD step of a tile of weights, given its gradient."""
+    """SGD step number `now` of a tile of weights, given its gradient; before step 0 its momentum is zero."""
     old = tl.load(w + at)
     d = gradient + decay * old
     if pull != 0:
@@ -47,7 +47,8 @@ def move(gradient, at, turned_at, w, v, start, correction, rate, momentum, decay
                 d += c
             else:
                 late = c
-    speed = momentum * tl.load(v + at) + d
+    moving = tl.zeros_like(at) + now > 0  # where it is not, memory holds what another round has left
+    speed = momentum * tl.load(v + at, mask=moving, other=0.0) + d
     tl.store(v + at, speed)
     new = old - rate * (speed + late)
     tl.store(w + at, new)
@@ -98,12 +99,13 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
         keeps = tl.load(momentum + model)
         decay = tl.load(weight_decay + model)
         pull = tl.load(mu + model)
+        now = tl.load(step).to(tl.int32)
         for quarter in tl.static_range(4):
             column = first + quarter * QUARTER + tl.arange(0, QUARTER)
             at = row[:, None] * (SIDE * SIDE * CI) + tap * CI + column[None, :]
             turned_at = (tap * CI + column)[:, None] * CO + row[None, :]
-            move(quarters[quarter], at, turned_at, w, v, start, correction, rate, keeps, decay, pull, mode, plain,
-                 turned, CORRECTED, COPY, TURN)  # fmt: skip
+            move(quarters[quarter], at, turned_at, w, v, start, correction, rate, keeps, decay, pull, mode, now,
+                 plain, turned, CORRECTED, COPY, TURN)  # fmt: skip
 
 
 def step_tiles(ci: int, co: int, batch: int, itemsize: int) -> WideTiles:
@@ -123,6 +125,8 @@ def weight_step(
 ) -> None:  # fmt: skip
     """One SGD step of the weights (n, Co, side * side, Ci) that begin at column `offset` of the optimiser's rows, and
     of their `copies`, from the layer's maps x and the gradient dy, which are those that `wide.weight_grad` takes.
+
+    Before step 0 nothing has moved: what the optimiser's rows of momentum hold then is not read.
     """
     n = len(x)
     ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])

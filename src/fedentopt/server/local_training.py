@@ -1,13 +1,14 @@
 """How clients train, as far as the server knows, and so their travel: what their step sizes add up to.
 
 Whoever takes the change of last layers for labels (`fedentopt.audit`) must know the travel, or even clients could not
-be told from noise. It comes from the first of these that there is:
+be told from noise; selectors that compare clients by those changes (HiCS-FL, DivFL) divide by it. It comes from the
+first of these that there is:
 
-1. what the server knows (`LocalTraining`): learning rate, and steps, or epochs and batch size with the number of
-   samples from the reply; keys of the training message's config that clients read too (`lr`, `local-epochs`,
+1. what the server knows (`LocalTraining`): learning rate, and steps, or epochs and batch size with the client's number
+   of samples; in Flower, keys of the training message's config that clients read too (`lr`, `local-epochs`,
    `batch-size`, `momentum`) go before the settings;
-2. the metric `train_travel` of the reply (`fedentopt.audit.travel_of` gives it), which is the client's word: of a round
-   it counts for at most ten times the median.
+2. in Flower, the metric `train_travel` of the reply (`fedentopt.audit.travel_of` gives it), which is the client's word:
+   of a round it counts for at most ten times the median.
 
 There is no third: a travel that is guessed from the changes themselves would be right for skewed clients, and would
 turn the noise of balanced ones into distributions that they are then accused of.
@@ -61,10 +62,12 @@ class LocalTraining:
 
     @classmethod
     def read(cls, given: LocalTraining | Mapping[str, Any] | None) -> LocalTraining:
-        """From what a strategy was given: one of these, or its fields by name."""
+        """From what a server was given: one of these, or its fields by name."""
         if given is None or isinstance(given, LocalTraining):
             return given or cls()
         names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(given, Mapping):
+            raise InputError(f"local: {given!r} is not accepted; accepted: a mapping of {', '.join(names)}")
         for name in given:
             if name not in names:
                 raise InputError(f"local: {name!r} is unknown; accepted: {', '.join(names)}")
