@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedentopt.audit import head_change, label_estimate, label_estimates, travel_of
+from fedentopt.audit import estimate as constants
+from fedentopt.audit import estimates_together, head_change, label_estimate, label_estimates, travel_of
 from fedentopt.errors import InputError
 
 CLASSES = 10
@@ -206,3 +207,74 @@ def test_bad_numbers_are_refused() -> None:
         with pytest.raises(InputError, match=r"changes: shape .* clients by classes"):
             label_estimates(wrong)
     assert [estimate.shares.tolist() for estimate in label_estimates(np.zeros((2, 1)))] == [[1.0], [1.0]]
+
+
+def drawn_rounds() -> list[tuple[np.ndarray, bool]]:
+    """Rounds of several shapes, skewed and even, some with clients of which no class went down or nothing moved."""
+    rng = np.random.default_rng(4)
+    rounds = []
+    for i in range(48):
+        clients, classes = ((10, 10), (10, 10), (3, 10), (7, 20))[i % 4]
+        labels = rng.dirichlet(np.full(classes, (0.1, 1.0, 100.0)[i % 3]), size=clients)
+        model = rng.dirichlet(np.full(classes, 20.0))
+        changes = rng.uniform(0.02, 1, (clients, 1)) * (labels - model) + rng.normal(0, 0.01, (clients, classes))
+        changes[0] = (changes[0], np.abs(changes[0]), 0.0)[(i // 4) % 3]
+        rounds.append((changes, i % 5 == 0))
+    return rounds
+
+
+def plain_estimate(changes: np.ndarray, untrained: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Shares and levels in straight lines, one client and one class at a time."""
+    clients, classes = changes.shape
+    prior, tiny = constants.PRIOR[untrained], 1e-9
+    pattern, own = [1 / classes] * classes, [tiny] * clients
+
+    def middle(values: list[float]) -> float:
+        return float(np.median(values)) if values else 0.0
+
+    for _ in range(8):
+        own = [max(middle([-x / e for x, e in zip(row, pattern, strict=True) if x < 0]), tiny) for row in changes]
+        for c in range(classes):
+            down = [-x / level for x, level in zip(changes[:, c], own, strict=True) if x < 0]
+            usual = min(max(middle(down), 0.1 / classes), 10 / classes)
+            pattern[c] = (len(down) * usual + prior / classes) / (len(down) + prior)
+        pattern = [e / sum(pattern) for e in pattern]
+    if untrained:
+        own = [max(*(-row / pattern), tiny) for row in changes]
+        for _ in range(4):
+            for k, row in enumerate(changes):
+                absent = row / own[k] + pattern < constants.FEW / classes
+                own[k] = max(middle((-row / pattern)[absent].tolist()) if absent.any() else own[k], tiny)
+    highest, power = constants.EVEN_LEVEL[untrained], constants.EVENNESS_POWER[untrained]
+    levels = list(own) if untrained else [max(level, highest) for level in own]
+
+    def shares(k: int) -> np.ndarray:
+        excess = levels[k] - own[k]
+        common = changes.mean(axis=0) * excess / levels[k]
+        cut = np.maximum((changes[k] - common + own[k] * np.array(pattern) + excess / classes) / levels[k], 0)
+        return cut / cut.sum() if cut.sum() > 0 else np.full(classes, 1 / classes)
+
+    for _ in range(constants.MOST_TURNS):
+        even = [-sum(p * np.log(p) for p in shares(k) if p > 0) / np.log(classes) for k in range(clients)]
+        before, levels = levels, [max(own[k], highest * even[k] ** power) for k in range(clients)]
+        if max(abs(a - b) for a, b in zip(levels, before, strict=True)) < constants.SETTLED:
+            break
+    return np.array([shares(k) for k in range(clients)]), np.minimum(own, 1.0)
+
+
+def test_estimates_are_those_of_straight_lines() -> None:
+    for changes, untrained in drawn_rounds():
+        found = label_estimates(changes, untrained=untrained)
+        shares, levels = plain_estimate(changes, untrained)
+        np.testing.assert_allclose([estimate.shares for estimate in found], shares, rtol=0, atol=1e-9)
+        np.testing.assert_allclose([estimate.level for estimate in found], levels, rtol=1e-9)
+
+
+def test_rounds_together_are_estimated_as_alone_to_the_bit() -> None:
+    rounds = drawn_rounds()
+    for (changes, untrained), (shares, spread, level) in zip(rounds, estimates_together(rounds), strict=True):
+        alone = label_estimates(changes, untrained=untrained)
+        assert np.array([estimate.shares for estimate in alone]).tobytes() == shares.tobytes()
+        assert [estimate.spread for estimate in alone] == spread.tolist()
+        assert [estimate.level for estimate in alone] == level.tolist()
+    assert estimates_together([]) == []

@@ -1,11 +1,13 @@
-"""Selection by inferred labels among many clients: what it does per client does not grow with their number."""
+"""Selection by inferred labels among many clients, and of many runs at once."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from fedentopt.errors import InputError
 from fedentopt.selection import Head, InferredSelector, Observation
+from fedentopt.selection.inferred import estimate_together
 
 
 def looked_through(monkeypatch: pytest.MonkeyPatch, clients: int, epochs: int) -> int:
@@ -29,3 +31,58 @@ def looked_through(monkeypatch: pytest.MonkeyPatch, clients: int, epochs: int) -
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_the_list_of_all_is_not_made_once_per_client(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert looked_through(monkeypatch, 40, epochs) == looked_through(monkeypatch, 20, epochs)
+
+
+def told(seed: int, clients: range, *, untrained: bool = False) -> dict[str | int, Observation]:
+    rng = np.random.default_rng(seed)
+    heads = rng.normal(0, 0.1, (len(clients), 4)).astype(np.float32)
+    weight = np.zeros((4, 2), np.float32)
+    return {
+        k: Observation(20 + k, head=Head(weight, head), travel=0.7, untrained=untrained)
+        for k, head in zip(clients, heads, strict=True)
+    }
+
+
+def started(seed: int) -> InferredSelector:
+    selector = InferredSelector(3, buffer_size=4, seed=seed)
+    selector.register(np.ones((12, 4)))
+    return selector
+
+
+def test_runs_estimated_together_learn_what_they_learn_alone() -> None:
+    alone, together = [started(seed) for seed in range(5)], [started(seed) for seed in range(5)]
+    for round_ in range(4):
+        # Of different sizes, so that not all of them go through one table.
+        seen = [
+            told(10 * round_ + i, range(12) if not round_ else range(i, i + 3 + i % 2), untrained=not round_)
+            for i in range(5)
+        ]
+        estimate_together(zip(together, seen, strict=True))
+        for one, other, observations in zip(alone, together, seen, strict=True):
+            one.observe(observations)
+            other.observe(observations)
+            assert one.state_dict() == other.state_dict()
+            assert one.counts.tobytes() == other.counts.tobytes()
+            assert one.select().clients == other.select().clients
+
+
+def test_what_was_expected_is_not_taken_for_something_else() -> None:
+    one, other = started(0), started(0)
+    estimate_together([(other, told(1, range(5)))])
+    for selector in (one, other):
+        selector.observe(told(2, range(5)))
+        selector.observe(told(1, range(5)))
+    assert one.state_dict() == other.state_dict()
+
+
+def test_what_cannot_be_read_is_refused_when_it_is_observed() -> None:
+    good, bad = started(0), started(1)
+    wrong = {0: Observation(5, head=Head(np.zeros((3, 2), np.float32), np.zeros(3, np.float32)), travel=1.0)}
+    seen = told(3, range(4))
+    estimate_together([(bad, wrong), (good, seen)])
+    with pytest.raises(InputError, match=r"head: of client 0: shape \(3,\); accepted: \(4,\)"):
+        bad.observe(wrong)
+    good.observe(seen)
+    alone = started(0)
+    alone.observe(seen)
+    assert good.state_dict() == alone.state_dict()

@@ -21,9 +21,10 @@ draws estimates of balanced clients to the uniform distribution and leaves skewe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,6 +41,11 @@ LEAST_SPREAD = {True: 0.08, False: 0.1}
 MOST_TURNS, SETTLED = 60, 1e-5
 """Levels and evenness are found in turns, until no level moves further than this."""
 _TINY = 1e-9
+_ZERO, _LEAST = np.zeros(()), np.array(np.finfo(np.float64).tiny)
+
+
+Estimates: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of the clients of a round: shares (K, C), spread (K,) and level (K,), as in `LabelEstimate`."""
 
 
 @dataclass(frozen=True)
@@ -94,26 +100,56 @@ def label_estimate(
 
 def label_estimates(changes: np.ndarray, *, untrained: bool = False) -> list[LabelEstimate]:
     """Label distributions of clients that started from one model; `changes` (K, C) are per unit of travel."""
+    shares, spread, level = estimate_tables(changes, untrained=untrained)
+    return [LabelEstimate(*own) for own in zip(shares, spread.tolist(), level.tolist(), strict=True)]
+
+
+def estimate_tables(changes: np.ndarray, *, untrained: bool = False) -> Estimates:
+    """The same as tables: shares (K, C), spread (K,) and level (K,) of all clients."""
     changes = np.asarray(changes, dtype=np.float64)
     if changes.ndim != 2 or not changes.shape[1] or not np.isfinite(changes).all():
         raise InputError(f"changes: shape {changes.shape}; accepted: finite numbers, clients by classes")
-    if changes.shape[1] == 1:
-        return [LabelEstimate(np.ones(1), 0.0, 0.0)] * len(changes)
+    shares, spread, level = _estimates(changes[None], untrained)
+    return shares[0], spread[0], level[0]
+
+
+def estimates_together(rounds: Sequence[tuple[np.ndarray, bool]]) -> list[Estimates]:
+    """`estimate_tables` of many rounds that have nothing to do with each other, each with whether its model was
+    untrained. To the bit what it gives of each alone; rounds of one shape cost little more than one of them."""
+    alike: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+    for i, (changes, untrained) in enumerate(rounds):
+        alike.setdefault((np.shape(changes), untrained), []).append(i)
+    found: dict[int, Estimates] = {}
+    for (_, untrained), places in alike.items():
+        tables = _estimates(np.array([rounds[i][0] for i in places], dtype=np.float64), untrained)
+        found.update(zip(places, zip(*tables, strict=True), strict=True))
+    return [found[i] for i in range(len(rounds))]
+
+
+def _estimates(changes: np.ndarray, untrained: bool) -> Estimates:
+    """Shares (R, K, C), spread and level (R, K) of the clients of R rounds (R, K, C)."""
+    count, classes = changes.shape[1:]
+    if classes == 1 or not count:
+        return np.ones(changes.shape), np.zeros(changes.shape[:2]), np.zeros(changes.shape[:2])
+    changes = np.ascontiguousarray(changes)
     own, pattern = _levels(changes, untrained)
-    # From above, a client stays even unless its changes speak against it; a model that was never trained tells levels
-    # so well that they are trusted first.
-    level = own.copy() if untrained else np.maximum(own, EVEN_LEVEL[untrained])
-    for _ in range(MOST_TURNS):
-        even = _evenness(_shares(_raw(changes, own, pattern, level)))
-        before, level = level, np.maximum(own, EVEN_LEVEL[untrained] * even ** EVENNESS_POWER[untrained])
-        if np.abs(level - before).max(initial=0.0) < SETTLED:
-            break
-    raw = _raw(changes, own, pattern, level)
+    turns = _Turns(changes, own, pattern)
+    level = turns.settle(EVEN_LEVEL[untrained], EVENNESS_POWER[untrained], from_above=not untrained)
+    raw = _Turns(changes, own, pattern).raw(level)
     shares = _shares(raw)
-    impossible = -np.minimum(raw, 0.0).sum(axis=1)  # shares below 0: the least that is wrong
-    wrong = np.maximum(impossible, np.median(impossible)) + (1.0 - np.minimum(own, 1.0)) / 8
+    impossible = -np.add.reduce(np.minimum(raw, 0.0), axis=-1)  # shares below 0: the least that is wrong
+    level = np.minimum(own, 1.0)
+    wrong = np.maximum(impossible, medians(impossible)[:, None]) + (1.0 - level) / 8
     spread = np.minimum(1.0, LEAST_SPREAD[untrained] + (1.0 if untrained else 1.3) * wrong)
-    return [LabelEstimate(shares[k], float(spread[k]), float(min(own[k], 1.0))) for k in range(len(changes))]
+    return shares, spread, level
+
+
+def medians(values: np.ndarray) -> np.ndarray:
+    """The median of every row as NumPy has it, many times faster for the few clients of a round."""
+    ordered = np.sort(values, axis=1)
+    half = ordered.shape[1] // 2
+    middle = ordered[:, half] if ordered.shape[1] % 2 else (ordered[:, half - 1] + ordered[:, half]) / 2
+    return np.where(np.isnan(ordered[:, -1]), np.nan, middle)
 
 
 def travel_of(lr: float, momentum: float, steps: int) -> float:
@@ -126,63 +162,138 @@ def travel_of(lr: float, momentum: float, steps: int) -> float:
 
 
 def _levels(changes: np.ndarray, untrained: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's level S (K,), and how it is shared among the classes (C,)."""
-    count, classes = changes.shape
+    """Each client's level S (R, K), and how it is shared among the classes (R, C)."""
+    classes = changes.shape[-1]
     fell, prior = changes < 0, PRIOR[untrained]
-    known = fell.sum(axis=0)
-    of_clients, of_classes = _Medians(fell), _Medians(fell.T)
-    pattern = np.full(classes, 1.0 / classes)
-    level = np.full(count, _TINY)
+    known = fell.sum(axis=1)
+    # Infinitely far down where a class went up: beyond every median, whatever it is divided by.
+    by_client = np.where(fell, -changes, np.inf)
+    by_class = by_client.transpose(0, 2, 1).copy()
+    of_clients, of_classes = _Medians(fell), _Medians(fell.transpose(0, 2, 1))
+    guess, worth = prior / classes, known + prior
+    pattern = np.full(known.shape, 1.0 / classes)
     for _ in range(8):
-        level = np.maximum(of_clients.of(-changes / pattern), _TINY)
-        relative = of_classes.of((-changes / level[:, None]).T)
-        usual = np.minimum(np.maximum(relative, 0.1 / classes), 10.0 / classes)
-        pattern = (known * usual + prior / classes) / (known + prior)
-        pattern /= pattern.sum()
+        level = of_clients.of_sorted(by_client / pattern[:, None])
+        np.maximum(level, _TINY, out=level)
+        pattern = of_classes.of_sorted(by_class / level[:, None])
+        np.maximum(pattern, 0.1 / classes, out=pattern)
+        np.minimum(pattern, 10.0 / classes, out=pattern)
+        pattern *= known
+        pattern += guess
+        pattern /= worth
+        pattern /= np.add.reduce(pattern, axis=1, keepdims=True)
     if untrained:
-        depth = -changes / pattern
-        level = np.maximum(depth.max(axis=1), _TINY)
+        shared = pattern[:, None]
+        depth = -changes / shared
+        level = np.maximum(depth.max(axis=-1), _TINY)
         for _ in range(4):
-            absent = changes / level[:, None] + pattern < FEW / classes
-            level = np.maximum(np.where(absent.any(axis=1), _Medians(absent).of(depth), level), _TINY)
+            absent = changes / level[:, :, None] + shared < FEW / classes
+            level = np.maximum(np.where(absent.any(axis=-1), _Medians(absent).of(depth), level), _TINY)
     return level, pattern
 
 
-def _raw(changes: np.ndarray, own: np.ndarray, pattern: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Shares before those below 0 are cut. As far as the level exceeds a client's own it is even over the classes, and
-    what all clients have in common is the model's and not theirs."""
-    excess = (level - own)[:, None]
-    common = changes.mean(axis=0) * excess / level[:, None]
-    return np.asarray((changes - common + own[:, None] * pattern + excess / changes.shape[1]) / level[:, None])
+class _Turns:
+    """Levels and evenness in turns. A round has few clients and classes, so that what counts is the number of passes:
+    all arrays are (R, K, C), levels repeated over the classes, and are written over turn by turn."""
+
+    def __init__(self, changes: np.ndarray, own: np.ndarray, pattern: np.ndarray) -> None:
+        self._changes, self._own = changes, own[:, :, None]
+        self._own_level, self._common = np.empty(changes.shape), np.empty(changes.shape)
+        self._own_level[:], self._common[:] = self._own, changes.mean(axis=1)[:, None]
+        self._absent = self._own_level * pattern[:, None]
+        self._level, self._excess = np.empty(changes.shape), np.empty(changes.shape)
+
+    def settle(self, highest: float, power: int, *, from_above: bool) -> np.ndarray:
+        """Levels (R, K, 1): at least `highest` times evenness to that power. A round that has settled is left alone.
+
+        From above, a client stays even unless its changes speak against it; a model that was never trained tells levels
+        so well that they are trusted first.
+        """
+        found = np.empty(self._own.shape)
+        rounds = np.arange(len(found))
+        level = np.maximum(self._own, highest) if from_above else self._own
+        for _ in range(MOST_TURNS):
+            before, level = level, _evenness(_shares(self.raw(level)))
+            level **= power
+            level *= highest
+            np.maximum(level, self._own, out=level)
+            moved = np.subtract(level, before)
+            going = ~(np.maximum.reduce(np.absolute(moved, out=moved), axis=(1, 2)) < SETTLED)
+            if not going.all():
+                found[rounds[~going]] = level[~going]
+                rounds, level = rounds[going], level[going]
+                if not rounds.size:
+                    return found
+                self._keep(going)
+        found[rounds] = level
+        return found
+
+    def _keep(self, rounds: np.ndarray) -> None:
+        self._changes, self._own, self._own_level = self._changes[rounds], self._own[rounds], self._own_level[rounds]
+        self._common, self._absent = self._common[rounds], self._absent[rounds]
+        self._level, self._excess = self._level[: len(self._own)], self._excess[: len(self._own)]
+
+    def raw(self, level: np.ndarray) -> np.ndarray:
+        """Shares before those below 0 are cut. As far as the level exceeds a client's own it is even over the classes,
+        and what all clients have in common is the model's and not theirs."""
+        everywhere, excess = self._level, self._excess
+        everywhere[:] = level
+        np.subtract(everywhere, self._own_level, out=excess)
+        raw = self._common * excess
+        raw /= everywhere
+        np.subtract(self._changes, raw, out=raw)
+        raw += self._absent
+        excess /= raw.shape[-1]
+        raw += excess
+        raw /= everywhere
+        return np.asarray(raw)
 
 
 def _shares(raw: np.ndarray) -> np.ndarray:
-    cut = np.maximum(raw, 0.0)
-    total = cut.sum(axis=1, keepdims=True)
-    return np.asarray(np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / raw.shape[1]))
+    """Shares below 0 cut, the others adding up to 1."""
+    cut = np.maximum(raw, _ZERO)
+    total = np.add.reduce(cut, axis=-1, keepdims=True)
+    if np.minimum.reduce(total, axis=None) > 0:
+        cut /= total
+        return np.asarray(cut)
+    return np.asarray(np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / raw.shape[-1]))
 
 
 def _evenness(shares: np.ndarray) -> np.ndarray:
-    """Entropy as a share of the largest possible."""
-    logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
-    return np.asarray(-(shares * logs).sum(axis=1) / np.log(shares.shape[1]))
+    """Entropy as a share of the largest possible, (R, K, 1)."""
+    terms = np.maximum(shares, _LEAST)  # a share of 0 contributes 0 all the same
+    np.log(terms, out=terms)
+    terms *= shares
+    found = np.add.reduce(terms, axis=-1, keepdims=True)
+    found /= -math.log(shares.shape[-1])
+    return np.asarray(found)
 
 
 class _Medians:
-    """Median of each row over the places of `where`; 0 where there are none."""
+    """Median over the last axis of the places of `where`; 0 where there are none."""
 
     def __init__(self, where: np.ndarray) -> None:
-        number = where.sum(axis=1)
-        last = where.shape[1] - 1
-        self._where, self._some, self._rows = where, number > 0, np.arange(len(where))
-        self._low, self._high = np.minimum(np.maximum(number - 1, 0) // 2, last), np.minimum(number // 2, last)
+        number = where.sum(axis=-1)
+        last = where.shape[-1] - 1
+        rows = where.shape[-1] * np.arange(number.size).reshape(number.shape)
+        self._where, self._none = where, number == 0
+        self._any_without = bool(self._none.any())
+        self._low = rows + np.minimum(np.maximum(number - 1, 0) // 2, last)
+        self._high = rows + np.minimum(number // 2, last)
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """Of values of the same shape."""
-        ordered = np.where(self._where, values, np.inf)
-        ordered.sort(axis=1)
-        middle = (ordered[self._rows, self._low] + ordered[self._rows, self._high]) / 2
-        return np.where(self._some, middle, 0.0)
+        return self.of_sorted(np.where(self._where, values, np.inf))
+
+    def of_sorted(self, values: np.ndarray) -> np.ndarray:
+        """Of values that are infinite elsewhere, without gaps in memory; they are sorted in place."""
+        values.sort(axis=-1)
+        middle = values.take(self._low)
+        middle += values.take(self._high)
+        middle /= 2
+        if self._any_without:
+            middle[self._none] = 0.0
+        return np.asarray(middle)
 
 
 def _layer(name: str, given: Any) -> tuple[np.ndarray | None, np.ndarray | None]:

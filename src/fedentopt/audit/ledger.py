@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedentopt.audit.estimate import LabelEstimate, label_estimates
+from fedentopt.audit.estimate import Estimates, LabelEstimate, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
 from fedentopt.errors import InputError
 
@@ -104,6 +104,28 @@ def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
     return float(seen @ said / np.sqrt(max(float(seen @ seen) * float(said @ said), 1e-18)))
 
 
+def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.ndarray:
+    """Changes client by client, (K, C); what does not fit or is not finite is refused."""
+    for client, change in changes.items():
+        if np.shape(change.change) != (num_classes,):
+            raise _no_change(client, change, num_classes)
+        if not 0 <= change.samples < np.inf:
+            raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
+    table = np.array([change.change for change in changes.values()])
+    finite = np.isfinite(table).all(axis=1)
+    if not finite.all():
+        client = list(changes)[int(finite.argmin())]
+        raise _no_change(client, changes[client], num_classes)
+    return table
+
+
+def _no_change(client: ClientId, change: Change, num_classes: int) -> InputError:
+    return InputError(
+        f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({num_classes},), "
+        "one finite number per class"
+    )
+
+
 class Audit:
     """Watches what clients report and what their training shows.
 
@@ -152,28 +174,26 @@ class Audit:
         self._recalls.forget(clients)
         self._largest = self._belied = None
 
-    def observe(self, changes: Mapping[ClientId, Change], *, untrained: bool = False) -> None:
-        """Learn from clients that trained from one model; `untrained`: nobody had trained that before."""
+    def observe(
+        self, changes: Mapping[ClientId, Change], *, untrained: bool = False, estimates: Estimates | None = None
+    ) -> None:
+        """Learn from clients that trained from one model; `untrained`: nobody had trained that before. `estimates` are
+        those of their `change_table`, where they are known already."""
         if not changes:
             return
-        for client, change in changes.items():
-            if np.shape(change.change) != (self.num_classes,) or not np.isfinite(change.change).all():
-                raise InputError(
-                    f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({self.num_classes},), "
-                    "one finite number per class"
-                )
-            if not 0 <= change.samples < np.inf:
-                raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
-        found = label_estimates(np.stack([change.change for change in changes.values()]), untrained=untrained)
-        fresh = max(float(np.median([estimate.level for estimate in found])), 0.05) ** 2
-        for (client, change), estimate in zip(changes.items(), found, strict=True):
+        if estimates is None:
+            estimates = estimate_tables(change_table(changes, self.num_classes), untrained=untrained)
+        shares, spreads, levels = estimates
+        fresh = max(float(medians(levels[None])[0]), 0.05) ** 2
+        weighted = zip(fresh * shares, (fresh * spreads).tolist(), (fresh * levels).tolist(), strict=True)
+        for (client, change), (own, spread, level) in zip(changes.items(), weighted, strict=True):
             known = self._seen.get(client)
             if known is None:
                 known = self._seen[client] = _Seen(0.0, np.zeros(self.num_classes), 0.0, 0.0, 0.0, 0)
             known.weight += fresh
-            known.shares = known.shares + fresh * estimate.shares
-            known.spread += fresh * estimate.spread
-            known.level += fresh * estimate.level
+            known.shares = known.shares + own
+            known.spread += spread
+            known.level += level
             known.samples, known.times = float(change.samples), known.times + 1
             self._measure(client)
 
@@ -184,7 +204,8 @@ class Audit:
 
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed."""
-        return self._seen[client].times if client in self._seen else 0
+        known = self._seen.get(client)
+        return 0 if known is None else known.times
 
     def estimate(self, client: ClientId) -> LabelEstimate | None:
         """What all observations of a client say together; None before the first."""
@@ -192,6 +213,11 @@ class Audit:
         if known is None:
             return None
         return LabelEstimate(known.shares / known.weight, known.spread / known.weight, known.level / known.weight)
+
+    def shares(self, client: ClientId) -> np.ndarray | None:
+        """The label distribution of that estimate alone."""
+        known = self._seen.get(client)
+        return None if known is None else known.shares / known.weight
 
     def distance(self, client: ClientId) -> float:
         """That of a client that reported and has been observed."""
@@ -242,7 +268,6 @@ class Audit:
 
     def believed(self, client: ClientId) -> np.ndarray:
         """Label counts to select by: the report, or the estimate where the policy puts it in its place."""
-        report = np.maximum(self._reports.get(client, np.zeros(self.num_classes)), 0.0)
         limit = self._limit()
         known = self._seen.get(client)
         if self.policy == "replace" and known is not None:
@@ -250,6 +275,7 @@ class Audit:
             seen_by_recall = self._recalls.shares(client) if client in self.belied_by_recalls() else None
             shares = known.shares / known.weight if seen_by_recall is None else seen_by_recall
             return np.asarray(shares * min(known.samples, limit))
+        report = np.maximum(self._reports.get(client, np.zeros(self.num_classes)), 0.0)
         total = report.sum()
         return np.asarray(report * (limit / total) if total > limit else report)
 

@@ -13,7 +13,9 @@ def change_of(seen: Observation) -> Change:
     """What an observation says about labels; refused without the change of a last layer."""
     if seen.head is None:
         raise InputError("observe: no change of the last layer; accepted: observations with a head")
-    change = _of_head(seen.head) - (0.0 if seen.drift is None else _of_head(seen.drift))
+    change = _of_head(seen.head)
+    if seen.drift is not None:
+        change = change - _of_head(seen.drift)
     return Change(change / (seen.travel or 1.0), seen.samples)
 
 

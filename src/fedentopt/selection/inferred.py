@@ -16,13 +16,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedentopt.audit import Audit
+from fedentopt.audit import Audit, Estimates, change_table, estimates_together
+from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
 from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
-from fedentopt.selection.selector import check_int, selector
+from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.settings import amount, setting
+
+
+class _Expected:
+    """A round that is about to be observed, read once."""
+
+    def __init__(self, observations: Mapping[ClientId, Observation]) -> None:
+        self.observations = observations
+        self.changes = {client: change_of(seen) for client, seen in observations.items()}
+        self.untrained = any(seen.untrained for seen in observations.values())
+        self.estimates: Estimates | None = None
 
 
 @selector("inferred", label="FedEntOpt, inferred")
@@ -49,6 +60,7 @@ class InferredSelector(EntropySelector):
         self.census_epochs = check_int("census_epochs", census_epochs, 0)
         self.census_samples = None if census_samples is None else check_int("census_samples", census_samples, 1)
         self._audit: Audit | None = None
+        self._expected: _Expected | None = None
 
     @classmethod
     def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> InferredSelector:
@@ -84,9 +96,11 @@ class InferredSelector(EntropySelector):
         """Estimate the labels of those that trained."""
         if self._audit is None:
             self._audit = Audit(self.num_classes or 1, "replace")
-        changes = {client: change_of(seen) for client, seen in observations.items()}
-        self._audit.observe(changes, untrained=any(seen.untrained for seen in observations.values()))
-        self._believe(changes)
+        expected, self._expected = self._expected, None
+        if expected is None or expected.observations is not observations:
+            expected = _Expected(observations)
+        self._audit.observe(expected.changes, untrained=expected.untrained, estimates=expected.estimates)
+        self._believe(expected.changes)
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         """Whoever is unknown first where there was no census, then as FedEntOpt."""
@@ -99,8 +113,7 @@ class InferredSelector(EntropySelector):
 
     def estimate(self, client: ClientId) -> np.ndarray | None:
         """The estimated label distribution of a client, None before it was seen."""
-        found = None if self._audit is None else self._audit.estimate(client)
-        return None if found is None else found.shares
+        return None if self._audit is None else self._audit.shares(client)
 
     def times_seen(self, client: ClientId) -> int:
         """How often a client has been observed, the census included."""
@@ -129,3 +142,23 @@ class InferredSelector(EntropySelector):
         listed = [client for client in clients if client in self._table]
         if listed:
             super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
+
+
+def estimate_together(told: Iterable[tuple[Selector, Mapping[ClientId, Observation]]]) -> None:
+    """Estimate what selectors of many runs are about to observe, all of it at once, which takes a fraction of the time.
+
+    Each selector must then be told by `observe` with the same mapping; what it learns is the same to the bit. Of others
+    than `InferredSelector`, and of what `observe` is going to refuse, nothing is done.
+    """
+    rounds: list[tuple[_Expected, np.ndarray]] = []
+    for one, observations in told:
+        if not isinstance(one, InferredSelector) or not observations:
+            continue
+        try:
+            expected = one._expected = _Expected(observations)
+            rounds.append((expected, change_table(expected.changes, one.num_classes or 1)))
+        except InputError:
+            one._expected = None
+    found = estimates_together([(table, expected.untrained) for expected, table in rounds])
+    for (expected, _), estimates in zip(rounds, found, strict=True):
+        expected.estimates = estimates

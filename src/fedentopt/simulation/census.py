@@ -16,6 +16,7 @@ from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.feedback import FeedbackReader
 from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.run_state import RunState
+from fedentopt.simulation.telling import expect
 from fedentopt.simulation.work import Trained, Work, build_work
 
 
@@ -65,8 +66,10 @@ def take_censuses(
             told = feedback.read().items()  # who trained on a part of its data still says how much it has
             found[i] |= {client: replace(seen, samples=sizes[client]) for client, seen in told}
             done += len(part.work)
+    found = {i: _mirrored(observations) for i, observations in found.items()}
+    expect([(runs[i], observations) for i, observations in found.items()])
     for i, observations in found.items():
-        runs[i].planner.observe(_mirrored(observations))
+        runs[i].planner.observe(observations)
         runs[i].census_seconds = plans[i].seconds
 
 

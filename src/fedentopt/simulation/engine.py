@@ -44,6 +44,7 @@ from fedentopt.simulation.options import RunOptions
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
+from fedentopt.simulation.telling import tell_selectors
 from fedentopt.simulation.tick import Tick, TickReader
 from fedentopt.simulation.trainers import (
     Trainer,
@@ -295,8 +296,7 @@ class Stack:
 
     def _plan_with_feedback(self, runs: list[RunState]) -> list[RoundPlan]:
         """The losses that selectors want to know first are asked for together."""
-        for run in runs:
-            run.tell_selector()
+        tell_selectors(runs)
         questions = [run.planner.questions(run.round + 1) if run.diverged_round is None else [] for run in runs]
         if not any(questions):
             return [run.next_plan() for run in runs]

@@ -256,6 +256,10 @@ class RunPlanner:
             self._call("observe", cast("Mapping[ClientId, Observation]", observations))
         self.watch.learnt(observations)
 
+    def add_selecting(self, seconds: float) -> None:
+        """Count time as the selector's that was spent on it elsewhere, for several runs at once."""
+        self._selecting += seconds
+
     def _believe(self, clients: list[int]) -> None:
         """Let the selector choose by what is believed of these clients now."""
         if clients:

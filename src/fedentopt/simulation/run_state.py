@@ -15,7 +15,7 @@ from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
 from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
-from fedentopt.selection import Selector
+from fedentopt.selection import Observation, Selector
 from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device, to_host
@@ -200,15 +200,25 @@ class RunState:
 
     def tell_selector(self) -> None:
         """Tell the selector of the last round what it needs to know, once the device has the figures."""
-        if self.feedback is not None:
-            feedback, self.feedback = self.feedback, None
-            observations = feedback.read()
-            if recalls := feedback.recalls():
-                self.planner.observe_recalls(recalls)
-            try:
-                self.planner.observe(observations)
-            except InputError as error:  # one of many in a stack, perhaps one that was continued
-                raise InputError(f"{self.config.run_id}: {error}") from error
+        if (observations := self.read_feedback()) is not None:
+            self.observe(observations)
+
+    def read_feedback(self) -> dict[int, Observation] | None:
+        """What the last round tells, to be observed; None where there is nothing, or it has been read."""
+        if self.feedback is None:
+            return None
+        feedback, self.feedback = self.feedback, None
+        observations = feedback.read()
+        if recalls := feedback.recalls():
+            self.planner.observe_recalls(recalls)
+        return observations
+
+    def observe(self, observations: Mapping[int, Observation]) -> None:
+        """Tell the selector what `read_feedback` gave."""
+        try:
+            self.planner.observe(observations)
+        except InputError as error:  # one of many in a stack, perhaps one that was continued
+            raise InputError(f"{self.config.run_id}: {error}") from error
 
     def checkpoint(self, rows: Iterable[ClientRow] = ()) -> Callable[[], Checkpoint]:
         """Copy everything needed to go on after the last planned round, but for what `rows` gives of single clients.

@@ -82,10 +82,10 @@ class Watch:
         """Renew the errors of these clients' estimates, after the selector too has been told."""
         if not (self._infers or self.reads_heads):
             return
-        for client in clients:
-            estimate = self._estimate(client)
-            if estimate is not None:
-                self._errors[client] = float(np.abs(estimate - self._shares[client]).sum() / 2)
+        found = {client: estimate for client in clients if (estimate := self._estimate(client)) is not None}
+        if found:
+            apart = np.abs(np.array(list(found.values())) - self._shares[list(found)])
+            self._errors.update(zip(found, (apart.sum(axis=1) / 2).tolist(), strict=True))
 
     def knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
         """What the server knew when it chose this cohort; nothing where there is no reason to doubt reports."""
@@ -115,8 +115,7 @@ class Watch:
     def _estimate(self, client: int) -> np.ndarray | None:
         if self._infers:
             return self._selector.estimate(client)
-        found = None if self.audit is None else self.audit.estimate(client)
-        return None if found is None else found.shares
+        return None if self.audit is None else self.audit.shares(client)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable; empty without an audit."""
