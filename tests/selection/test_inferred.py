@@ -7,7 +7,6 @@ import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.selection import Head, InferredSelector, Observation
-from fedentopt.selection.inferred import estimate_together
 
 
 def looked_through(monkeypatch: pytest.MonkeyPatch, clients: int, epochs: int) -> int:
@@ -57,7 +56,7 @@ def test_runs_estimated_together_learn_what_they_learn_alone() -> None:
             told(10 * round_ + i, range(12) if not round_ else range(i, i + 3 + i % 2), untrained=not round_)
             for i in range(5)
         ]
-        estimate_together(zip(together, seen, strict=True))
+        InferredSelector.expect(list(zip(together, seen, strict=True)))
         for one, other, observations in zip(alone, together, seen, strict=True):
             one.observe(observations)
             other.observe(observations)
@@ -68,7 +67,7 @@ def test_runs_estimated_together_learn_what_they_learn_alone() -> None:
 
 def test_what_was_expected_is_not_taken_for_something_else() -> None:
     one, other = started(0), started(0)
-    estimate_together([(other, told(1, range(5)))])
+    InferredSelector.expect([(other, told(1, range(5)))])
     for selector in (one, other):
         selector.observe(told(2, range(5)))
         selector.observe(told(1, range(5)))
@@ -79,7 +78,7 @@ def test_what_cannot_be_read_is_refused_when_it_is_observed() -> None:
     good, bad = started(0), started(1)
     wrong = {0: Observation(5, head=Head(np.zeros((3, 2), np.float32), np.zeros(3, np.float32)), travel=1.0)}
     seen = told(3, range(4))
-    estimate_together([(bad, wrong), (good, seen)])
+    InferredSelector.expect([(bad, wrong), (good, seen)])
     with pytest.raises(InputError, match=r"head: of client 0: shape \(3,\); accepted: \(4,\)"):
         bad.observe(wrong)
     good.observe(seen)

@@ -11,8 +11,9 @@ as a whole cohort of them is left; the rounds at the highest learning rate then 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
 from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
-from fedentopt.selection.selector import Selector, check_int, selector
+from fedentopt.selection.selector import check_int, selector
 from fedentopt.settings import amount, setting
 
 
@@ -92,6 +93,23 @@ class InferredSelector(EntropySelector):
         if self._audit is not None:
             self._audit.forget(gone)
 
+    @classmethod
+    def expect(cls, told: Sequence[tuple[Self, Mapping[ClientId, Observation]]]) -> None:
+        """Estimate the labels of all at once, which takes a fraction of the time. What each learns is the same to the
+        bit; what `observe` is going to refuse is left to it."""
+        rounds: list[tuple[_Expected, np.ndarray]] = []
+        for one, observations in told:
+            one._expected = None
+            if not observations:
+                continue
+            with contextlib.suppress(InputError):
+                expected = _Expected(observations)
+                rounds.append((expected, change_table(expected.changes, one.num_classes or 1)))
+                one._expected = expected
+        found = estimates_together([(table, expected.untrained) for expected, table in rounds])
+        for (expected, _), estimates in zip(rounds, found, strict=True):
+            expected.estimates = estimates
+
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Estimate the labels of those that trained."""
         if self._audit is None:
@@ -142,23 +160,3 @@ class InferredSelector(EntropySelector):
         listed = [client for client in clients if client in self._table]
         if listed:
             super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
-
-
-def estimate_together(told: Iterable[tuple[Selector, Mapping[ClientId, Observation]]]) -> None:
-    """Estimate what selectors of many runs are about to observe, all of it at once, which takes a fraction of the time.
-
-    Each selector must then be told by `observe` with the same mapping; what it learns is the same to the bit. Of others
-    than `InferredSelector`, and of what `observe` is going to refuse, nothing is done.
-    """
-    rounds: list[tuple[_Expected, np.ndarray]] = []
-    for one, observations in told:
-        if not isinstance(one, InferredSelector) or not observations:
-            continue
-        try:
-            expected = one._expected = _Expected(observations)
-            rounds.append((expected, change_table(expected.changes, one.num_classes or 1)))
-        except InputError:
-            one._expected = None
-    found = estimates_together([(table, expected.untrained) for expected, table in rounds])
-    for (expected, _), estimates in zip(rounds, found, strict=True):
-        expected.estimates = estimates

@@ -26,7 +26,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -209,6 +209,11 @@ class Selector(ABC):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:  # noqa: B027
         """Learn from the clients that trained. Clients whose figures were not finite are left out."""
+
+    @classmethod  # noqa: B027
+    def expect(cls, told: Sequence[tuple[Self, Mapping[ClientId, Observation]]]) -> None:
+        """Look at what selectors of this class, of many runs, are about to observe, each with its own mapping: for work
+        that is cheaper when it is done for all together. What `observe` learns must not depend on it."""
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:  # noqa: B027
         """Drop what is known of clients that were removed; whoever comes back is new."""

@@ -1,4 +1,4 @@
-"""Telling the selectors of many runs what a round showed: what they have in common is worked out once for all."""
+"""Telling the selectors of many runs what a round showed: what a class can work out once for all of them, it may."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from fedentopt.selection import ClientId, Observation
-from fedentopt.selection.inferred import estimate_together
+from fedentopt.selection import ClientId, Observation, Selector
 from fedentopt.simulation.run_state import RunState
 
 Told = tuple[RunState, Mapping[int, Observation]]
@@ -22,11 +21,13 @@ def tell_selectors(runs: Sequence[RunState]) -> None:
 
 
 def expect(told: Sequence[Told]) -> None:
-    """Prepare the selectors of these runs for what they are about to observe, and count the time as theirs."""
-    inferring = [one for one in told if getattr(one[0].planner.selector, "labels_from_heads", False)]
-    started = time.perf_counter()
-    estimate_together(
-        (run.planner.selector, cast("Mapping[ClientId, Observation]", observations)) for run, observations in inferring
-    )
-    for run, _ in inferring:
-        run.planner.add_selecting((time.perf_counter() - started) / len(inferring))
+    """Show every class of selectors what its runs are about to observe; the time counts as the selectors'."""
+    kinds: dict[type, list[Told]] = {}
+    for run, observations in told:
+        kinds.setdefault(type(run.planner.selector), []).append((run, observations))
+    for kind, own in kinds.items():
+        if issubclass(kind, Selector):
+            started = time.perf_counter()
+            kind.expect([(run.planner.selector, cast("Mapping[ClientId, Observation]", seen)) for run, seen in own])
+            for run, _ in own:
+                run.planner.add_selecting((time.perf_counter() - started) / len(own))
