@@ -3,16 +3,18 @@
     python benchmarks/efficientnet_step.py [--out step.json] [--limit 100] [--parts even uneven ...]
 
 Parts, as far as the time goes (`--limit` seconds; what had to be left out is said):
+- deterministic: the form that runs by default with and without keeping cuDNN to algorithms that give the same bits from
+  run to run: samples per second, whether rounds of the same work do give the same bits, and if not, in which tensors a
+  single step does not;
 - check: gradients of a batch with padding against float64, plain and fused (relative error of all of them together);
 - even: samples per second of whole local training of clients with full batches, by form (`FusedForm`), and the seconds
   that the first round took; "in place" is torch as it comes, where SiLU overwrites its input;
 - uneven: the same of clients as in `fedentopt bench engine`, whose last batches are padded;
 - kernels: those that took longest, plain and fused;
 - layers: our kernels beside torch's, and the memory traffic that they reach;
-- bits: whether two rounds of the same work give the same;
 - tuned: plain layers with cuDNN timing its algorithms, in a process of its own. Everything above leaves that out: an
   algorithm found by rule stays for the rest of a process.
-The first three come with TF32 first, then with bf16. `--tiny` tries all of it with a small network, on the CPU with
+The next three come with TF32 first, then with bf16. `--tiny` tries all of it with a small network, on the CPU with
 TRITON_INTERPRET=1 as well.
 """
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import hashlib
 import json
 import subprocess
 import sys
@@ -44,8 +47,8 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData, torch_settings, untuned
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers import StreamsTrainer, bound_model, fused_convolutions
-from fedentopt.simulation.trainers.fused_blocks import FusedForm, fuse_blocks
+from fedentopt.simulation.trainers import StreamsTrainer, bound_model, fused_convolutions, streams
+from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for, fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import mask_norms
 from fedentopt.simulation.trainers.padding_trial import without_cudnn
 from fedentopt.simulation.triton import norm_apply, norm_excite, norm_statistics, ops
@@ -56,15 +59,18 @@ FORMS = {
     "in place": FusedForm(),
     "plain": FusedForm(),
     "norms": FusedForm(norms=True),
-    "norms, excite, residual": FusedForm(True, True, True),
-    "all but pointwise": FusedForm(True, True, True, True),
-    "all": FusedForm(True, True, True, True, True),
+    "norms, depthwise": FusedForm(norms=True, depthwise=True),
 }
-LEAST = {"fp32": list(FORMS), "bf16": ["plain", "norms, excite, residual", "all but pointwise", "all"]}
+LEAST = {"fp32": list(FORMS), "bf16": ["plain", "norms", "norms, depthwise"]}
 LAYERS = ((32, 112, 3, 1), (96, 112, 3, 2), (240, 28, 5, 1), (672, 14, 5, 1), (1152, 7, 5, 1))
-PRODUCTS = ((16, 96, 112), (144, 24, 56), (40, 240, 28), (672, 112, 14), (1152, 192, 7))  # in, out, side
 REPEATS = 5
-PARTS = ("check", "even", "uneven", "kernels", "layers", "bits", "tuned")
+PARTS = ("deterministic", "check", "even", "uneven", "kernels", "layers", "tuned")
+
+
+def usual(precision: str) -> str:
+    """The form that runs on a GPU by default."""
+    wanted = form_for(torch.device("cuda"), precision == "bf16")
+    return next(name for name, form in FORMS.items() if form == wanted)
 
 
 class Bench:
@@ -153,7 +159,7 @@ def check(bench: Bench, precision: str) -> None:
     exact = bench.exact
     errors = {
         name: float((gradients(bench, FORMS[name], precision) - exact).norm() / exact.norm())
-        for name in ("plain", "norms, excite, residual", "all")
+        for name in ("plain", "norms", "norms, depthwise")
     }
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     print(f"gradients, {precision}: {shown}; after {bench.limit - bench.left:.0f} s", flush=True)
@@ -192,12 +198,16 @@ def work_of(bench: Bench, sizes: list[int], epochs: int) -> Any:
     return build_work(rows, bench.batch, CLASSES, bench.device)
 
 
+def clients_of(bench: Bench, *, uneven: bool) -> tuple[list[int], int]:
+    """Samples of each client, and epochs."""
+    if uneven:
+        return ([1, 5] if bench.tiny else [round(s) for s in np.linspace(1, 285, 10)]), 2
+    return [2 * bench.batch] * bench.clients, 1
+
+
 def speed(bench: Bench, name: str, precision: str, *, uneven: bool = False, tuned: bool = False) -> dict[str, Any]:
     """Samples per second and the seconds of the first round."""
-    if uneven:
-        sizes, epochs = ([1, 5] if bench.tiny else [round(s) for s in np.linspace(1, 285, 10)]), 2
-    else:
-        sizes, epochs = [2 * bench.batch] * bench.clients, 1
+    sizes, epochs = clients_of(bench, uneven=uneven)
     starts = bench.layout.pack(bench.model.state_dict())[None].to(bench.device)
     work = work_of(bench, sizes, epochs)
     with (
@@ -297,28 +307,90 @@ def layers(bench: Bench, dtype: torch.dtype) -> None:
             timed(where, name, lambda r=run, c=layer, g=given: r(c, g), n + y.numel())
             push = torch.randn_like(y)
             timed(where, f"{name} back", lambda y=y, p=push: y.backward(p, retain_graph=True), 2 * n + 2 * y.numel())
-    for into, out, side in ((8, 12, 6),) if bench.tiny else PRODUCTS:
-        where, layer = f"{into} > {out} x {side} x {side}", nn.Conv2d(into, out, 1, bias=False)
-        layer = layer.to(bench.device, dtype).to(memory_format=torch.channels_last)
-        for what, run in (("product", fused_convolutions.pointwise), ("torch: 1x1", lambda c, g: c(g))):
-            given = maps(into, side).requires_grad_()
-            y = run(layer, given)
-            push = torch.randn_like(y)
-            moved = given.numel() + y.numel()
-            timed(where, what, lambda r=run, c=layer, g=given: r(c, g), moved)
-            timed(where, f"{what} back", lambda y=y, p=push: y.backward(p, retain_graph=True), 2 * moved)
     bench.report.setdefault("layers", {})[str(dtype)] = found
 
 
-def same_bits(bench: Bench) -> None:
+@contextlib.contextmanager
+def any_algorithm() -> Iterator[None]:
+    """Inside, cuDNN may take algorithms whose sums have no fixed order for fused models, too."""
+    before, streams.REPEATABLE = streams.REPEATABLE, False
+    try:
+        yield
+    finally:
+        streams.REPEATABLE = before
+
+
+def deterministic(bench: Bench, name: str, precision: str, *, uneven: bool, repeatable: bool) -> dict[str, Any]:
+    """Speed, and whether rounds of the same work give the same bits; if not, in which tensors of the model a single
+    step does not. The digest is for comparing processes."""
+    sizes, epochs = clients_of(bench, uneven=uneven)
     starts = bench.layout.pack(bench.model.state_dict())[None].to(bench.device)
-    work = work_of(bench, [bench.batch + 3] * 2, 1)
-    for name in ("plain", "all but pointwise", "all"):
-        with trainer(bench, name, "fp32", 2, masks=True) as made, untuned():
-            first, second = (made.train(starts, work).models.clone() for _ in range(2))
-        same = bool(torch.equal(first, second))
-        bench.report.setdefault("same_bits", {})[name] = same
-        print(f"two rounds of the same work, {name}: {'the same bits' if same else 'other bits'}", flush=True)
+    work = work_of(bench, sizes, epochs)
+    # A batch whose step the first slot has captured by then: it gets the largest client.
+    single = work_of(bench, [sizes[-1] % bench.batch or bench.batch], 1)
+    with (
+        contextlib.nullcontext() if repeatable else any_algorithm(),
+        trainer(bench, name, precision, len(sizes), masks=uneven) as made,
+    ):
+        rounds: list[Tensor] = []
+        first = bench.best(lambda: rounds.append(made.train(starts, work).models.clone()), 1)
+        seconds = bench.best(lambda: rounds.append(made.train(starts, work).models.clone()), 3)
+        steps = [made.train(starts, single).models.clone() for _ in range(3)]
+        bench.finish()
+    same = all(same_bits(rounds[0], other) for other in rounds[1:])
+    found = {
+        "case": f"{'uneven' if uneven else 'even'}, {precision}", "form": name, "repeatable": repeatable,
+        "samples_per_s": round(sum(sizes) * epochs / seconds), "first_round_s": round(first, 1), "same_bits": same,
+        "digest": hashlib.sha256(rounds[0].cpu().numpy().tobytes()).hexdigest()[:12],
+        "other_after_a_step": other_tensors(bench, steps),
+    }  # fmt: skip
+    how = "repeatable algorithms" if repeatable else "any algorithms"
+    print(
+        f"{found['case']}, {name}, {how}: {found['samples_per_s']:,} samples/s, first round {first:.1f} s, "
+        f"{'the same bits' if same else 'OTHER BITS'} in {len(rounds)} rounds, digest {found['digest']}",
+        flush=True,
+    )
+    others = found["other_after_a_step"]
+    if others:
+        shown = ", ".join(others[-8:])
+        print(f"    after a step {len(others)} of {len(bench.layout.slots)} tensors differ; last: {shown}", flush=True)
+    return found
+
+
+def same_bits(mine: Tensor, its: Tensor) -> bool:
+    """Of float32, also where they are no numbers."""
+    return torch.equal(mine.contiguous().view(torch.int32), its.contiguous().view(torch.int32))
+
+
+def other_tensors(bench: Bench, steps: list[Tensor]) -> list[str]:
+    """Names, in the order of the forward pass, of the tensors that are not the same in all rows. The backward pass
+    comes to the last of them first: what only weight gradients do differently shows in single tensors; what an input
+    gradient does, in all before; what the forward pass does, in statistics (running_mean) from there on."""
+    names = []
+    for slot in bench.layout.slots:
+        rows = [step[:, slot.offset : slot.offset + slot.size] for step in steps]
+        if not all(same_bits(rows[0], row) for row in rows[1:]):
+            names.append(slot.name)
+    order = {name: i for i, name in enumerate(bench.model.state_dict())}
+    return sorted(names, key=lambda name: order[name])
+
+
+def all_deterministic(bench: Bench) -> None:
+    cases = [(precision, uneven) for uneven in (False, True) for precision in ("fp32", "bf16")]
+    for precision, uneven in cases:
+        names = [(usual(precision), True), (usual(precision), False)]
+        if precision == "bf16" and not uneven:
+            names.insert(1, ("norms, depthwise", True))  # should cuDNN's repeatable ones be slow
+        for name, repeatable in names:
+            what = f"deterministic, {'uneven' if uneven else 'even'}, {precision}, {name}, {repeatable}"
+            if not bench.enough(5 if uneven else 3, what):
+                continue
+            try:
+                found = deterministic(bench, name, precision, uneven=uneven, repeatable=repeatable)
+            except RuntimeError as error:  # cuDNN may have no such algorithm for a layer
+                print(f"{what}: {error}", flush=True)
+                found = {"case": what, "error": str(error)[:300]}
+            bench.report.setdefault("deterministic", []).append(found)
 
 
 def run(bench: Bench, parts: list[str]) -> None:
@@ -328,20 +400,20 @@ def run(bench: Bench, parts: list[str]) -> None:
                 found = speed(bench, name, precision, uneven=part == "uneven")
                 bench.report.setdefault("speeds", []).append(found)
 
+    if "deterministic" in parts:
+        all_deterministic(bench)
     for precision, names in LEAST.items():
         if "check" in parts and bench.enough(15, f"check, {precision}"):
             check(bench, precision)
         speeds("even", names, precision, 6)
-        speeds("uneven", ["all", "plain"], precision, 12)
-        for name in ("plain", "all") if "kernels" in parts else ():
+        speeds("uneven", [usual(precision), "plain"], precision, 12)
+        for name in ("plain", usual(precision)) if "kernels" in parts else ():
             if bench.enough(5, f"kernels, {precision}, {name}"):
                 busiest(bench, name, precision)
     for dtype in (torch.float32, torch.bfloat16) if "layers" in parts else ():
         if bench.enough(6, f"layers, {dtype}"):
             with torch_settings(bench.device, "fp32"), untuned():
                 layers(bench, dtype)
-    if "bits" in parts and bench.enough(6, "bits"):
-        same_bits(bench)
 
 
 def tuned(bench: Bench, options: argparse.Namespace) -> None:

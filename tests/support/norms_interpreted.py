@@ -19,12 +19,13 @@ from torch.nn import functional as F
 from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 
 import toy
+from fedentopt.models import build
 from fedentopt.models.keyed_dropout import dropout_key, key_dropout
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StreamsTrainer, fused_convolutions, fused_layers
-from fedentopt.simulation.trainers.fused_blocks import FusedForm, fuse_blocks
+from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for, fuse_blocks, fusible
 from fedentopt.simulation.trainers.masked_norm import Padding, mask_norms, masked_batch_norm
 from fedentopt.simulation.triton import PlainKernels, norm_excite, norm_statistics
 from fedentopt.simulation.work import build_work
@@ -35,7 +36,7 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 CLOSE = 5e-6
 ACTIVATIONS = {"none": nn.Identity(), "silu": nn.SiLU(), "relu": nn.ReLU(), "relu6": nn.ReLU6()}
-ALL = FusedForm(*[True] * len(FusedForm._fields))
+ALL = FusedForm(norms=True, depthwise=True)
 
 
 def last(x: Tensor) -> Tensor:
@@ -209,6 +210,7 @@ def test_squeeze_and_excitation(shape, real, monkeypatch):
         ((1, 64, 4, 5), 5, 1, 2),
         ((2, 6, 7, 6), 5, 1, 0),
         ((9, 3, 2, 2), 3, 2, 1),
+        ((12, 7, 1, 1), 3, 1, 1),
     ],
     ids=str,
 )
@@ -227,27 +229,6 @@ def test_depthwise_convolutions(shape, side, stride, padding, monkeypatch):
     for mine, its in ((y, expected), (x.grad, wide.grad), (conv.weight.grad, exact.weight.grad)):
         assert mine.shape == its.shape
         assert relative(mine.detach(), its.detach()) < CLOSE
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pointwise_convolutions(dtype, monkeypatch):
-    """Weight gradients in 1 to 64 parts, as the number of pixels and of weights allows."""
-    for shape, out, most in (((2, 5, 7, 3), 6, 1 << 22), ((4, 6, 8, 6), 3, 1 << 22), ((8, 6, 8, 8), 3, 18 * 5)):
-        monkeypatch.setattr(fused_convolutions, "LONG", 1)
-        monkeypatch.setattr(fused_convolutions, "PARTIAL", most)
-        conv = nn.Conv2d(shape[1], out, 1, bias=False)
-        assert fused_convolutions.takes_pointwise(conv)
-        exact, x = copy.deepcopy(conv).double(), last(torch.randn(shape).to(dtype)).requires_grad_()
-        wide = x.detach().double().requires_grad_()
-        y, expected = fused_convolutions.pointwise(conv, x), exact(wide)
-        push = torch.randn(expected.shape).to(dtype)
-        y.backward(push)
-        expected.backward(push.double())
-        assert y.dtype == x.grad.dtype == dtype
-        assert y.is_contiguous(memory_format=torch.channels_last)
-        for mine, its in ((y, expected), (x.grad, wide.grad), (conv.weight.grad, exact.weight.grad)):
-            assert mine.shape == its.shape
-            assert relative(mine.detach(), its.detach()) < (CLOSE if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +301,7 @@ def one_step(model: nn.Module, form: FusedForm, dtype: torch.dtype = torch.float
 def test_every_form_is_the_same_network():
     model = efficientnet()
     exact = one_step(model, FusedForm(), torch.float64)
-    for form in (FusedForm(norms=True), ALL):
+    for form in (FusedForm(norms=True), FusedForm(depthwise=True), ALL):
         found = one_step(model, form)
         whole = [torch.cat([v.double().flatten() for v in side.values()]) for side in (found, exact)]
         assert found.keys() == exact.keys()
@@ -333,7 +314,7 @@ def test_every_form_is_the_same_network():
 def test_what_is_fused_and_when(monkeypatch):
     """Nothing unless asked, in evaluation, outside `running`, or with maps in another order or type."""
     calls: list[str] = []
-    for name in ("normalise", "excite", "depthwise", "pointwise"):
+    for name in ("normalise", "excite", "depthwise"):
         module_of = fused_layers if hasattr(fused_layers, name) else fused_convolutions
         plain: Callable[..., Tensor] = getattr(module_of, name)
         monkeypatch.setattr(
@@ -341,7 +322,8 @@ def test_what_is_fused_and_when(monkeypatch):
         )
     model = efficientnet()
     x = torch.randn(2, 3, 9, 9)
-    assert not fuse_blocks(copy.deepcopy(model), model, FusedForm(), Padding(), CPU).names
+    assert not fusible(model, FusedForm(), CPU)
+    assert form_for(CPU, bf16=False) == FusedForm()
     module = copy.deepcopy(model)
     fused = fuse_blocks(module, model, ALL, Padding(), CPU)
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -351,13 +333,12 @@ def test_what_is_fused_and_when(monkeypatch):
         assert torch.equal(module.eval()(last(x)), copy.deepcopy(module)(last(x)))
         module.train().to(memory_format=torch.contiguous_format)(x)
         module.double()(last(x).double())
-    assert not set(calls) - {"pointwise"}  # of maps of one pixel nobody can say in which order they lie
-    calls.clear()
+    assert not calls
     module.float().to(memory_format=torch.channels_last)
     with fused.running():
         module(last(x))
     counted = {name: calls.count(name) for name in calls}
-    assert counted == {"normalise": 7, "excite": 3, "depthwise": 3, "pointwise": 2 + 3 + 6 + 1}
+    assert counted == {"normalise": 7, "excite": 3, "depthwise": 3}
     calls.clear()
     with fused.running(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         y = module(last(x))
@@ -366,14 +347,90 @@ def test_what_is_fused_and_when(monkeypatch):
 
 
 def test_a_layer_with_a_hook_stays_torchs():
+    """Where it stands in a block, all of that block that is not a layer of its own does, too."""
     model = efficientnet()
     seen = []
     model.features[1][0].block[0][1].register_forward_hook(lambda *_: seen.append(1))
+    assert "features.1.0" not in fusible(model, ALL, CPU)
     module = copy.deepcopy(model)
     fused = fuse_blocks(module, model, FusedForm(norms=True), Padding(), CPU)
     with fused.running():
         module(last(torch.randn(2, 3, 9, 9)))
     assert seen == [1]
+
+
+class SqueezeExcitation(nn.Module):
+    """One of a user's own, which only shares torchvision's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.avgpool(x)
+
+
+class Doubled(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def untracked(model: nn.Module) -> None:
+    """Statistics that are there and do not move."""
+    model.features[1][0].block[0][1].track_running_stats = False
+
+
+def uncounted(model: nn.Module) -> None:
+    model.features[1][0].block[0][1].num_batches_tracked = None
+
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "excitation of one's own": lambda m: setattr(m.features[1][0].block, "1", SqueezeExcitation()),
+    "excitation to larger maps": lambda m: setattr(m.features[1][0].block[1].avgpool, "output_size", 3),
+    "another drop": lambda m: setattr(m.features[1][0], "stochastic_depth", nn.Identity()),
+    "norm of one's own": lambda m: setattr(m.features[1][0].block[0], "1", Doubled(8)),
+    "another activation": lambda m: setattr(m.features[1][0].block[0], "2", nn.Hardswish()),
+    "cumulative statistics": lambda m: setattr(m.features[1][0].block[0][1], "momentum", None),
+    "statistics that stand still": untracked,
+    "batches not counted": uncounted,
+    "doubles": lambda m: m.features[1][0].block[0][1].double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_block_has_otherwise_stays_torchs(change):
+    """The block; those of its layers that are as they were are fused by themselves."""
+    model = efficientnet()
+    assert fusible(model, ALL, CPU)["features.1.0"] == "norms"
+    CHANGES[change](model)
+    found = fusible(model, ALL, CPU)
+    assert "features.1.0" not in found
+    assert found["features.2.0"] == "norms"
+    if change in ("excitation of one's own", "another drop", "statistics that stand still"):
+        module = copy.deepcopy(model)
+        plain, fused = copy.deepcopy(module), fuse_blocks(module, model, ALL, Padding(), CPU)
+        x = last(torch.randn(3, 3, 9, 9))
+        for net in (plain, module):
+            key = dropout_key(net)
+            assert key is not None
+            key.set(4)
+        with fused.running():
+            y = module(x)
+        torch.testing.assert_close(y, plain(x), atol=2e-5, rtol=2e-4)
+        for (name, mine), its in zip(module.named_buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(mine, its, atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_which_layers_of_other_models_are_fused():
+    """Of Lite0 BatchNorm alone, of VGG-11 BatchNorm, of B3 all."""
+    found = {name: fusible(build(name, 4, seed=0, image_size=32), ALL, CPU) for name in
+             ("efficientnet-b3", "efficientnet-lite0", "vgg11-bn", "vgg11")}  # fmt: skip
+    kinds = {name: set(layers.values()) for name, layers in found.items()}
+    assert kinds == {"efficientnet-b3": {"norms", "depthwise"}, "efficientnet-lite0": {"norms"},
+                     "vgg11-bn": {"norms"}, "vgg11": set()}  # fmt: skip
+    lite = {name.rpartition(".")[2] for name in found["efficientnet-lite0"]}
+    assert lite == {"stem", "head", "expand", "depthwise", "project"}  # no block as such, so no residual
+    assert sum(kind == "depthwise" for kind in found["efficientnet-b3"].values()) == 26
 
 
 def test_rounds_of_the_streams_trainer():
@@ -390,7 +447,7 @@ def test_rounds_of_the_streams_trainer():
         for form in (None, ALL)
     ]
     assert "fused" not in made[0].describe()
-    assert made[1].describe().endswith("fused: norms, excite, residual, depthwise, pointwise")
+    assert made[1].describe().endswith("fused: BatchNorm, depthwise convolutions")
     plain, fused = (trainer.train(starts, work) for trainer in made)
     assert any(form.masked for i in range(work.rows) for form in made[1]._batches(work, i))
     gap = (fused.models - plain.models).norm(dim=1) / (plain.models - starts).norm(dim=1)

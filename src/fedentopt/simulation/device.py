@@ -59,14 +59,16 @@ def torch_settings(device: torch.device, precision: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def untuned() -> Iterator[None]:
-    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new shape."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
+def untuned(*, repeatable: bool = False) -> Iterator[None]:
+    """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new shape. `repeatable`: only among
+    those that give the same bits from run to run."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, before[1] or repeatable
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,17 @@
-"""Which layers of a model run fused in training where a `FusedForm` asks for it (`fused_layers`, `fused_convolutions`).
+"""Which layers of a model run fused in training (`fused_layers`, `fused_convolutions`), and where.
 
 Found by what layers are and where they stand: BatchNorm in a Sequential with the activation behind it, torchvision's
-`MBConv` (EfficientNet) whole, depthwise and pointwise convolutions. Parameters, names and buffers stay the layers'
-own; in evaluation, in double precision, with maps in another order or inside code of one's own everything runs as
-torch has it.
+`MBConv` (EfficientNet) whole, depthwise convolutions. Parameters, names and buffers stay the layers' own. What differs
+from these in anything (a subclass, a hook, a `forward` or a type of its own) runs as torch has it, and so does
+everything in evaluation, in double precision, with maps in another order or inside code of one's own:
+
+    EfficientNet-B0, -B3    all of it
+    EfficientNet-Lite0      BatchNorm with ReLU6; its residuals and its convolutions, which pad in their own way, are
+                            torch's
+    vgg11-bn                BatchNorm (its ReLU comes after the pool where there is one)
+    others                  `nn.BatchNorm2d` in a Sequential, with the SiLU, ReLU or ReLU6 right behind it; depthwise
+                            `nn.Conv2d` of 3x3 or 5x5 without bias anywhere; BatchNorm that a `forward` calls by itself
+                            is torch's
 
 One training step of EfficientNet-B0 at 224 pixels reads and writes 170 M values of maps per sample in torch's own
 layers (681 MB in float32): BatchNorm and SiLU 45 M of them forward and 52 M backward, squeeze-and-excitation 7 M and
@@ -22,6 +30,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from fedentopt.models.keyed_dropout import KeyedStochasticDepth
 from fedentopt.simulation.lowering import is_plain
 from fedentopt.simulation.trainers import fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.masked_norm import Padding
@@ -33,24 +42,19 @@ Forward = Callable[[Tensor], Tensor]
 class FusedForm(NamedTuple):
     """What of a step in the streams trainer is fused; what it computes is the same but for rounding.
 
-    `norms`: BatchNorm and the activation behind it. `excite`, with `norms`: squeeze-and-excitation rides along.
-    `residual`, with `norms`: so do stochastic depth and the sum that ends a block. `depthwise`: our own kernels for
-    depthwise convolutions. `pointwise`: convolutions of 1x1 are matrix products.
+    `norms`: BatchNorm and what follows it element by element: the activation, and in EfficientNet's blocks
+    squeeze-and-excitation, stochastic depth and the residual sum. `depthwise`: depthwise convolutions in kernels of our
+    own. Convolutions of 1x1 as matrix products were tried and did not pay.
     """
 
     norms: bool = False
-    excite: bool = False
-    residual: bool = False
     depthwise: bool = False
-    pointwise: bool = False
 
 
-FORM = FusedForm()  # on CUDA, of every streams trainer that is not told otherwise
-
-
-def form_for(device: torch.device) -> FusedForm:
-    """What is fused there unless somebody asks for something else."""
-    return FORM if device.type == "cuda" else FusedForm()
+def form_for(device: torch.device, bf16: bool) -> FusedForm:
+    """What is fused there unless somebody asks for something else, as it paid on an H200
+    (`benchmarks/efficientnet_step.py`): in bf16 cuDNN's depthwise convolutions are faster than ours."""
+    return FusedForm(norms=True, depthwise=not bf16) if device.type == "cuda" else FusedForm()
 
 
 class FusedBlocks:
@@ -59,7 +63,6 @@ class FusedBlocks:
     def __init__(self, padding: Padding) -> None:
         self.on = False
         self.padding = padding
-        self.names: list[str] = []
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -70,47 +73,38 @@ class FusedBlocks:
             self.on = False
 
 
+def fusible(model: nn.Module, form: FusedForm, device: torch.device) -> dict[str, str]:
+    """The layers of `model` that run fused there in this form: by name, whether "norms" or "depthwise" has them do."""
+    if not any(form) or not runs_on(device):
+        return {}
+    found = {}
+    for name, layer in model.named_modules():
+        if form.depthwise and is_plain(layer, nn.Conv2d) and fused_convolutions.takes_depthwise(layer):
+            found[name] = "depthwise"
+        elif form.norms and (_is_block(layer) or (_is_sequence(layer) and any(_norm(child) for child in layer))):
+            found[name] = "norms"
+    return found
+
+
 def fuse_blocks(
     module: nn.Module, model: nn.Module, form: FusedForm, padding: Padding, device: torch.device
 ) -> FusedBlocks:
     """Let layers of `module` run fused while the result is `running`; which of them, the same layers of `model` say,
     of which it is a copy that may have been given hooks since."""
     fused = FusedBlocks(padding)
-    if not any(form) or not runs_on(device):
-        return fused
-    copies = dict(module.named_modules())
-    block_type = getattr(sys.modules.get("torchvision.models.efficientnet"), "MBConv", None)
-    for name, layer in model.named_modules():
-        copy = copies.get(name)
-        if copy is None or type(copy) is not type(layer):
-            continue
-        made = _stand_in(layer, copy, form, fused, block_type)
-        if made is not None:
-            copy.forward = made
-            fused.names.append(name)
+    layers, copies = dict(model.named_modules()), dict(module.named_modules())
+    for name in fusible(model, form, device):
+        layer, copy = layers[name], copies[name]
+        before: Forward = copy.forward
+        if isinstance(copy, nn.Conv2d):
+            made: Forward = partial(_convolve, fused, copy, before)
+        elif isinstance(copy, nn.Sequential):
+            assert isinstance(layer, nn.Sequential)
+            made = partial(_sequence, fused, copy, before, [_norm(child) for child in layer])
+        else:
+            made = partial(_block, fused, copy, before)
+        copy.forward = made
     return fused
-
-
-def _stand_in(
-    layer: nn.Module, copy: nn.Module, form: FusedForm, fused: FusedBlocks, block_type: Any
-) -> Forward | None:
-    """The forward that `copy` runs instead of its own; None where it keeps that."""
-    before: Forward = copy.forward
-    if is_plain(layer, nn.Conv2d):
-        assert isinstance(copy, nn.Conv2d)
-        if form.depthwise and fused_convolutions.takes_depthwise(layer):
-            return partial(_convolve, fused, copy, before, fused_convolutions.depthwise)
-        if form.pointwise and fused_convolutions.takes_pointwise(layer):
-            return partial(_convolve, fused, copy, before, fused_convolutions.pointwise)
-        return None
-    if not form.norms:
-        return None
-    if block_type is not None and is_plain(layer, block_type) and _is_usual(layer):
-        return partial(_block, fused, form, copy, before)
-    if _is_sequence(layer) and any(_norm(child) for child in layer):
-        assert isinstance(copy, nn.Sequential)
-        return partial(_sequence, fused, copy, before, [_norm(child) for child in layer])
-    return None
 
 
 def _is_sequence(layer: nn.Module) -> TypeGuard[nn.Sequential]:
@@ -128,13 +122,21 @@ def _kind(layer: nn.Module | None) -> str | None:
     return None if layer is None or not is_plain(layer, type(layer)) else fused_layers.KINDS.get(type(layer))
 
 
-def _is_usual(block: Any) -> bool:
+def _torchvision(module: str, name: str) -> Any:
+    """A class of torchvision's; without torchvision loaded no model can hold one, and loading it takes seconds."""
+    return getattr(sys.modules.get(f"torchvision.{module}"), name, None)
+
+
+def _is_block(block: Any) -> bool:
     """An `MBConv` as torchvision makes it: [expand,] depthwise, squeeze-and-excitation, project."""
-    inner = block.block
+    if (kind := _torchvision("models.efficientnet", "MBConv")) is None or not is_plain(block, kind):
+        return False
+    inner: Any = block.block
     if not _is_sequence(inner) or len(inner) not in (3, 4):
         return False
     parts: list[Any] = list(inner)
     *before, excite, project = parts
+    depth = block.stochastic_depth
     ends = [[type(layer) for layer in part] if _is_sequence(part) else [] for part in (*before, project)]
     full = [nn.Conv2d, nn.BatchNorm2d, nn.SiLU]
     return (
@@ -143,21 +145,19 @@ def _is_usual(block: Any) -> bool:
         and _norm(before[-1][1])
         and _norm(project[1])
         and _kind(before[-1][2]) is not None
-        and type(excite).__name__ == "SqueezeExcitation"
-        and is_plain(excite, type(excite))
+        and is_plain(excite, _torchvision("ops.misc", "SqueezeExcitation"))
         and is_plain(excite.avgpool, nn.AdaptiveAvgPool2d)
-        and is_plain(block.stochastic_depth, type(block.stochastic_depth))
+        and excite.avgpool.output_size == 1
+        and any(is_plain(depth, kind) for kind in (KeyedStochasticDepth, _torchvision("ops", "StochasticDepth")))
     )
 
 
-def _convolve(
-    fused: FusedBlocks, layer: nn.Conv2d, before: Forward, fast: Callable[[nn.Conv2d, Tensor], Tensor], x: Tensor
-) -> Tensor:
+def _convolve(fused: FusedBlocks, layer: nn.Conv2d, before: Forward, x: Tensor) -> Tensor:
     if not (fused.on and layer.training):
         return before(x)
     kind = x.device.type
     given = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x  # as torch's layer has it
-    return fast(layer, given) if fused_layers.takes_maps(given) else before(x)
+    return fused_convolutions.depthwise(layer, given) if fused_layers.takes_maps(given) else before(x)
 
 
 def _sequence(fused: FusedBlocks, layers: nn.Sequential, before: Forward, norms: list[bool], x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def _sequence(fused: FusedBlocks, layers: nn.Sequential, before: Forward, norms:
     return x
 
 
-def _block(fused: FusedBlocks, form: FusedForm, block: Any, before: Forward, x: Tensor) -> Tensor:
+def _block(fused: FusedBlocks, block: Any, before: Forward, x: Tensor) -> Tensor:
     if not fused.on or not block.training:
         return before(x)
     *expand, (convolve, norm, act), excite, (project, last) = block.block
@@ -185,16 +185,14 @@ def _block(fused: FusedBlocks, form: FusedForm, block: Any, before: Forward, x: 
         y = layers(y)
     real = fused.padding.real
     y = convolve(y)
-    if form.excite and norm.training and fused_layers.takes_maps(y):
+    if norm.training and fused_layers.takes_maps(y):
         y = fused_layers.excite(norm, y, real, "silu", partial(_gate, excite))
-    elif norm.training and fused_layers.takes_maps(y):
-        y = excite(fused_layers.normalise(norm, y, real, "silu"))
     else:
         y = excite(act(norm(y)))
     y = project(y)
     if not (last.training and fused_layers.takes_maps(y)):
         y = last(y)
-    elif form.residual and block.use_res_connect and fused_layers.takes_maps(x) and x.dtype == y.dtype:
+    elif block.use_res_connect and fused_layers.takes_maps(x) and x.dtype == y.dtype:
         depth = block.stochastic_depth
         # What it does to ones is what it does to a sample.
         factor = depth(torch.ones(len(y), 1, 1, 1, device=y.device)).flatten() if depth.training and depth.p else None

@@ -25,8 +25,10 @@ def takes_maps(x: Tensor) -> bool:
 def takes_norm(layer: nn.BatchNorm2d) -> bool:
     """Whether the kernels normalise as this layer would in training."""
     tensors = [layer.weight, layer.bias, layer.running_mean, layer.running_var]
+    kept = layer.running_mean, layer.running_var, layer.num_batches_tracked
     return (
-        (layer.running_mean is None or layer.momentum is not None)
+        all((t is not None) == layer.track_running_stats for t in kept)  # all three move, or there are none
+        and (layer.momentum is not None or not layer.track_running_stats)
         and (layer.weight is None) == (layer.bias is None)
         and all(t is None or t.dtype == torch.float32 for t in tensors)
     )

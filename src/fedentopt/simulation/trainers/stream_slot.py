@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fedentopt.simulation.device import untuned
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.code_objective import CodeObjective
 from fedentopt.simulation.trainers.fused_blocks import fuse_blocks
@@ -24,8 +23,6 @@ from fedentopt.simulation.work import LocalCode
 
 if TYPE_CHECKING:
     from fedentopt.simulation.trainers.streams import StreamsTrainer
-
-TIMED = True  # cuDNN times its algorithms for full batches: it builds all of them, a minute and more for EfficientNet
 
 
 class BatchForm(NamedTuple):
@@ -146,7 +143,7 @@ class Slot:
     def _choosing(self, batch: BatchForm) -> contextlib.AbstractContextManager[None]:
         """How cuDNN chooses algorithms: timed, if at all, for the one size that most batches have."""
         assert self.form is not None
-        return contextlib.nullcontext() if TIMED and batch.size == self.form.batch else untuned()
+        return self.trainer.choosing(timed=batch.size == self.form.batch)
 
     @property
     def _captures(self) -> bool:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fedentopt.models import keyed_draws
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device import DeviceData, to_device
+from fedentopt.simulation.device import DeviceData, to_device, untuned
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.bound_model import BoundModel, mixes_samples
 from fedentopt.simulation.trainers.client_samples import (
@@ -35,7 +35,7 @@ from fedentopt.simulation.trainers.client_samples import (
     places_of_clients,
     places_of_models,
 )
-from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for
+from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for, fusible
 from fedentopt.simulation.trainers.packed_rows import RowFormat
 from fedentopt.simulation.trainers.padding_trial import can_mask
 from fedentopt.simulation.trainers.stream_slot import BatchForm, Client, Slot
@@ -46,6 +46,8 @@ VISIT = 8  # steps queued on one slot before the next has its turn: few enough t
 STEP_ROOM = 64  # slots make room for multiples of so many steps, so that few rounds ask for more
 PREDICT_BATCH = 256  # images in one forward pass, or as many more as have so many pixels together
 PREDICT_PIXELS = 1 << 22
+REPEATABLE = True  # of a model with fused layers, whose kernels give the same bits from run to run: cuDNN's do too
+FUSED = {"norms": "BatchNorm", "depthwise": "depthwise convolutions"}
 PADDED_SIZES = 8  # of masked batches: with 64 samples multiples of 8, on average four rows of padding per last batch
 
 
@@ -98,7 +100,8 @@ class StreamsTrainer:
         of a step is fused; by default what suits the device."""
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.bf16 = precision == "bf16"
-        self.form = form_for(data.images.device) if form is None else form
+        self.form = form_for(data.images.device, self.bf16) if form is None else form
+        self.fused = fusible(model, self.form, data.images.device)
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Draws of a forward of one's own may be counted in any order, such as a recurrent layer's: step by step.
@@ -115,9 +118,16 @@ class StreamsTrainer:
 
     def describe(self) -> str:
         masked = ", partial batches padded and masked" if self.masks else ""
-        fused = ", ".join(name for name, asked in self.form._asdict().items() if asked)
-        fused = f", fused: {fused}" if fused else ""
+        parts = [FUSED[part] for part in FUSED if part in self.fused.values()]
+        fused = f", fused: {', '.join(parts)}" if parts else ""
         return f"streams trainer, {self._room} slot(s), {self.kernels.describe()}{masked}{fused}"
+
+    def choosing(self, *, timed: bool) -> contextlib.AbstractContextManager[None]:
+        """How cuDNN chooses algorithms: by rule where layers are fused, since timing them takes half a minute for
+        EfficientNet, gains next to nothing and may end otherwise next time; else by timing them if asked."""
+        if self.fused:
+            return untuned(repeatable=REPEATABLE)
+        return contextlib.nullcontext() if timed else untuned()
 
     def _take(self, count: int) -> list[Slot]:
         while len(self._slots) < min(count, self._room):
@@ -207,7 +217,8 @@ class StreamsTrainer:
         return max(PREDICT_BATCH, PREDICT_PIXELS // (self.data.images.shape[2] * self.data.images.shape[3]))
 
     def _logits(self, bound: BoundModel, images: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+        autocast = torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        with self.choosing(timed=True), autocast:
             return bound.logits(self.transform.standardise(images))
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
