@@ -754,9 +754,10 @@ def test_fused_layers(shape, side, stride, dtype):
 
     Filters on one pixel have next to no gradient, since BatchNorm undoes their factor: Σ x g cancels to eps / var of
     its terms, and what is left of them in float32 or bf16 is rounding. So to the error that is allowed of a filter's
-    gradient comes that of its terms, each off by up to 16 roundings u on its way here, independently of the others:
-    16 u sqrt(Σ (x g)²). Where nothing cancels that root is the gradient's own size, and this adds next to nothing.
+    gradient comes that of its terms, each off by up to 32 roundings u on its way here, independently of the others:
+    32 u sqrt(Σ (x g)²). Where nothing cancels that root is the gradient's own size, and this adds next to nothing.
     """
+    torch.manual_seed(0)
     channels, real = shape[1], max(2, shape[0] * 2 // 3)
     near = 2e-5 if dtype == torch.float32 else 3e-2
     mask = torch.arange(shape[0], device=CUDA) < real
@@ -778,7 +779,7 @@ def test_fused_layers(shape, side, stride, dtype):
         terms = torch.nn.grad.conv2d_weight(
             wide.detach() ** 2, conv.weight.shape, convolved.grad**2, stride, side // 2, groups=channels
         )
-    rounding = 16 * torch.finfo(dtype).eps / 2 * float(terms.sum().sqrt())
+    rounding = 32 * torch.finfo(dtype).eps / 2 * float(terms.sum().sqrt())
     bits = []
     for _ in range(2):
         mine = [copy.deepcopy(layer) for layer in (conv, norm)]

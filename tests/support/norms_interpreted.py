@@ -433,8 +433,22 @@ def test_which_layers_of_other_models_are_fused():
     assert sum(kind == "depthwise" for kind in found["efficientnet-b3"].values()) == 26
 
 
-def test_rounds_of_the_streams_trainer():
+class Noting(PlainKernels):
+    """Notes how cuDNN chooses algorithms in every step: whether it may time them, whether bits must repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[bool, bool]] = set()
+
+    def softmax_xent_grad(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.add((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+        return super().softmax_xent_grad(*given)
+
+
+def test_rounds_of_the_streams_trainer(monkeypatch):
     """Full batches, padded ones, a lone sample; more clients than slots."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert not torch.backends.cudnn.deterministic
     data, model = toy.images(samples=120, classes=4, size=9), efficientnet()
     layout = FlatLayout(model, channels_last=True)
     place, transform = DeviceData.place(data, CPU), ImageTransform(data.mean, data.std)
@@ -442,13 +456,13 @@ def test_rounds_of_the_streams_trainer():
     rows = [replace(row, start_row=0, lr=1e-4, task=replace(row.task, batch_size=4, epochs=1)) for row in clients(7)]
     rows = [replace(rows[i], correction_mode=0) for i in (3, 6)]  # of one sample and of five
     work = build_work(rows, 4, 4, CPU, wants_losses=True)
-    made = [
-        StreamsTrainer(model, layout, place, transform, PlainKernels(), 1, masks=True, form=form)
-        for form in (None, ALL)
-    ]
+    made = [StreamsTrainer(model, layout, place, transform, Noting(), 1, masks=True, form=form) for form in (None, ALL)]
     assert "fused" not in made[0].describe()
     assert made[1].describe().endswith("fused: BatchNorm, depthwise convolutions")
     plain, fused = (trainer.train(starts, work) for trainer in made)
+    assert made[0].kernels.seen == {(True, False), (False, False)}  # timed for full batches
+    assert made[1].kernels.seen == {(False, True)}
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)
     assert any(form.masked for i in range(work.rows) for form in made[1]._batches(work, i))
     gap = (fused.models - plain.models).norm(dim=1) / (plain.models - starts).norm(dim=1)
     assert float(gap.max()) < 1e-3
