@@ -334,7 +334,7 @@ def deterministic(bench: Bench, name: str, precision: str, *, uneven: bool, repe
     ):
         rounds: list[Tensor] = []
         first = bench.best(lambda: rounds.append(made.train(starts, work).models.clone()), 1)
-        seconds = bench.best(lambda: rounds.append(made.train(starts, work).models.clone()), 3)
+        seconds = bench.best(lambda: rounds.append(made.train(starts, work).models.clone()), 2 if uneven else REPEATS)
         steps = [made.train(starts, single).models.clone() for _ in range(3)]
         bench.finish()
     same = all(same_bits(rounds[0], other) for other in rounds[1:])
@@ -376,21 +376,20 @@ def other_tensors(bench: Bench, steps: list[Tensor]) -> list[str]:
 
 
 def all_deterministic(bench: Bench) -> None:
-    cases = [(precision, uneven) for uneven in (False, True) for precision in ("fp32", "bf16")]
-    for precision, uneven in cases:
-        names = [(usual(precision), True), (usual(precision), False)]
-        if precision == "bf16" and not uneven:
-            names.insert(1, ("norms, depthwise", True))  # should cuDNN's repeatable ones be slow
-        for name, repeatable in names:
-            what = f"deterministic, {'uneven' if uneven else 'even'}, {precision}, {name}, {repeatable}"
-            if not bench.enough(5 if uneven else 3, what):
-                continue
-            try:
-                found = deterministic(bench, name, precision, uneven=uneven, repeatable=repeatable)
-            except RuntimeError as error:  # cuDNN may have no such algorithm for a layer
-                print(f"{what}: {error}", flush=True)
-                found = {"case": what, "error": str(error)[:300]}
-            bench.report.setdefault("deterministic", []).append(found)
+    both = ("fp32", "bf16")
+    cases = [(False, precision, usual(precision), kept) for precision in both for kept in (True, False)]
+    cases.append((False, "bf16", "norms, depthwise", True))  # should cuDNN's repeatable ones be slow
+    cases += [(True, precision, usual(precision), kept) for kept in (True, False) for precision in both]
+    for uneven, precision, name, repeatable in cases:
+        what = f"deterministic, {'uneven' if uneven else 'even'}, {precision}, {name}, {repeatable}"
+        if not bench.enough(5 if uneven else 3, what):
+            continue
+        try:
+            found = deterministic(bench, name, precision, uneven=uneven, repeatable=repeatable)
+        except RuntimeError as error:  # cuDNN may have no such algorithm for a layer
+            print(f"{what}: {error}", flush=True)
+            found = {"case": what, "error": str(error)[:300]}
+        bench.report.setdefault("deterministic", []).append(found)
 
 
 def run(bench: Bench, parts: list[str]) -> None:
