@@ -3,18 +3,18 @@
     python benchmarks/efficientnet_step.py [--out step.json] [--limit 100] [--parts even uneven ...]
 
 Parts, as far as the time goes (`--limit` seconds; what had to be left out is said):
-- deterministic: the form that runs by default with and without keeping cuDNN to algorithms that give the same bits from
-  run to run: samples per second, whether rounds of the same work do give the same bits, and if not, in which tensors a
-  single step does not;
 - check: gradients of a batch with padding against float64, plain and fused (relative error of all of them together);
 - even: samples per second of whole local training of clients with full batches, by form (`FusedForm`), and the seconds
   that the first round took; "in place" is torch as it comes, where SiLU overwrites its input;
 - uneven: the same of clients as in `fedentopt bench engine`, whose last batches are padded;
 - kernels: those that took longest, plain and fused;
 - layers: our kernels beside torch's, and the memory traffic that they reach;
+- deterministic: the form that runs by default with and without keeping cuDNN to algorithms that give the same bits from
+  run to run: samples per second, whether rounds of the same work do give the same bits, and if not, in which tensors a
+  single step does not;
 - tuned: plain layers with cuDNN timing its algorithms, in a process of its own. Everything above leaves that out: an
   algorithm found by rule stays for the rest of a process.
-The next three come with TF32 first, then with bf16. `--tiny` tries all of it with a small network, on the CPU with
+The first three come with TF32 first, then with bf16. `--tiny` tries all of it with a small network, on the CPU with
 TRITON_INTERPRET=1 as well.
 """
 
@@ -64,7 +64,7 @@ FORMS = {
 LEAST = {"fp32": list(FORMS), "bf16": ["plain", "norms", "norms, depthwise"]}
 LAYERS = ((32, 112, 3, 1), (96, 112, 3, 2), (240, 28, 5, 1), (672, 14, 5, 1), (1152, 7, 5, 1))
 REPEATS = 5
-PARTS = ("deterministic", "check", "even", "uneven", "kernels", "layers", "tuned")
+PARTS = ("check", "even", "uneven", "kernels", "layers", "deterministic", "tuned")
 
 
 def usual(precision: str) -> str:
@@ -399,8 +399,6 @@ def run(bench: Bench, parts: list[str]) -> None:
                 found = speed(bench, name, precision, uneven=part == "uneven")
                 bench.report.setdefault("speeds", []).append(found)
 
-    if "deterministic" in parts:
-        all_deterministic(bench)
     for precision, names in LEAST.items():
         if "check" in parts and bench.enough(15, f"check, {precision}"):
             check(bench, precision)
@@ -413,6 +411,8 @@ def run(bench: Bench, parts: list[str]) -> None:
         if bench.enough(6, f"layers, {dtype}"):
             with torch_settings(bench.device, "fp32"), untuned():
                 layers(bench, dtype)
+    if "deterministic" in parts:
+        all_deterministic(bench)
 
 
 def tuned(bench: Bench, options: argparse.Namespace) -> None:
@@ -435,8 +435,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--tuned", choices=list(FORMS), help="only this form, with cuDNN timing its algorithms, TF32")
     options = parser.parse_args()
-    bench = Bench(options)
     torch.manual_seed(0)
+    bench = Bench(options)
     if options.tuned is not None:
         print(json.dumps(speed(bench, options.tuned, "fp32", tuned=True)))
         return
