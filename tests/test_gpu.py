@@ -230,7 +230,7 @@ def test_mean_losses(exact, name, trainer):
     rng = np.random.default_rng(0)
     own = [rng.permutation(120)[: int(size)] for size in rng.integers(1, 120, 40)] + [np.zeros(0, dtype=np.int64)]
     rows = [int(row) for row in rng.integers(0, 3, 41)]
-    found, expected = (made.trainer.mean_losses(made.starts, rows, own) for made in (gpu, cpu))
+    found, expected = (made.trainer.mean_losses(made.starts, rows, own).read() for made in (gpu, cpu))
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
     assert np.isnan(found[-1])
     # Training afterwards is in training mode again.
@@ -671,10 +671,10 @@ def test_same_losses_of_candidates_whoever_else_is_asked(name):
     with torch_settings(CUDA, "fp32"):
         made = world(name, "stacked", CUDA)
         own = np.arange(11)
-        alone = made.trainer.mean_losses(made.starts, [1], [own])
+        alone = made.trainer.mean_losses(made.starts, [1], [own]).read()
         for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
             rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
-            assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]
+            assert made.trainer.mean_losses(made.starts, rows, [own, *extra]).read()[0] == alone[0]
 
 
 def forget_kernels():
