@@ -196,18 +196,12 @@ class RunPlanner:
                 f"selector: {self.config.selector!r}: candidates gave {type(wanted).__name__}; "
                 f"accepted: Candidates, or None"
             )
-        questions = []
         clients = self._known_clients(tuple(wanted.ids), wanted)
-        keys = self._keys(("candidate-samples",), round_, clients)
-        for client, (own_key,) in zip(clients, keys, strict=True):
-            samples = self.parts.indices[client]
-            if wanted.samples is not None and wanted.samples < len(samples):
-                draw = np.random.Generator(np.random.PCG64(own_key))
-                samples = draw.choice(samples, wanted.samples, replace=False)
-                samples.sort()
-            if len(samples):
-                questions.append(Question(client, samples))
-        return questions
+        owned = [self.parts.indices[client] for client in clients]
+        if wanted.samples is not None:
+            keys = self._keys(("candidate-samples",), round_, clients)
+            owned = [_some_of(own, wanted.samples, own_key) for own, (own_key,) in zip(owned, keys, strict=True)]
+        return [Question(client, own) for client, own in zip(clients, owned, strict=True) if len(own)]
 
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
@@ -395,3 +389,12 @@ class RunPlanner:
         self._believe(self.watch.load_state_dict(state))
         self.selector.load_state_dict(state["selector"])
         self.watch.learnt(range(self.config.clients))
+
+
+def _some_of(samples: np.ndarray, most: int, own_key: int) -> np.ndarray:
+    """All of a client's samples, or so many of them, drawn by a key; ascending."""
+    if most >= len(samples):
+        return samples
+    drawn: np.ndarray = np.random.Generator(np.random.PCG64(own_key)).choice(samples, most, replace=False)
+    drawn.sort()
+    return drawn

@@ -86,10 +86,9 @@ class QueuedMeans:
         if self._means is None:
             if self._ready is not None:
                 self._ready.synchronize()
-            every = np.full(int(self._sizes.sum()), np.nan)
-            where = np.concatenate([np.zeros(0, dtype=np.int64), *self._places])
-            every[where[where >= 0]] = self._values.double().numpy()[where >= 0]
-            self._means = _means_by_size(every, self._sizes)
+            every = np.empty(int(self._sizes.sum()) + 1)  # what belongs to no place ends up in the last
+            every[np.concatenate([np.zeros(0, dtype=np.int64), *self._places])] = self._values.numpy()
+            self._means = _means_in_turn(every, self._sizes)
             self._values, self._places = torch.zeros(0), ()  # page-locked memory is scarce
         return self._means
 
@@ -105,14 +104,14 @@ class KnownMeans:
         return self.means
 
 
-def _means_by_size(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _means_in_turn(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Means of the clients' values, which lie one client after another; NaN for none.
 
-    Clients of equal size are averaged together, each in the order of additions that it would have alone.
+    Neighbours of equal size are averaged together, each in the order of additions that it would have alone.
     """
-    means, firsts = np.full(len(sizes), np.nan), np.cumsum(sizes) - sizes
-    order = np.argsort(sizes, kind="stable")
-    for equal in np.split(order, np.flatnonzero(np.diff(sizes[order])) + 1):
+    means, ends = np.full(len(sizes), np.nan), np.cumsum(sizes)
+    for equal in np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(sizes)) + 1):
         if len(equal) and (size := int(sizes[equal[0]])):
-            means[equal] = values[firsts[equal][:, None] + np.arange(size)].mean(axis=1)
+            own = values[ends[equal[0]] - size : ends[equal[-1]]]
+            means[equal] = own.reshape(-1, size).mean(axis=1)
     return means
