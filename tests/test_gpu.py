@@ -24,6 +24,7 @@ from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.planning import RunPlanner
 from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
@@ -213,6 +214,22 @@ def test_losses_never_make_the_host_wait(exact, name, trainer):
         made.trainer.train(made.starts, work)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("name", "trainer"), NETS)
+def test_questions_never_make_the_host_wait(exact, name, trainer):
+    made = world(name, trainer, CUDA)
+    own = [np.arange(30), np.arange(50, 61), np.zeros(0, dtype=np.int64), np.arange(70, 90)]
+    before = made.trainer.mean_losses(made.starts, [2, 0, 1, 2], own).read()  # kernels are compiled
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        queued = made.trainer.mean_losses(made.starts, [2, 0, 1, 2], own)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    made.starts.zero_()  # queued behind the questions, which must have seen the models as they were
+    assert np.array_equal(queued.read(), before, equal_nan=True)
+    assert np.isfinite(before[[0, 1, 3]]).all()
 
 
 @pytest.mark.parametrize("trainer", ["stacked", "streams"])
@@ -506,6 +523,38 @@ def test_same_bits_in_two_parts(settings, monkeypatch):
     for config, whole, parted in zip(configs, *found, strict=True):
         assert whole.diverged_round == parted.diverged_round
         assert_same_bits(whole, parted, config.method)
+
+
+@pytest.mark.parametrize(("model", "most"), [("lenet5", 20), ("toy:normed", 9)])
+@pytest.mark.parametrize("selector", ["pow-d", "cpow-d"])
+def test_same_bits_of_runs_that_ask_alone_in_stacks_and_resumed(selector, model, most, monkeypatch):
+    """Asked when a round is planned, and ahead of it, in one part and in two."""
+    size = 32 if model == "lenet5" else 8
+    data = toy.images(samples=600, size=size, classes=10)
+    common = SHORT | {"model": model, "rounds": 6, "dropout": 0.2, "evaluate_every": 2, "selector": selector}
+    config = toy.config(**common, seed=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunPlanner, "asks_ahead", property(lambda self: False))
+        alone = toy.run([config], data, device="cuda")[0]
+    assert_same_bits(alone, toy.run([config], data, device="cuda")[0], "asked ahead")
+    kinds = ["pow-d", "cpow-d", "random", "oort", "pow-d"]
+    beside = [toy.config(**common | {"selector": kinds[i % 5]}, seed=10 + i) for i in range(most - 1)]
+    stack = [*beside[: most // 2], config, *beside[most // 2 :]]
+    ticks, tick = [], Stack._tick
+    monkeypatch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
+    for many, parts in ((10**9, 1), (engine.MANY_WAIT if most > 9 else 2, 2)):
+        monkeypatch.setattr(engine, "MANY_WAIT", many)
+        ticks.clear()
+        memories = [toy.Memory() for _ in stack]
+        tasks = [Task(c, m) for c, m in zip(stack, memories, strict=True)]
+        found = run_stack(tasks, data, RunOptions(device="cuda", checkpoint_every=2))
+        assert len(ticks) == 6 * parts
+        assert_same_bits(alone, found[most // 2], f"in {parts} part(s)")
+        for memory in memories:
+            memory.saved, memory.records = memory.saves[0], list(memory.saves[0][1])
+        again = run_stack(tasks, data, RunOptions(device="cuda"))
+        for cfg, a, b in zip(stack, found, again, strict=True):
+            assert_same_bits(a, b, f"{cfg.method} resumed")
 
 
 def test_same_bits_of_kept_updates_resumed_and_beside_others():
