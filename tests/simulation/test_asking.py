@@ -26,6 +26,7 @@ from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.planning import RunPlanner
+from fedentopt.simulation.trainers import LoopTrainer
 from fedentopt.simulation.trainers.client_samples import QueuedMeans, places_of_clients
 
 M = __name__
@@ -172,6 +173,21 @@ def test_same_bits_however_a_stack_asks(beside: None, monkeypatch: pytest.Monkey
         for i, outcome in zip(left, again, strict=True):
             if i != 5:
                 assert_same_bits(late[i], outcome, f"{made[i].method} resumed")
+
+
+@pytest.mark.parametrize(("late", "times"), [(True, 2), (False, 1)], ids=["read a round late", "read at once"])
+def test_a_run_that_diverged_asks_nobody(monkeypatch: pytest.MonkeyPatch, late: bool, times: int) -> None:
+    """From when it is known on: in vain once, where the round that diverged is read while the next one trains."""
+    monkeypatch.setattr(engine, "works_beside", lambda device: late)
+    passes: list[int] = []
+    ask = LoopTrainer.mean_losses
+    monkeypatch.setattr(
+        LoopTrainer, "mean_losses", lambda self, models, *more: passes.append(len(models)) or ask(self, models, *more)
+    )
+    (outcome,) = run([toy.config(selector="pow-d", lr=1e30, rounds=6)], [toy.Memory()])
+    assert outcome.diverged_round == 1
+    assert passes == [1] * times
+    assert [record.asked > 0 for record in outcome.records] == [True] * times + [False] * (6 - times)
 
 
 def test_an_interrupt_after_questions_were_asked(beside: None, monkeypatch: pytest.MonkeyPatch) -> None:
