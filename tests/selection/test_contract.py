@@ -619,7 +619,7 @@ def test_a_keyword_that_the_constructor_does_not_take_is_refused_with_those_it_t
             cls(3, **wrong)
         assert str(caught.value).startswith(f"{next(iter(wrong))}: ")
         assert all(name in str(caught.value) for name in declared)
-    with pytest.raises(InputError, match="cohortsize: no setting of .*; did you mean cohort_size"):
+    with pytest.raises(InputError, match=r"cohortsize: no setting of .*; did you mean cohort_size"):
         cls(cohortsize=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="colour: no setting of"):
         cls.for_run(cohort_size=3, clients=10, seed=0, colour=1)
