@@ -17,6 +17,7 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.planning import ClientWork
+from fedentopt.simulation.trainers import stacked
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.stacked import StackedTrainer, StepShape, ladder
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet
@@ -182,6 +183,29 @@ def test_finished_clients_are_frozen_whole():
     assert torch.equal(buffers.w[1], after_one[0])
     assert torch.equal(buffers.v[1], after_one[1])
     torch.testing.assert_close(buffers.w[:2], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_soft_labels_of_many_samples_are_passed_in_blocks_and_are_those_of_the_whole(monkeypatch):
+    """Kernels count elements in 32 bits: no pass may hold more images than `PREDICT_PIXELS` allows."""
+    data = toy.images(samples=60)
+    model = toy.linear(3)
+    layout, trainer = next(trainers(model, data))
+    row = layout.pack(model.state_dict())
+    samples = [np.arange(50), np.arange(50, 57)]
+    logits, seen = trainer.net.logits, []
+
+    def watched(weights, x):
+        seen.append(x.shape[1])
+        return logits(weights, x)
+
+    monkeypatch.setattr(trainer.net, "logits", watched)
+    models = torch.stack([row, row * 0.5])
+    whole = trainer.soft_labels(models, samples)
+    assert seen == [50, 7]
+    monkeypatch.setattr(stacked, "PREDICT_PIXELS", 8 * data.x_train[0, 0].size)
+    in_blocks = trainer.soft_labels(models, samples)
+    assert seen[2:] == [8] * 6 + [2, 7]
+    np.testing.assert_allclose(in_blocks, whole, rtol=1e-6)
 
 
 def test_work_in_parts_equals_the_whole():

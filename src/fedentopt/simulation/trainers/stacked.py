@@ -295,12 +295,17 @@ class StackedTrainer:
 
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""
-        sums = []
+        device, (height, width) = self.data.images.device, self.data.images.shape[-2:]
+        most = max(1, min(PREDICT_SAMPLES, PREDICT_PIXELS // (height * width)))  # more would pass 32-bit offsets
+        means = []
         for row, chosen in zip(trained[:, : self.layout.parameter_width], samples, strict=True):
-            index = torch.from_numpy(chosen).to(self.data.images.device, torch.int64)
-            x = self.transform.standardise(self.data.images[index])[None]
-            sums.append(self.net.logits(row[None].contiguous(), x)[0].softmax(1).mean(0))
-        return torch.stack(sums).double().cpu().numpy()
+            weights, logits = row[None].contiguous(), []
+            for index in torch.from_numpy(chosen).to(device, torch.int64).split(most):
+                x = self.transform.standardise(self.data.images[index])[None]
+                logits.append(self.net.logits(weights, x)[0])
+            # Of all samples at once: a mean of the blocks' means would add them in another order.
+            means.append(torch.cat(logits).softmax(1).mean(0))
+        return torch.stack(means).double().cpu().numpy()
 
     def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> QueuedMeans:
         """See `Trainer`. The samples of a model's clients are one line, and lines of many models pass side by side."""
