@@ -152,7 +152,7 @@ def with_diverged(tf32: bool, bf16: bool) -> str:
 def test_pairs_that_diverge_in_both_precisions_are_no_evidence() -> None:
     said = with_diverged(tf32=True, bf16=True)
     assert (
-        "points over 17 pairs of runs. No evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (1). "
+        "points over 17 pairs of runs. No evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (1). "
         "A cost of more than 1 point is ruled out"
     ) in said
 
@@ -181,15 +181,38 @@ def test_two_runs_that_never_learned_are_no_agreement() -> None:
     said, rows = with_stuck(("scaffold", "dir:0.1"))
     # -1, 0, +1 in each of five: deviation sqrt(10 / 14), t(0.975, 14) = 2.1448, over sqrt(15).
     assert said.endswith(
-        "outside the interval. Seeds that end at chance in both, at most 1 point above it, have no accuracy to lose "
-        "and are not compared. VGG-11: bf16 minus TF32 is +0.00 [-0.47, +0.47] points over 15 pairs of runs. No "
-        "evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (3). A cost of more than 1 point is "
-        "ruled out, and no method by itself is clearly lower; tables may use bf16."
+        "outside the interval. Seeds whose run in TF32 ends at chance, at most 1 point above it, have no accuracy to "
+        "lose and are not compared. VGG-11: bf16 minus TF32 is +0.00 [-0.47, +0.47] points over 15 pairs of runs. No "
+        "evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (3). A cost of more than 1 point "
+        "is ruled out, and no method by itself is clearly lower; tables may use bf16."
     )
     assert rows["VGG-11, CIFAR-10, Dir(0.1), SCAFFOLD"][1:] == (
-        "10.00 ± 0.00", "10.40 ± 0.00", "–", "0 of 3 (3 at chance in both)",
+        "10.00 ± 0.00", "10.40 ± 0.00", "–", "0 of 3 (3 at chance in TF32)",
     )  # fmt: skip
     assert rows["VGG-11, CIFAR-10, Dir(0.1), FedAvg"][-1] == "3"
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_what_is_at_chance_in_tf32_alone_hides_no_cost_elsewhere(everywhere: bool) -> None:
+    """All other pairs lose three points, unevenly; forty points where TF32 never learned would have outweighed that."""
+    runs = []
+    for cell in of(BF16, model="vgg11"):
+        assert cell.config is not None
+        low, lost = cell.config.precision == "bf16", cell.method == "scaffold" and (
+            everywhere or cell.partition == "dir:0.1"
+        )
+        lower = {0: 43.0, 1: 57.0, 2: 71.0}
+        runs += known([cell], (50.0 if lost else lower) if low else (10.0 if lost else FLAT))
+    table = bf16_table("bf16", entries(of(BF16, model="vgg11"), *runs))
+    assert "No evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (3)" in table.note
+    assert "may use bf16" not in table.note
+    assert ("bf16 minus TF32 is -3.00 [" in table.note) == (not everywhere)
+    row = next(row for section in table.sections for row in section.rows if row[0] == "SCAFFOLD")
+    assert row[1:] == ("10.00 ± 0.00", "50.00 ± 0.00", "–", "0 of 3 (3 at chance in TF32)")
+
+
+def test_a_run_that_diverges_in_tf32_alone_is_not_compared() -> None:
+    assert "over 17 pairs" in with_diverged(tf32=True, bf16=False)
 
 
 def test_what_is_at_chance_in_bf16_alone_is_a_cost() -> None:
@@ -206,7 +229,7 @@ def test_a_method_that_never_learns_anywhere_is_none_that_a_verdict_stands_on() 
     said, _ = with_stuck(("scaffold", "dir:0.1"), ("scaffold", "classes:2"))
     assert said.endswith(
         "VGG-11: a verdict on bf16 takes 3 methods under 2 partitions with 3 seeds each, and fewer end above chance, "
-        "so nothing is said. No evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (3) and "
+        "so nothing is said. No evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (3) and "
         "SCAFFOLD under C=2 (3)."
     )
     methods = ("fedavg", "fedentopt", "scaffold")

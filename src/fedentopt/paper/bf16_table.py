@@ -7,10 +7,10 @@ the interval of all differences together is above it), and no method and partiti
 Holm's correction; otherwise tables stay with TF32. Not having seen a cost is not enough, and neither are fewer runs
 than `METHODS`, `PARTITIONS` and `SEEDS` ask for.
 
-A run without accuracy has none to lose, so two that both end at chance agree without having shown anything: whether
-they diverged, which counts as chance, or never learned. Such a pair is no evidence; it is named, left out of all
-differences, and a method or partition that has no other is not one that the verdict stands on. A run that diverges in
-bf16 alone settles it.
+A run without accuracy has none to lose. Where TF32 ends at chance, because it diverged, which counts as chance, or
+never learned, bf16 agrees without having shown anything, or is ahead by so many points that they would hide a cost
+elsewhere. Such a pair is no evidence; it is named, left out of all differences, and a method or partition that has no
+other is not one that the verdict stands on. A run that diverges in bf16 alone settles it.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class Pair:
 
     @property
     def at_chance(self) -> set[int]:
-        """Those that diverged in both, or end at chance in both."""
-        diverged = _diverged(self.bf16) & _diverged(self.tf32)
-        return (diverged | _at_chance(self.bf16) & _at_chance(self.tf32)) & self.shared
+        """Those whose run in TF32 diverged or ends at chance."""
+        return (_diverged(self.tf32) | _at_chance(self.tf32)) & self.shared
 
     @property
     def telling(self) -> dict[int, float]:
@@ -113,13 +112,12 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     )
     if any(pair.at_chance for pair in made):
         note += (
-            f"Seeds that end at chance in both, at most {MARGIN:g} point above it, have no accuracy to lose and are "
-            "not compared. "
+            f"Seeds whose run in TF32 ends at chance, at most {MARGIN:g} point above it, have no accuracy to lose and "
+            "are not compared. "
         )
     verdicts = " ".join(verdict([pair for pair in made if pair.bf16.cell.model == model]) for model in _models(made))
-    return Table(
-        name, names.table(name), note + verdicts, columns, tuple(Section(h, tuple(r)) for h, r in sections.items())
-    )
+    shown = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())
+    return Table(name, names.table(name), note + verdicts, columns, shown, found=verdicts)
 
 
 def verdict(of_model: Sequence[Pair]) -> str:
@@ -138,7 +136,7 @@ def verdict(of_model: Sequence[Pair]) -> str:
         return f"{model}: {takes}, and fewer were asked for, so nothing is said."
     lost = [pair for pair in of_model if pair.at_chance]
     where = " and ".join(f"{pair.name} ({len(pair.at_chance)})" for pair in lost)
-    left_out = f" No evidence are pairs that end at chance in both: {where}." if lost else ""
+    left_out = f" No evidence are pairs whose run in TF32 ends at chance: {where}." if lost else ""
     gap = "" if together is None else f" bf16 minus TF32 is {difference(together).strip('*')} points"
     found = f"{model}:{gap} over {len(differences)} pairs of runs.{left_out}" if gap else f"{model}:{left_out}"
     alone = [pair for pair in of_model if pair.diverged_alone]
@@ -176,7 +174,7 @@ def _compared(pair: Pair) -> str:
     """How many seeds the difference stands on, of how many, and how many could not tell."""
     there, wanted, lost = len(pair.differences), len(pair.bf16.cell.seeds), len(pair.at_chance)
     text = str(there) if there == wanted else f"{there} of {wanted}"
-    return f"{text} ({lost} at chance in both)" if lost else text
+    return f"{text} ({lost} at chance in TF32)" if lost else text
 
 
 def _models(made: Sequence[Pair]) -> list[str]:

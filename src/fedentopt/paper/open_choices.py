@@ -67,7 +67,8 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
         "choice that the paper leaves open. "
     )
     made = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())
-    return Table(name, names.table(name), note + found(entries), columns, made)
+    said = found(entries)
+    return Table(name, names.table(name), note + said, columns, made, found=said)
 
 
 def found(entries: Sequence[Comparison]) -> str:
