@@ -234,6 +234,21 @@ def test_what_is_at_chance_in_bf16_alone_is_a_cost() -> None:
     assert "No evidence" not in near
 
 
+def test_chance_is_that_of_the_data_set() -> None:
+    """Of any that is known by name, and of the labels that are asked for."""
+    plain = of(BF16, model="vgg11", method="fedavg", partition="dir:0.1")
+    for dataset, fine, chance in (("digits", False, 10.0), ("brain-tumor-mri", False, 25.0), ("cifar100", True, 1.0)):
+        cells = [
+            dataclasses.replace(
+                cell, dataset=dataset, config=cell.config and cell.config.replace(dataset=dataset, fine_labels=fine)
+            )
+            for cell in plain
+        ]
+        for above, lost in ((0.9, {0, 1, 2}), (1.1, set())):
+            [pair] = pairs(entries(cells, *known(cells, chance + above)))
+            assert pair.at_chance == lost
+
+
 def test_a_method_that_never_learns_anywhere_is_none_that_a_verdict_stands_on() -> None:
     said, _ = with_stuck(("scaffold", "dir:0.1"), ("scaffold", "classes:2"))
     assert said.endswith(
@@ -284,6 +299,11 @@ def test_the_table_of_open_choices_by_hand() -> None:
     name = "FedAvg, BatchNorm after every convolution"
     assert rows[name] == ("57.50 ± 0.71", "+10.00, +5.00", "58.33", "-0.83", "2")
     assert rows["FedNova, as in Table 1"] == ("–", "–", "49.66", "–", "0 of 2")
+
+
+def test_changes_of_cells_that_the_paper_does_not_have_are_not_judged() -> None:
+    other = [dataclasses.replace(cell, dataset="digits") for cell in OPEN]
+    assert found(entries(other, *known(other, 60.0))) == ""
 
 
 def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() -> None:

@@ -85,6 +85,8 @@ def found(entries: Sequence[Comparison]) -> str:
             for entry in own
             if (figure := _printed(entry, printed)) is not None and entry.ours is not None
         }
+        if not gaps:  # no cells of the paper's
+            continue
         near = [f"{method} ({gap:+.1f})" for method, gap in gaps.items() if abs(gap) <= FAR]
         away = [f"{method} ({gap:+.1f})" for method, gap in gaps.items() if abs(gap) > FAR]
         parts = [f"{word} {', '.join(some)}" for word, some in (("near with", near), ("far with", away)) if some]
