@@ -204,7 +204,7 @@ def test_server_steps() -> None:
 
 
 # Whole steps of wide convolutions. Maps in between are rounded, and where rounding carries a pixel over ReLU's kink its
-# whole gradient comes or goes: a share f of the pixels moves a gradient by about sqrt(f). A wrong index moves it by one.
+# whole gradient comes or goes: a share f of the pixels moves a gradient by about sqrt(f); a wrong index by one.
 STEP_NEAR = {"fp32-exact": 1e-2, "fp32": 8e-2, "bf16": 2.5e-1}
 FORMS = {
     "usual": WideForm(), "first": WideForm(first=True), "descriptors": WideForm(descriptors=True),

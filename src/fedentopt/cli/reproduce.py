@@ -130,18 +130,20 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
+        if known is not None:
+            check_export(known)
     if results is None and not no_run:
         options = RunOptions(
             out=str(folder), device=device, trainer=trainer, workers=workers, checkpoint_every=checkpoint_every
         )
-        _run(request, options, export, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
+        _run(request, options, export, known, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     written: list[Path] = []
     if results is None or out_dir is not None:
         written += request.write(folder, figures=figures)
     if results is None and page:
         written += _page(request, folder)
     if export is not None:
-        written += request.export(export, results or folder)
+        written += request.export(export, results or folder, *([known] if known else []))
     if results_page is not None:
         from fedentopt.paper.results_page import write_results_page
 
@@ -210,6 +212,7 @@ def _run(
     request: Reproduction,
     options: RunOptions,
     export: Path | None,
+    known: Path | None,
     *,
     max_stack: int | None,
     ray: str | None,
@@ -234,7 +237,7 @@ def _run(
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
             note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
-            request.export(export, folder)
+            request.export(export, folder, *([known] if known else []))
 
     try:
         with Reporter(runs).shown() as reporter:
