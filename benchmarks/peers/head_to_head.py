@@ -41,6 +41,7 @@ from fedentopt.errors import InputError  # noqa: E402
 from fedentopt.simulation.trainers import resolve_device  # noqa: E402
 
 OWN = ("FLWR_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # of QUIET, what is not taken over
+MOST_OF_AN_ERROR = 250  # letters in a table
 MOST_FOR_A_TRY = 60.0  # seconds of each of pfl's trials: processes may wait for one another for ever
 
 
@@ -160,12 +161,19 @@ def versions(folder: Path) -> dict[str, str]:
     return {name: found[name] for name in ("pfl", "flwr", "ray") if name in found}
 
 
+def failed(error: str) -> str:
+    """Why a run failed, for a table's cell: of a long log its end, where the reason stands."""
+    text = " ".join(error.replace("|", "/").split())
+    begin, _, rest = text.partition(": ")
+    return f"failed: {text}" if len(text) <= MOST_OF_AN_ERROR else f"failed: {begin}: ... {rest[-MOST_OF_AN_ERROR:]}"
+
+
 def row(run: Mapping[str, Any]) -> list[str]:
     """A run's cells: a time that was not measured to its end says so."""
     seconds, mean = run["whole_run_seconds"], run["seconds_a_round"]
     whole = "" if seconds is None else f"about {seconds:.0f} (reckoned)" if run["reckoned"] else f"{seconds:.1f}"
     if "error" in run:
-        whole = f"failed: {run['error']}".replace("\n", " ").replace("|", "/")[:300]
+        whole = failed(run["error"])
     return [
         run["who"], str(run["seed"]), str(run.get("processes", 1)),
         "" if run["first_round_ended"] is None else f"{run['first_round_ended']:.1f}",
@@ -212,7 +220,7 @@ def table(report: Mapping[str, Any]) -> str:
             speed = f"{probe['seconds_a_round']:.4f}" if probe["seconds_a_round"] else ""
             speed += "" if probe["done"] else f", stopped after {probe['rounds']} rounds"
             if "error" in probe:
-                speed = f"failed: {probe['error']}".replace("\n", " ").replace("|", "/")[:300]
+                speed = failed(probe["error"])
             lines.append(f"| {probe['processes']} | {probe['how']} | {speed} |")
         lines.append("")
     return "\n".join(lines)

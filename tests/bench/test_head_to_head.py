@@ -172,6 +172,19 @@ def test_the_table_marks_what_was_not_measured() -> None:
     assert "pfl-research 0.6.0, Flower 1.41.0, Ray 2" in text
 
 
+def test_a_long_log_is_shown_by_its_end() -> None:
+    head = module("head_to_head")
+    long = (
+        "exit code 1: Traceback (most recent call last):\n" + "  File | x\n" * 90 + "InputError: device: no CUDA device"
+    )
+    shown = head.failed(long)
+    assert shown.startswith("failed: exit code 1: ... ")
+    assert shown.endswith("InputError: device: no CUDA device")
+    assert len(shown) < 300
+    assert not set("|\n") & set(shown)
+    assert head.failed("exit code 1: short") == "failed: exit code 1: short"
+
+
 def test_trials_of_pfl_leave_time_for_the_runs_and_the_fastest_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
