@@ -68,6 +68,8 @@ def test_a_run_that_ended_is_measured_and_one_that_was_stopped_is_reckoned() -> 
     ended = contest.summary(said(*map(dict, rounds), {"after": 20.5, "done": True}), 1000.0, 21.0)
     assert contest.whole_run(ended, 6) == (21.0, False)
     assert contest.whole_run(ended, 7)[1], "done with fewer rounds is not the whole run"
+    late = contest.summary(said(*map(dict, rounds)), 1000.0, 90.0)
+    assert contest.whole_run(late, 6) == (90.0, True), "all its rounds, and still not done when it was stopped"
     assert contest.whole_run(contest.summary([], 1000.0, 21.0), 6) == (None, True)
 
 
