@@ -379,6 +379,8 @@ def test_nothing_is_said_of_pre_training_by_a_single_seed_or_a_trial() -> None:
     assert waits in found_of_pretraining(entries(cut, *known(cut, {0: 40.0, 1: 41.0, 2: 42.0})))
     alone = found_of_pretraining(mri({0: 40.0, 1: 41.0}, {0: 60.0, 1: 61.0}, {}))
     assert "over 2 seeds; the network that the paper prints has no results yet." in alone
+    lite = [entry for entry in mri({0: 40.0, 1: 41.0}, {0: 60.0, 1: 61.0}, {}) if entry.cell.model != "efficientnet-b0"]
+    assert found_of_pretraining(lite).count("points over 2 seeds.") == 2
 
 
 def test_diverged_starts_are_named() -> None:

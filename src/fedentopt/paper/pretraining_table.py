@@ -75,7 +75,9 @@ def found(entries: Sequence[Comparison]) -> str:
             and (figure := _printed(other, printed)) is not None
         ]  # fmt: skip
         if not missing:
-            sentences.append(f"{start}; the network that the paper prints has no results yet.")
+            printed_too = any(_printed(other, printed) is not None for other in entries)
+            waits = "; the network that the paper prints has no results yet" if printed_too else ""
+            sentences.append(f"{start}{waits}.")
         for network, lacks in missing:
             sentences.append(f"{start}; {network} from random weights {_compared(lacks, gap.low, gap.high)}.")
     if waiting:
