@@ -405,6 +405,14 @@ def test_what_is_known_is_exported_with_the_commands_behind_it(
     said = command(*words, "--seeds", "0,1", *more)
     assert (said.code, "provenance.json: cannot be read" in said.err.replace("\n", "")) == (2, True)
     assert not (tmp_path / "b").exists(), "before anything is trained"
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "provenance.json").write_text("{")
+    said = command(*words, "--seeds", "1", "--out", tmp_path / "b")  # what a run's own log would be added to
+    assert (said.code, "provenance.json: cannot be read" in said.err.replace("\n", "")) == (2, True)
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["provenance.json"]
+    (tmp_path / "b" / "provenance.json").unlink()
+    assert command("reproduce", "--cells", mini, "--results", first, "--export", second).code == 2
+    assert not second.exists(), "rows without the commands behind them"
     (first / "aside").replace(first / "provenance.json")
     assert command(*words, "--seeds", "0,1", *more).code == 0
     with (second / "mini.csv").open(newline="") as file:

@@ -82,6 +82,7 @@ def reproduce(
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
+    from fedentopt.paper import provenance
     from fedentopt.paper.cells import select
     from fedentopt.paper.reproduction import (
         FAMILIES,
@@ -130,20 +131,22 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
-        if known is not None:
-            check_export(known)
+    sources = [results or folder, *([known] if known else [])]
+    if export is not None or results is None:
+        for source in sources:
+            provenance.read(source)  # refused before training, not when its log is added to
     if results is None and not no_run:
         options = RunOptions(
             out=str(folder), device=device, trainer=trainer, workers=workers, checkpoint_every=checkpoint_every
         )
-        _run(request, options, export, known, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
+        _run(request, options, export, sources, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     written: list[Path] = []
     if results is None or out_dir is not None:
         written += request.write(folder, figures=figures)
     if results is None and page:
         written += _page(request, folder)
     if export is not None:
-        written += request.export(export, results or folder, *([known] if known else []))
+        written += request.export(export, *sources)
     if results_page is not None:
         from fedentopt.paper.results_page import write_results_page
 
@@ -212,7 +215,7 @@ def _run(
     request: Reproduction,
     options: RunOptions,
     export: Path | None,
-    known: Path | None,
+    sources: Sequence[Path],
     *,
     max_stack: int | None,
     ray: str | None,
@@ -237,7 +240,7 @@ def _run(
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
             note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
-            request.export(export, folder, *([known] if known else []))
+            request.export(export, *sources)
 
     try:
         with Reporter(runs).shown() as reporter:
