@@ -73,8 +73,7 @@ def assert_near(found: Tensor, wanted: Tensor, near: float = NEAR, what: object 
 
 
 LAYERS = [  # models, batch, channels in, out, kernel, height, width
-    (3, 7, 3, 6, 5, 32, 32), (2, 63, 6, 16, 5, 14, 14), (5, 1, 1, 5, 3, 9, 13), (1, 65, 2, 3, 2, 7, 6),
-    (2, 5, 3, 4, 7, 13, 16), (2, 9, 2, 9, 1, 5, 7),
+    (3, 7, 3, 6, 5, 32, 32), (2, 63, 6, 16, 5, 14, 14), (5, 1, 1, 5, 3, 9, 13), (1, 65, 2, 9, 2, 7, 6),
 ]  # fmt: skip
 
 
@@ -103,7 +102,7 @@ def test_convolutions_of_few_channels(layer: tuple[int, ...], precision: str) ->
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("sizes", [(2, 64, 84, 10), (3, 5, 37, 19), (1, 70, 20, 130), (7, 1, 401, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 63, 84, 10), (3, 5, 37, 19), (1, 70, 20, 130)], ids=str)
 def test_linear_layers(sizes: tuple[int, ...], precision: str) -> None:
     n, batch, inputs, outputs = sizes
     own = kernels(precision)
@@ -210,15 +209,22 @@ FORMS = {
     "usual": WideForm(), "first": WideForm(first=True), "descriptors": WideForm(descriptors=True),
     "joined": WideForm(first=True, descriptors=True, aside=True, joined=True), "this device's": None,
 }  # fmt: skip
-STEPS = [("vgg", 3), ("vgg, whole batch", 63), ("vgg, more than a batch", 70), ("uneven", 20), ("shrinking, 5x5", 17)]
+STEPS = {"vgg": 3, "vgg, whole batch": 63, "vgg, more than a batch": 70, "uneven": 20, "shrinking, 5x5": 17}  # batches
+CASES = [  # every variant is compiled anew, which takes longer than to run it
+    *((name, form, "fp32-exact") for form in ("usual", "this device's") for name in STEPS),
+    *(("uneven", form, "fp32-exact") for form in ("first", "descriptors", "joined")),
+    *((name, form, precision) for form in ("usual", "this device's") for precision in ("fp32", "bf16")
+      for name in ("vgg, more than a batch", "uneven")),
+]  # fmt: skip
+if INTERPRETED:
+    CASES = [("vgg, whole batch", form, "fp32-exact") for form in ("usual", "joined")]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("form", ["usual", "joined"] if INTERPRETED else FORMS)
-@pytest.mark.parametrize(("name", "batch"), STEPS[1:2] if INTERPRETED else STEPS)
-def test_steps_of_wide_convolutions(name: str, batch: int, form: str, precision: str, monkeypatch) -> None:
+@pytest.mark.parametrize(("name", "form", "precision"), CASES)
+def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from wide_interpreted import MODELS, dropout_key, reference
 
+    batch = STEPS[name]
     monkeypatch.setattr("fedentopt.simulation.triton.wide_pooled.NARROWEST", 2)
     make, size, _ = MODELS[name]
     models = [make() for _ in range(3)]
@@ -230,8 +236,8 @@ def test_steps_of_wide_convolutions(name: str, batch: int, form: str, precision:
         chosen = chosen._replace(untransposed=precision == "bf16")
     own = kernels(precision, chosen)
     net = WideNet(blocks, layout, own)
-    lines = torch.full((3, -(-rows.shape[1] // 32) * 32), math.nan, device=DEVICE)[:, : rows.shape[1]]
-    gradient = lines.clone()
+    width = rows.shape[1]
+    lines, gradient = (torch.full((3, -(-width // 32) * 32), math.nan, device=DEVICE)[:, :width] for _ in range(2))
     lines.copy_(rows)
     x, labels = drawn(precision, 3, batch, 3, size, size), torch.randint(0, 5, (3, batch))
     x[1, -2:], labels[1, -2:] = 0.0, -1

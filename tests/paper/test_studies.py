@@ -315,6 +315,8 @@ def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() ->
         "FedNova (+10.3)."
     ) in said
     assert "Nothing is said yet, for want of runs, of: as in Table 1, " in said
+    lost = [dataclasses.replace(run, accuracy=10.0, diverged_round=7) for run in known([normed[1]], 60.0)[:1]]
+    assert "far with FedNova (-14.7, 1 of 2 diverged)." in found(entries(OPEN, *known(normed, 60.0), *lost))
     single = [cell.with_seeds((0,)) for cell in OPEN]
     assert "near with" not in found(entries(single, *known(single, 60.0))), "one seed may be that seed's partition"
 
