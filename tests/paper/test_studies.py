@@ -395,6 +395,16 @@ def test_diverged_starts_are_named() -> None:
     assert "over 3 seeds (1 from random weights diverged); EfficientNet-B0" in found_of_pretraining(bad)
 
 
+def test_a_machine_is_told_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("reproduce", "bf16", "--results", str(ROOT / "results" / "paper"), "--out", str(tmp_path), "--json")
+    said = json.loads(commander(monkeypatch, capsys)(*words, "--no-figures").out)
+    assert said["found"].keys() == {"bf16"}
+    assert said["found"]["bf16"] in (tmp_path / "tables" / "bf16.md").read_text()
+    assert said["found"]["bf16"].startswith("VGG-11: ")
+
+
 def test_a_terminal_says_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from fedentopt.cli.reproduce_show import print_tables
 

@@ -162,8 +162,12 @@ def reproduce(
         else:
             written += write_results_page(results_page, request, source, own=cells is not None)
     if as_json:
-        files = [str(path) for path in written]
-        print_json({"cells": [entry.listed() for entry in request.compare()], "files": files})
+        from fedentopt.paper.tables import tables
+
+        shown = request.compare()
+        found = {table.name: table.found for table in tables(shown) if table.found}
+        listed = [entry.listed() for entry in shown]
+        print_json({"cells": listed, "found": found, "files": [str(path) for path in written]})
         return
     from fedentopt.cli.reproduce_show import print_tables
 
