@@ -100,6 +100,18 @@ def test_bf16s_differences_by_hand() -> None:
     assert table.sections[0].rows == (("FedAvg", "60.00 ± 10.00", "60.00 ± 11.00", "+0.00 [-2.48, +2.48]", "3"),)
 
 
+def test_means_are_over_the_seeds_of_both() -> None:
+    """Where bf16 lacks the best seed, it is not thereby the lower one."""
+    pair = of(BF16, model="vgg11", method="fedavg", partition="dir:0.1")
+    low, high = ([c for c in pair if c.config and c.config.precision == p] for p in ("fp32", "bf16"))
+    for bf16, row in (
+        ({0: 51.0, 1: 61.0}, ("55.00 ± 7.07", "56.00 ± 7.07", "**+1.00 [+1.00, +1.00]**", "2 of 3")),
+        ({}, ("60.00 ± 10.00", "–", "–", "0 of 3")),
+    ):
+        some = [run for run in known(high, FLAT | bf16) if run.seed in bf16]
+        assert bf16_table("bf16", entries(pair, *known(low, FLAT), *some)).sections[0].rows == (("FedAvg", *row),)
+
+
 def test_a_wide_interval_rules_no_cost_out() -> None:
     said = verdict(vgg(FLAT, {0: 46.0, 1: 60.0, 2: 74.0}))
     assert "+0.00 [-1.67, +1.67]" in said

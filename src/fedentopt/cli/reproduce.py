@@ -165,9 +165,9 @@ def reproduce(
         from fedentopt.paper.tables import tables
 
         shown = request.compare()
-        found = {table.name: table.found for table in tables(shown) if table.found}
+        said = {table.name: table.found for table in tables(shown) if table.found}
         listed = [entry.listed() for entry in shown]
-        print_json({"cells": listed, "found": found, "files": [str(path) for path in written]})
+        print_json({"cells": listed, "found": said, "files": [str(path) for path in written]})
         return
     from fedentopt.cli.reproduce_show import print_tables
 

@@ -15,6 +15,7 @@ other is not one that the verdict stands on. A run that diverges in bf16 alone s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,10 +27,12 @@ from fedentopt.paper.formats import Section, Table
 from fedentopt.results.statistics import (
     Interval,
     holm,
+    mean,
     mean_interval,
     paired_differences,
     paired_interval,
     paired_p_value,
+    sample_std,
 )
 from fedentopt.simulation.config import RunConfig
 
@@ -54,6 +57,12 @@ class Pair:
     def shared(self) -> set[int]:
         """Seeds that are there in both."""
         return self.bf16.values.keys() & self.tf32.values.keys()
+
+    @property
+    def over_shared(self) -> tuple[Comparison, Comparison]:
+        """Both over the seeds that are there in both, so that their means compare; over all where there are none."""
+        seeds = self.shared
+        return (_over(self.tf32, seeds), _over(self.bf16, seeds)) if seeds else (self.tf32, self.bf16)
 
     @property
     def at_chance(self) -> set[int]:
@@ -102,14 +111,15 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     sections: dict[str, list[tuple[str, ...]]] = {}
     for pair in made:
         sections.setdefault(names.heading(pair.bf16.cell), []).append((
-            names.method(pair.bf16.cell.method or ""), names.ours(pair.tf32), names.ours(pair.bf16),
+            names.method(pair.bf16.cell.method or ""), *map(names.ours, pair.over_shared),
             difference(pair.interval) if pair.interval else _signed(pair.differences),
             _compared(pair),
         ))  # fmt: skip
     columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
     note = (
         "Test accuracy in per cent, mean of the last ten rounds, with matrix products in TF32 and in bf16; weights, "
-        "sums and the optimiser are in single precision in both. Bold where zero lies outside the interval. "
+        "sums and the optimiser are in single precision in both. Means are over the seeds that both have. Bold where "
+        "zero lies outside the interval. "
     )
     if any(pair.at_chance for pair in made):
         note += (
@@ -163,6 +173,13 @@ def verdict(of_model: Sequence[Pair]) -> str:
         f"{found} A cost of more than {MARGIN:g} point is ruled out, and no method by itself is clearly lower; tables "
         "may use bf16."
     )
+
+
+def _over(entry: Comparison, seeds: set[int]) -> Comparison:
+    """A cell's figures over some of its seeds."""
+    values = {seed: value for seed, value in entry.values.items() if seed in seeds}
+    numbers, runs = list(values.values()), tuple(run for run in entry.runs if run.seed in seeds)
+    return dataclasses.replace(entry, values=values, ours=mean(numbers), std=sample_std(numbers), runs=runs)
 
 
 def _too_few(some: Sequence[Pair]) -> bool:
