@@ -153,12 +153,15 @@ def summary(lines: Iterable[Mapping[str, Any]], begun: float, wall: float) -> di
 def whole_run(result: Mapping[str, Any], rounds: int) -> tuple[float | None, bool]:
     """Seconds of a run of `rounds` rounds, and whether they are reckoned instead of measured.
 
-    Reckoned: to the end of the first round as measured, and the mean of the others for all that were left.
+    Reckoned: to the end of the first round as measured, and the mean of the others for all that were left; at least the
+    seconds that it had when it was stopped.
     """
     if result.get("done") and result["rounds"] == rounds:
         return result["wall_seconds"], False
     mean = result.get("mean_seconds_a_round")
-    return (None, True) if mean is None else (round(result["first_round_ended"] + mean * (rounds - 1), 1), True)
+    if mean is None:
+        return None, True
+    return round(max(result["first_round_ended"] + mean * (rounds - 1), result["wall_seconds"]), 1), True
 
 
 def shortened(text: str) -> str:

@@ -10,7 +10,8 @@ NumPy, a peer with its own packages from the kit; all start as new processes and
 included. Our first turn compiles its kernels (their cache is a new, empty folder), later turns find them. Who is not
 done within the limit is stopped; rounds, seconds per round and accuracy until then are reported, and the whole run's
 time is marked as reckoned.
-Written after every run: head_to_head.json, head_to_head.md and logs/ in the --out folder.
+Written after every run: head_to_head.json, head_to_head.md and logs/ in the --out folder. The exit code is 1 where one
+of the runs failed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ from pfl_cifar10 import users  # noqa: E402
 from timed_runs import made_with, random_images  # noqa: E402
 
 from fedentopt.datasets import Dataset, load  # noqa: E402
+from fedentopt.errors import InputError  # noqa: E402
+from fedentopt.simulation.trainers import resolve_device  # noqa: E402
 
 OWN = ("FLWR_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # of QUIET, what is not taken over
+MOST_OF_AN_ERROR = 250  # letters in a table
 MOST_FOR_A_TRY = 60.0  # seconds of each of pfl's trials: processes may wait for one another for ever
 
 
@@ -157,12 +161,19 @@ def versions(folder: Path) -> dict[str, str]:
     return {name: found[name] for name in ("pfl", "flwr", "ray") if name in found}
 
 
+def failed(error: str) -> str:
+    """Why a run failed, for a table's cell: of a long log its end, where the reason stands."""
+    text = " ".join(error.replace("|", "/").split())
+    begin, _, rest = text.partition(": ")
+    return f"failed: {text}" if len(text) <= MOST_OF_AN_ERROR else f"failed: {begin}: ... {rest[-MOST_OF_AN_ERROR:]}"
+
+
 def row(run: Mapping[str, Any]) -> list[str]:
     """A run's cells: a time that was not measured to its end says so."""
     seconds, mean = run["whole_run_seconds"], run["seconds_a_round"]
     whole = "" if seconds is None else f"about {seconds:.0f} (reckoned)" if run["reckoned"] else f"{seconds:.1f}"
     if "error" in run:
-        whole = f"failed: {run['error']}".replace("\n", " ").replace("|", "/")[:300]
+        whole = failed(run["error"])
     return [
         run["who"], str(run["seed"]), str(run.get("processes", 1)),
         "" if run["first_round_ended"] is None else f"{run['first_round_ended']:.1f}",
@@ -209,7 +220,7 @@ def table(report: Mapping[str, Any]) -> str:
             speed = f"{probe['seconds_a_round']:.4f}" if probe["seconds_a_round"] else ""
             speed += "" if probe["done"] else f", stopped after {probe['rounds']} rounds"
             if "error" in probe:
-                speed = f"failed: {probe['error']}".replace("\n", " ").replace("|", "/")[:300]
+                speed = failed(probe["error"])
             lines.append(f"| {probe['processes']} | {probe['how']} | {speed} |")
         lines.append("")
     return "\n".join(lines)
@@ -234,7 +245,10 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=10, help="of Flower, that share the device")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "head_to_head")
     options = parser.parse_args()
-    options.flower_limit = options.flower_limit or options.limit
+    options.flower_limit = options.limit if options.flower_limit is None else options.flower_limit
+    for name in ("limit", "flower_limit"):
+        if not getattr(options, name) > 0:  # NaN is not
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name):g}: accepted: seconds, more than 0")
     for name, low in (("rounds", 2), ("turns", 1), ("probe_rounds", 3), ("actors", 1)):
         if getattr(options, name) < low:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: accepted: {low} or more")
@@ -243,11 +257,18 @@ def main() -> None:
     for peer in options.peers:
         if not (options.kit / peer).is_dir():
             parser.error(f"--kit {options.kit}: it has no folder {peer}; python benchmarks/peers/kit.py makes it")
+    try:
+        resolve_device(options.device)
+        data = images(options.data_dir)
+        options.out.mkdir(parents=True, exist_ok=True)
+    except InputError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error.strerror or error}; accepted: a folder, or one to be made")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contestants end with this process
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        data = images(options.data_dir)
         splits = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
         by_seed = {seed: users(data.y_train, seed) for seed in range(options.turns)}
         work.write_data(scratch / "data", splits, (data.mean, data.std), by_seed)
@@ -261,6 +282,8 @@ def main() -> None:
         if "flower" in options.peers:
             contestants.flower()
     print((options.out / "head_to_head.md").read_text())
+    if any("error" in run for run in contestants.report["runs"]):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,16 @@ def main() -> None:
         folder: Path = options.kit / peer
         if folder.exists():
             parser.error(f"{folder} is there already; remove it to make it anew")
-        folder.mkdir(parents=True)
-        install(PARTS[peer], folder, options.python)
-        cut(folder, PARTS[peer].cut)
+        part = folder.with_name(f"{peer}.part")  # what is not complete must not pass for a kit
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            install(PARTS[peer], part, options.python)
+        except subprocess.CalledProcessError as error:
+            shutil.rmtree(part)
+            parser.exit(1, f"{parser.prog}: pip could not install {peer}'s packages (exit code {error.returncode})\n")
+        cut(part, PARTS[peer].cut)
+        part.rename(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         archive = pack(folder)
         print(f"{folder}: {size / 2**20:.0f} MiB, {archive.name} {archive.stat().st_size / 2**20:.1f} MiB", flush=True)

@@ -68,6 +68,8 @@ def test_a_run_that_ended_is_measured_and_one_that_was_stopped_is_reckoned() -> 
     ended = contest.summary(said(*map(dict, rounds), {"after": 20.5, "done": True}), 1000.0, 21.0)
     assert contest.whole_run(ended, 6) == (21.0, False)
     assert contest.whole_run(ended, 7)[1], "done with fewer rounds is not the whole run"
+    late = contest.summary(said(*map(dict, rounds)), 1000.0, 90.0)
+    assert contest.whole_run(late, 6) == (90.0, True), "all its rounds, and still not done when it was stopped"
     assert contest.whole_run(contest.summary([], 1000.0, 21.0), 6) == (None, True)
 
 
@@ -172,6 +174,19 @@ def test_the_table_marks_what_was_not_measured() -> None:
     assert "pfl-research 0.6.0, Flower 1.41.0, Ray 2" in text
 
 
+def test_a_long_log_is_shown_by_its_end() -> None:
+    head = module("head_to_head")
+    long = (
+        "exit code 1: Traceback (most recent call last):\n" + "  File | x\n" * 90 + "InputError: device: no CUDA device"
+    )
+    shown = head.failed(long)
+    assert shown.startswith("failed: exit code 1: ... ")
+    assert shown.endswith("InputError: device: no CUDA device")
+    assert len(shown) < 300
+    assert not set("|\n") & set(shown)
+    assert head.failed("exit code 1: short") == "failed: exit code 1: short"
+
+
 def test_trials_of_pfl_leave_time_for_the_runs_and_the_fastest_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +222,16 @@ def test_trials_of_pfl_leave_time_for_the_runs_and_the_fastest_is_taken(
         (("--peers", "--turns", "0"), "--turns 0: accepted: 1 or more"),
         (("--peers", "--rounds", "1"), "--rounds 1: accepted: 2 or more"),
         (("--peers", "--processes", "0"), "--processes 0: accepted: 1 or more"),
+        (("--peers", "--limit", "0"), "--limit 0: accepted: seconds, more than 0"),
+        (("--peers", "--flower-limit", "-1"), "--flower-limit -1: accepted: seconds, more than 0"),
+        (("--peers", "--limit", "nan"), "--limit nan: accepted: seconds, more than 0"),
+        (("--peers", "--device", "cpu", "--data-dir", "nowhere"), "data_batch_1.bin is not there"),
+        (("--peers", "--device", "cpu", "--out", __file__), "accepted: a folder, or one to be made"),
+        pytest.param(
+            ("--peers", "--device", "cuda"),
+            "torch sees no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has one"),
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(
@@ -307,6 +332,24 @@ def test_what_a_kit_leaves_out(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     kit.cut(tmp_path, kit.PARTS["flower"].cut)
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+
+
+def test_packages_that_pip_refuses_leave_no_kit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with a part of them would pass for a peer's."""
+
+    def refuse(part: Any, folder: Path, python: str) -> None:
+        (folder / "pfl").mkdir()
+        raise subprocess.CalledProcessError(2, ["pip"])
+
+    monkeypatch.setattr(kit, "install", refuse)
+    monkeypatch.setattr(sys, "argv", ["kit.py", str(tmp_path), "--peers", "pfl"])
+    with pytest.raises(SystemExit) as end:
+        kit.main()
+    assert end.value.code == 1
+    assert "pip could not install pfl's packages (exit code 2)" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_kits_archive_gives_the_folder_back(tmp_path: Path) -> None:

@@ -176,6 +176,14 @@ class Harmful:
             "lacks the tensor 'head.norm.bias'",
         ),
         (lambda state: saved(state | {"_other": torch.zeros(1)}), "tensor '_other' that the model does not have"),
+        (
+            lambda state: saved(state | {"_conv_stem.weight": torch.zeros(32, 3, 5, 5)}),
+            r"'stem.conv.weight' of .* has shape \(32, 3, 5, 5\), the model's has \(32, 3, 3, 3\)",
+        ),
+        (
+            lambda state: saved(state | {"_bn0.bias": torch.zeros(32, dtype=torch.int64)}),
+            "is torch.int64, the model's is",
+        ),
         (lambda state: saved(state | {"_bn0.bias": torch.full((32,), torch.nan)}), "'stem.norm.bias' of .* holds NaN"),
     ],
 )

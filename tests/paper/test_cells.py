@@ -244,6 +244,9 @@ def test_filters_choose_and_refuse() -> None:
         select(CELLS, "table7")
     with pytest.raises(InputError, match=r"model: no cell of table4 has 'lenet5'; accepted: efficientnet-b0"):
         select(CELLS, "table4", model=["lenet5"])
+    extras = [cell for cell in CELLS if cell.extra]
+    with pytest.raises(InputError, match="all: all cells are extra, which it leaves out; accepted: grid-mu, "):
+        select(extras, "all")
     with pytest.raises(InputError, match="no cell of all has all of: model lenet5, dataset pathmnist"):
         select(CELLS, "all", model=["lenet5"], dataset=["pathmnist"])
 

@@ -391,6 +391,36 @@ def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], min
     assert (first / "mini.csv").read_bytes() == once
 
 
+def test_what_is_known_is_exported_with_the_commands_behind_it(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    """Two machines, each with a seed: the second's folder holds the rows of both, and says what made them."""
+    quick = ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures", "--method", "fedavg")
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ("reproduce", "mini", "--cells", mini, *quick)
+    assert command(*words, "--out", tmp_path / "a", "--seeds", "0", "--export", first).code == 0
+    more = ("--out", tmp_path / "b", "--known", first, "--export", second)
+    (first / "provenance.json").rename(first / "aside")
+    (first / "provenance.json").write_text("{")
+    said = command(*words, "--seeds", "0,1", *more)
+    assert (said.code, "provenance.json: cannot be read" in said.err.replace("\n", "")) == (2, True)
+    assert not (tmp_path / "b").exists(), "before anything is trained"
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "provenance.json").write_text("{")
+    said = command(*words, "--seeds", "1", "--out", tmp_path / "b")  # what a run's own log would be added to
+    assert (said.code, "provenance.json: cannot be read" in said.err.replace("\n", "")) == (2, True)
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["provenance.json"]
+    (tmp_path / "b" / "provenance.json").unlink()
+    assert command("reproduce", "--cells", mini, "--results", first, "--export", second).code == 2
+    assert not second.exists(), "rows without the commands behind them"
+    (first / "aside").replace(first / "provenance.json")
+    assert command(*words, "--seeds", "0,1", *more).code == 0
+    with (second / "mini.csv").open(newline="") as file:
+        assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1"]
+    logged = json.loads((second / "provenance.json").read_text())["commands"]
+    assert sorted(("--seeds 0 " in entry["command"], entry["runs"]) for entry in logged) == [(False, 1), (True, 1)]
+
+
 def test_what_cannot_be_exported_into_is_refused_before_training(
     command: Callable[..., Said], mini: Path, tmp_path: Path
 ) -> None:

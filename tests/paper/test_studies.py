@@ -1,4 +1,4 @@
-"""Two studies beside the paper's tables: what bf16 costs, and what the paper leaves open for VGG-11."""
+"""Studies beside the paper's tables: what bf16 costs, what is open for VGG-11, what pre-training is worth."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from fedentopt.paper.cells import Cell, distinct_runs
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.open_choices import AS_CHOSEN, change, found, open_choices_table
+from fedentopt.paper.pretraining_table import found as found_of_pretraining
+from fedentopt.paper.pretraining_table import pretraining_table
 from fedentopt.paper.results_page import page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BF16 = [cell for cell in paper_cells() if cell.table == "bf16"]
 OPEN = [cell for cell in paper_cells() if cell.table == "vgg11-open"]
+MRI = [cell for cell in paper_cells() if cell.table == "mri-pretraining"]
 TABLE1 = {run.digest() for run in distinct_runs(cell for cell in paper_cells() if cell.table == "table1")}
 
 
@@ -69,11 +72,16 @@ def test_pairs_differ_in_nothing_else() -> None:
     assert [pair.tf32.ours for pair in pairs(entries([*both, *slower], *runs[0], *runs[1]))] == [50.0, 40.0]
 
 
-def vgg(tf32: dict[int, float], bf16: dict[int, float]) -> list[Pair]:
-    """The six pairs of VGG-11, all with these accuracies by seed."""
+def vgg_entries(tf32: dict[int, float], bf16: dict[int, float]) -> list[Comparison]:
+    """The cells of VGG-11, all with these accuracies by seed."""
     cells = of(BF16, model="vgg11")
     low, high = ([c for c in cells if c.config and c.config.precision == p] for p in ("fp32", "bf16"))
-    return pairs(entries(cells, *known(low, tf32), *known(high, bf16)))
+    return entries(cells, *known(low, tf32), *known(high, bf16))
+
+
+def vgg(tf32: dict[int, float], bf16: dict[int, float]) -> list[Pair]:
+    """The six pairs of VGG-11."""
+    return pairs(vgg_entries(tf32, bf16))
 
 
 FLAT = {0: 50.0, 1: 60.0, 2: 70.0}
@@ -90,6 +98,18 @@ def test_bf16s_differences_by_hand() -> None:
     # Deviation 1, t(0.975, 2) = 4.3027, over sqrt(3).
     assert table.sections[0].heading == "VGG-11, CIFAR-10, Dir(0.1)"
     assert table.sections[0].rows == (("FedAvg", "60.00 ± 10.00", "60.00 ± 11.00", "+0.00 [-2.48, +2.48]", "3"),)
+
+
+def test_means_are_over_the_seeds_of_both() -> None:
+    """Where bf16 lacks the best seed, it is not thereby the lower one."""
+    pair = of(BF16, model="vgg11", method="fedavg", partition="dir:0.1")
+    low, high = ([c for c in pair if c.config and c.config.precision == p] for p in ("fp32", "bf16"))
+    for bf16, row in (
+        ({0: 51.0, 1: 61.0}, ("55.00 ± 7.07", "56.00 ± 7.07", "**+1.00 [+1.00, +1.00]**", "2 of 3")),
+        ({}, ("60.00 ± 10.00", "–", "–", "0 of 3")),
+    ):
+        some = [run for run in known(high, FLAT | bf16) if run.seed in bf16]
+        assert bf16_table("bf16", entries(pair, *known(low, FLAT), *some)).sections[0].rows == (("FedAvg", *row),)
 
 
 def test_a_wide_interval_rules_no_cost_out() -> None:
@@ -153,8 +173,8 @@ def with_diverged(tf32: bool, bf16: bool) -> str:
 def test_pairs_that_diverge_in_both_precisions_are_no_evidence() -> None:
     said = with_diverged(tf32=True, bf16=True)
     assert (
-        "points over 17 pairs of runs. No evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (1). "
-        "A cost of more than 1 point is ruled out"
+        "points over 17 pairs of runs. No evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) "
+        "(1). A cost of more than 1 point is ruled out"
     ) in said
 
 
@@ -182,15 +202,39 @@ def test_two_runs_that_never_learned_are_no_agreement() -> None:
     said, rows = with_stuck(("scaffold", "dir:0.1"))
     # -1, 0, +1 in each of five: deviation sqrt(10 / 14), t(0.975, 14) = 2.1448, over sqrt(15).
     assert said.endswith(
-        "outside the interval. Seeds that end at chance in both, at most 1 point above it, have no accuracy to lose "
-        "and are not compared. VGG-11: bf16 minus TF32 is +0.00 [-0.47, +0.47] points over 15 pairs of runs. No "
-        "evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (3). A cost of more than 1 point is "
-        "ruled out, and no method by itself is clearly lower; tables may use bf16."
+        "outside the interval. Seeds whose run in TF32 ends at chance, at most 1 point above it, have no accuracy to "
+        "lose and are not compared. VGG-11: bf16 minus TF32 is +0.00 [-0.47, +0.47] points over 15 pairs of runs. No "
+        "evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (3). A cost of more than 1 point "
+        "is ruled out, and no method by itself is clearly lower; tables may use bf16."
     )
     assert rows["VGG-11, CIFAR-10, Dir(0.1), SCAFFOLD"][1:] == (
-        "10.00 ± 0.00", "10.40 ± 0.00", "–", "0 of 3 (3 at chance in both)",
+        "10.00 ± 0.00", "10.40 ± 0.00", "–", "0 of 3 (3 at chance in TF32)",
     )  # fmt: skip
     assert rows["VGG-11, CIFAR-10, Dir(0.1), FedAvg"][-1] == "3"
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_what_is_at_chance_in_tf32_alone_hides_no_cost_elsewhere(everywhere: bool) -> None:
+    """All other pairs lose three points, unevenly; forty points where TF32 never learned would have outweighed that."""
+    runs = []
+    for cell in of(BF16, model="vgg11"):
+        assert cell.config is not None
+        low, lost = (
+            cell.config.precision == "bf16",
+            cell.method == "scaffold" and (everywhere or cell.partition == "dir:0.1"),
+        )
+        lower = {0: 43.0, 1: 57.0, 2: 71.0}
+        runs += known([cell], (50.0 if lost else lower) if low else (10.0 if lost else FLAT))
+    table = bf16_table("bf16", entries(of(BF16, model="vgg11"), *runs))
+    assert "No evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (3)" in table.note
+    assert "may use bf16" not in table.note
+    assert ("bf16 minus TF32 is -3.00 [" in table.note) == (not everywhere)
+    row = next(row for section in table.sections for row in section.rows if row[0] == "SCAFFOLD")
+    assert row[1:] == ("10.00 ± 0.00", "50.00 ± 0.00", "–", "0 of 3 (3 at chance in TF32)")
+
+
+def test_a_run_that_diverges_in_tf32_alone_is_not_compared() -> None:
+    assert "over 17 pairs" in with_diverged(tf32=True, bf16=False)
 
 
 def test_what_is_at_chance_in_bf16_alone_is_a_cost() -> None:
@@ -203,11 +247,26 @@ def test_what_is_at_chance_in_bf16_alone_is_a_cost() -> None:
     assert "No evidence" not in near
 
 
+def test_chance_is_that_of_the_data_set() -> None:
+    """Of any that is known by name, and of the labels that are asked for."""
+    plain = of(BF16, model="vgg11", method="fedavg", partition="dir:0.1")
+    for dataset, fine, chance in (("digits", False, 10.0), ("brain-tumor-mri", False, 25.0), ("cifar100", True, 1.0)):
+        cells = [
+            dataclasses.replace(
+                cell, dataset=dataset, config=cell.config and cell.config.replace(dataset=dataset, fine_labels=fine)
+            )
+            for cell in plain
+        ]
+        for above, lost in ((0.9, {0, 1, 2}), (1.1, set())):
+            [pair] = pairs(entries(cells, *known(cells, chance + above)))
+            assert pair.at_chance == lost
+
+
 def test_a_method_that_never_learns_anywhere_is_none_that_a_verdict_stands_on() -> None:
     said, _ = with_stuck(("scaffold", "dir:0.1"), ("scaffold", "classes:2"))
     assert said.endswith(
         "VGG-11: a verdict on bf16 takes 3 methods under 2 partitions with 3 seeds each, and fewer end above chance, "
-        "so nothing is said. No evidence are pairs that end at chance in both: SCAFFOLD under Dir(0.1) (3) and "
+        "so nothing is said. No evidence are pairs whose run in TF32 ends at chance: SCAFFOLD under Dir(0.1) (3) and "
         "SCAFFOLD under C=2 (3)."
     )
     methods = ("fedavg", "fedentopt", "scaffold")
@@ -255,6 +314,11 @@ def test_the_table_of_open_choices_by_hand() -> None:
     assert rows["FedNova, as in Table 1"] == ("–", "–", "49.66", "–", "0 of 2")
 
 
+def test_changes_of_cells_that_the_paper_does_not_have_are_not_judged() -> None:
+    other = [dataclasses.replace(cell, dataset="digits") for cell in OPEN]
+    assert found(entries(other, *known(other, 60.0))) == ""
+
+
 def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() -> None:
     normed = of(OPEN, model="vgg11-bn")
     assert "near with" not in found(entries(OPEN, *known(normed[:3], 60.0)))
@@ -264,8 +328,104 @@ def test_a_change_is_judged_by_all_its_methods_and_only_when_they_are_there() ->
         "FedNova (+10.3)."
     ) in said
     assert "Nothing is said yet, for want of runs, of: as in Table 1, " in said
+    lost = [dataclasses.replace(run, accuracy=10.0, diverged_round=7) for run in known([normed[1]], 60.0)[:1]]
+    assert "far with FedNova (-14.7, 1 of 2 diverged)." in found(entries(OPEN, *known(normed, 60.0), *lost))
     single = [cell.with_seeds((0,)) for cell in OPEN]
     assert "near with" not in found(entries(single, *known(single, 60.0))), "one seed may be that seed's partition"
+
+
+# --- pre-training
+def mri(random: dict[int, float], pretrained: dict[int, float], b0: dict[int, float]) -> list[Comparison]:
+    """All cells of the study with these accuracies by seed, whatever the method."""
+    runs = []
+    for cell in MRI:
+        assert cell.config is not None
+        values = b0 if cell.model == "efficientnet-b0" else pretrained if cell.config.weights else random
+        runs += [run for run in known([cell], dict.fromkeys(cell.seeds, 0.0) | values) if run.seed in values]
+    return entries(MRI, *runs)
+
+
+def test_the_table_of_starts_by_hand() -> None:
+    """FedAvg, printed 60.02 with B0: 40, 41 and 42 from random weights, 19, 20 and 21 points more from ImageNet's."""
+    made = mri({0: 40.0, 1: 41.0, 2: 42.0}, {0: 59.0, 1: 61.0, 2: 63.0}, {0: 40.0, 1: 42.0, 2: 44.0})
+    table = pretraining_table("mri-pretraining", made)
+    rows = {f"{section.heading}: {row[0]}": row[1:] for section in table.sections for row in section.rows}
+    assert len(rows) == len(MRI)
+    lite, b0 = "EfficientNet-Lite0, Brain-Tumor MRI, Dir(0.1)", "EfficientNet-B0, Brain-Tumor MRI, Dir(0.1)"
+    assert rows[f"{lite}: FedAvg, random weights"] == ("41.00 ± 1.00", "–", "–", "–", "–", "3")
+    # Deviation 1, t(0.975, 2) = 4.3027, over sqrt(3).
+    assert rows[f"{lite}: FedAvg, ImageNet's weights"] == (
+        "61.00 ± 2.00", "**+20.00 [+17.52, +22.48]**", "–", "–", "–", "3",
+    )  # fmt: skip
+    assert rows[f"{b0}: FedAvg, random weights"] == ("42.00 ± 2.00", "–", "–", "60.02", "-18.02", "3")
+    assert rows[f"{b0}: FedEntOpt, random weights"][3:] == ("69.65", "-27.65", "3")
+    assert table.note.endswith(table.found)
+    assert table.found == (
+        "FedAvg: ImageNet's weights change EfficientNet-Lite0 by +20.00 [+17.52, +22.48] points over 3 seeds; "
+        "EfficientNet-B0 from random weights lacks 18.0 points to the printed figure: pre-training may be worth that. "
+        "FedEntOpt: ImageNet's weights change EfficientNet-Lite0 by +20.00 [+17.52, +22.48] points over 3 seeds; "
+        "EfficientNet-B0 from random weights lacks 27.7 points to the printed figure: pre-training changes less."
+    )
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "b0", "said"),
+    [
+        ({0: 69.0, 1: 71.0, 2: 70.0}, 42.0, "lacks 18.0 points to the printed figure: pre-training changes as much or"),
+        ({0: 30.0, 1: 31.0, 2: 30.0}, 42.0, "lacks 18.0 points to the printed figure: pre-training does not help."),
+        ({0: 25.0, 1: 90.0, 2: 60.0}, 42.0, "pre-training may be worth that, but so few seeds do not tell."),
+        ({0: 69.0, 1: 71.0, 2: 70.0}, 58.0, "is -2.0 points from the printed figure, so there is nothing to explain."),
+    ],
+)
+def test_what_pre_training_is_worth_beside_what_is_missing(pretrained: dict[int, float], b0: float, said: str) -> None:
+    made = mri({0: 40.0, 1: 40.0, 2: 40.0}, pretrained, dict.fromkeys(range(3), b0))
+    assert said in found_of_pretraining([entry for entry in made if entry.cell.method == "fedavg"])
+
+
+def test_nothing_is_said_of_pre_training_by_a_single_seed_or_a_trial() -> None:
+    waits = "for want of two seeds of both starts at full length, of: FedAvg with EfficientNet-Lite0, FedEntOpt with"
+    table = pretraining_table("mri-pretraining", mri({0: 40.0}, {0: 60.0, 1: 61.0}, {0: 42.0}))
+    assert waits in table.found
+    assert "change" not in table.found
+    rows = {row[0]: row for row in table.sections[0].rows}
+    assert rows["FedAvg, ImageNet's weights"][2] == "+20.00"  # a single difference has no interval
+    assert waits in found_of_pretraining(entries(MRI))
+    cut = [cell.cut(3) for cell in MRI]
+    assert waits in found_of_pretraining(entries(cut, *known(cut, {0: 40.0, 1: 41.0, 2: 42.0})))
+    alone = found_of_pretraining(mri({0: 40.0, 1: 41.0}, {0: 60.0, 1: 61.0}, {}))
+    assert "over 2 seeds; the network that the paper prints has no results yet." in alone
+    lite = [entry for entry in mri({0: 40.0, 1: 41.0}, {0: 60.0, 1: 61.0}, {}) if entry.cell.model != "efficientnet-b0"]
+    assert found_of_pretraining(lite).count("points over 2 seeds.") == 2
+
+
+def test_diverged_starts_are_named() -> None:
+    made = mri({0: 40.0, 1: 41.0, 2: 42.0}, {0: 59.0, 1: 61.0, 2: 63.0}, {0: 42.0})
+    bad = [
+        dataclasses.replace(entry, runs=tuple(dataclasses.replace(run, diverged_round=4) for run in entry.runs[:1]))
+        if entry.cell.config and entry.cell.config.weights is None else entry
+        for entry in made
+    ]  # fmt: skip
+    assert "over 3 seeds (1 from random weights diverged); EfficientNet-B0" in found_of_pretraining(bad)
+
+
+def test_a_machine_is_told_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("reproduce", "bf16", "--results", str(ROOT / "results" / "paper"), "--out", str(tmp_path), "--json")
+    said = json.loads(commander(monkeypatch, capsys)(*words, "--no-figures").out)
+    assert said["found"].keys() == {"bf16"}
+    assert said["found"]["bf16"] in (tmp_path / "tables" / "bf16.md").read_text()
+    assert said["found"]["bf16"].startswith("VGG-11: ")
+
+
+def test_a_terminal_says_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedentopt.cli.reproduce_show import print_tables
+
+    monkeypatch.setenv("COLUMNS", "100")
+    print_tables(vgg_entries(FLAT, {0: 49.0, 1: 60.0, 2: 71.0}), [])
+    assert "no method by itself is clearly lower; tables may use bf16." in capsys.readouterr().out.replace("\n", " ")
+    print_tables(entries(BF16), [])
+    assert "nothing is said" not in capsys.readouterr().out, "of what no figure is shown"
 
 
 def test_the_page_shows_both_studies_once_something_is_known() -> None:

@@ -82,6 +82,7 @@ def reproduce(
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
+    from fedentopt.paper import provenance
     from fedentopt.paper.cells import select
     from fedentopt.paper.reproduction import (
         FAMILIES,
@@ -130,18 +131,22 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
+    sources = [results or folder, *([known] if known else [])]
+    if export is not None or results is None:
+        for source in sources:
+            provenance.read(source)  # refused before training, not when its log is added to
     if results is None and not no_run:
         options = RunOptions(
             out=str(folder), device=device, trainer=trainer, workers=workers, checkpoint_every=checkpoint_every
         )
-        _run(request, options, export, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
+        _run(request, options, export, sources, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     written: list[Path] = []
     if results is None or out_dir is not None:
         written += request.write(folder, figures=figures)
     if results is None and page:
         written += _page(request, folder)
     if export is not None:
-        written += request.export(export, results or folder)
+        written += request.export(export, *sources)
     if results_page is not None:
         from fedentopt.paper.results_page import write_results_page
 
@@ -157,8 +162,12 @@ def reproduce(
         else:
             written += write_results_page(results_page, request, source, own=cells is not None)
     if as_json:
-        files = [str(path) for path in written]
-        print_json({"cells": [entry.listed() for entry in request.compare()], "files": files})
+        from fedentopt.paper.tables import tables
+
+        shown = request.compare()
+        said = {table.name: table.found for table in tables(shown) if table.found}
+        listed = [entry.listed() for entry in shown]
+        print_json({"cells": listed, "found": said, "files": [str(path) for path in written]})
         return
     from fedentopt.cli.reproduce_show import print_tables
 
@@ -210,6 +219,7 @@ def _run(
     request: Reproduction,
     options: RunOptions,
     export: Path | None,
+    sources: Sequence[Path],
     *,
     max_stack: int | None,
     ray: str | None,
@@ -234,7 +244,7 @@ def _run(
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
             note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
-            request.export(export, folder)
+            request.export(export, *sources)
 
     try:
         with Reporter(runs).shown() as reporter:

@@ -91,6 +91,9 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
                 table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in row))
             console.print(table)
             console.print()
+        if sections and printed.found:
+            console.print(Text(printed.found))
+            console.print()
     _print_states(entry.state for entry in entries)
     for place in dict.fromkeys(path.parent for path in written):
         console.print(Text(f"written: {place}"), soft_wrap=True)

@@ -7,29 +7,32 @@ the interval of all differences together is above it), and no method and partiti
 Holm's correction; otherwise tables stay with TF32. Not having seen a cost is not enough, and neither are fewer runs
 than `METHODS`, `PARTITIONS` and `SEEDS` ask for.
 
-A run without accuracy has none to lose, so two that both end at chance agree without having shown anything: whether
-they diverged, which counts as chance, or never learned. Such a pair is no evidence; it is named, left out of all
-differences, and a method or partition that has no other is not one that the verdict stands on. A run that diverges in
-bf16 alone settles it.
+A run without accuracy has none to lose. Where TF32 ends at chance, because it diverged, which counts as chance, or
+never learned, bf16 agrees without having shown anything, or is ahead by so many points that they would hide a cost
+elsewhere. Such a pair is no evidence; it is named, left out of all differences, and a method or partition that has no
+other is not one that the verdict stands on. A run that diverges in bf16 alone settles it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.paper import names
 from fedentopt.paper.audit_table import difference
 from fedentopt.paper.comparison import DONE, Comparison
 from fedentopt.paper.formats import Section, Table
-from fedentopt.paper.sizes import shapes
 from fedentopt.results.statistics import (
     Interval,
     holm,
+    mean,
     mean_interval,
     paired_differences,
     paired_interval,
     paired_p_value,
+    sample_std,
 )
 from fedentopt.simulation.config import RunConfig
 
@@ -38,6 +41,7 @@ MARGIN = 1.0
 """Points of accuracy: about the least by which the paper prints FedEntOpt above FedAvg on data that can be had here
 (0.94, Table 1, VGG-11 on CIFAR-10 under C=2)."""
 SURE = 0.05
+FINE_LABELS = 100  # of CIFAR-100, where they are asked for
 METHODS, PARTITIONS, SEEDS = 3, 2, 3
 """The least that a verdict on a model takes, however few cells were asked for."""
 
@@ -55,10 +59,15 @@ class Pair:
         return self.bf16.values.keys() & self.tf32.values.keys()
 
     @property
+    def over_shared(self) -> tuple[Comparison, Comparison]:
+        """Both over the seeds that are there in both, so that their means compare; over all where there are none."""
+        seeds = self.shared
+        return (_over(self.tf32, seeds), _over(self.bf16, seeds)) if seeds else (self.tf32, self.bf16)
+
+    @property
     def at_chance(self) -> set[int]:
-        """Those that diverged in both, or end at chance in both."""
-        diverged = _diverged(self.bf16) & _diverged(self.tf32)
-        return (diverged | _at_chance(self.bf16) & _at_chance(self.tf32)) & self.shared
+        """Those whose run in TF32 diverged or ends at chance."""
+        return (_diverged(self.tf32) | _at_chance(self.tf32)) & self.shared
 
     @property
     def telling(self) -> dict[int, float]:
@@ -102,24 +111,24 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     sections: dict[str, list[tuple[str, ...]]] = {}
     for pair in made:
         sections.setdefault(names.heading(pair.bf16.cell), []).append((
-            names.method(pair.bf16.cell.method or ""), names.ours(pair.tf32), names.ours(pair.bf16),
+            names.method(pair.bf16.cell.method or ""), *map(names.ours, pair.over_shared),
             difference(pair.interval) if pair.interval else _signed(pair.differences),
             _compared(pair),
         ))  # fmt: skip
     columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
     note = (
         "Test accuracy in per cent, mean of the last ten rounds, with matrix products in TF32 and in bf16; weights, "
-        "sums and the optimiser are in single precision in both. Bold where zero lies outside the interval. "
+        "sums and the optimiser are in single precision in both. Means are over the seeds that both have. Bold where "
+        "zero lies outside the interval. "
     )
     if any(pair.at_chance for pair in made):
         note += (
-            f"Seeds that end at chance in both, at most {MARGIN:g} point above it, have no accuracy to lose and are "
-            "not compared. "
+            f"Seeds whose run in TF32 ends at chance, at most {MARGIN:g} point above it, have no accuracy to lose and "
+            "are not compared. "
         )
     verdicts = " ".join(verdict([pair for pair in made if pair.bf16.cell.model == model]) for model in _models(made))
-    return Table(
-        name, names.table(name), note + verdicts, columns, tuple(Section(h, tuple(r)) for h, r in sections.items())
-    )
+    shown = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())
+    return Table(name, names.table(name), note + verdicts, columns, shown, found=verdicts)
 
 
 def verdict(of_model: Sequence[Pair]) -> str:
@@ -138,7 +147,7 @@ def verdict(of_model: Sequence[Pair]) -> str:
         return f"{model}: {takes}, and fewer were asked for, so nothing is said."
     lost = [pair for pair in of_model if pair.at_chance]
     where = " and ".join(f"{pair.name} ({len(pair.at_chance)})" for pair in lost)
-    left_out = f" No evidence are pairs that end at chance in both: {where}." if lost else ""
+    left_out = f" No evidence are pairs whose run in TF32 ends at chance: {where}." if lost else ""
     gap = "" if together is None else f" bf16 minus TF32 is {difference(together).strip('*')} points"
     found = f"{model}:{gap} over {len(differences)} pairs of runs.{left_out}" if gap else f"{model}:{left_out}"
     alone = [pair for pair in of_model if pair.diverged_alone]
@@ -166,6 +175,13 @@ def verdict(of_model: Sequence[Pair]) -> str:
     )
 
 
+def _over(entry: Comparison, seeds: set[int]) -> Comparison:
+    """A cell's figures over some of its seeds."""
+    values = {seed: value for seed, value in entry.values.items() if seed in seeds}
+    numbers, runs = list(values.values()), tuple(run for run in entry.runs if run.seed in seeds)
+    return dataclasses.replace(entry, values=values, ours=mean(numbers), std=sample_std(numbers), runs=runs)
+
+
 def _too_few(some: Sequence[Pair]) -> bool:
     """Whether these are of fewer methods or partitions than a verdict takes."""
     cells = [pair.bf16.cell for pair in some]
@@ -176,7 +192,7 @@ def _compared(pair: Pair) -> str:
     """How many seeds the difference stands on, of how many, and how many could not tell."""
     there, wanted, lost = len(pair.differences), len(pair.bf16.cell.seeds), len(pair.at_chance)
     text = str(there) if there == wanted else f"{there} of {wanted}"
-    return f"{text} ({lost} at chance in both)" if lost else text
+    return f"{text} ({lost} at chance in TF32)" if lost else text
 
 
 def _models(made: Sequence[Pair]) -> list[str]:
@@ -189,8 +205,11 @@ def _diverged(entry: Comparison) -> set[int]:
 
 def _at_chance(entry: Comparison) -> set[int]:
     """Seeds whose accuracy is no further above chance than the margin that a verdict is about."""
-    classes, _ = shapes().get(entry.cell.dataset, (0, 0))
-    most = 100 / classes + MARGIN if classes else 0.0
+    config, known = entry.cell.config, ENTRIES.get(entry.cell.dataset)
+    if known is None:  # a file of one's own, of which nobody has told the classes
+        return set()
+    classes = FINE_LABELS if config is not None and config.fine_labels else known.classes
+    most = 100 / classes + MARGIN
     return {seed for seed, value in entry.values.items() if value <= most}
 
 

@@ -108,6 +108,8 @@ def select(
         chosen = [cell for cell in cells if cell.table == target]
     else:
         raise InputError(f"table or figure: {target!r} is unknown; accepted: {', '.join([*tables, 'all', *elsewhere])}")
+    if not chosen:
+        raise InputError(f"{target}: all cells are extra, which it leaves out; accepted: {', '.join(tables)}")
     for field, wanted in filters.items():
         known = list(dict.fromkeys(getattr(cell, field) for cell in chosen))
         known = [value for value in known if value is not None]

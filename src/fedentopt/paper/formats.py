@@ -18,7 +18,8 @@ class Section:
 class Table:
     """A printed table: all cells are text by now. The first column is left-aligned, the others right.
 
-    `part` tells tables of one name apart.
+    `part` tells tables of one name apart. `found` are the sentences of `note` that say what the figures come to, for a
+    terminal, which does without the rest.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Table:
     columns: tuple[str, ...]
     sections: tuple[Section, ...]
     part: str = ""
+    found: str = ""
 
     @property
     def label(self) -> str:

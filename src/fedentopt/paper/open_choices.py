@@ -67,7 +67,8 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
         "choice that the paper leaves open. "
     )
     made = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())
-    return Table(name, names.table(name), note + found(entries), columns, made)
+    said = found(entries)
+    return Table(name, names.table(name), note + said, columns, made, found=said)
 
 
 def found(entries: Sequence[Comparison]) -> str:
@@ -79,13 +80,15 @@ def found(entries: Sequence[Comparison]) -> str:
         if any(entry.state != DONE or len(entry.values) < SEEDS for entry in own):
             waiting.append(what)
             continue
-        gaps = {
-            names.method(entry.cell.method or ""): entry.ours - figure.mean
+        gaps = [
+            (entry, entry.ours - figure.mean)
             for entry in own
             if (figure := _printed(entry, printed)) is not None and entry.ours is not None
-        }
-        near = [f"{method} ({gap:+.1f})" for method, gap in gaps.items() if abs(gap) <= FAR]
-        away = [f"{method} ({gap:+.1f})" for method, gap in gaps.items() if abs(gap) > FAR]
+        ]
+        if not gaps:  # no cells of the paper's
+            continue
+        near = [_apart(entry, gap) for entry, gap in gaps if abs(gap) <= FAR]
+        away = [_apart(entry, gap) for entry, gap in gaps if abs(gap) > FAR]
         parts = [f"{word} {', '.join(some)}" for word, some in (("near with", near), ("far with", away)) if some]
         sentences.append(f"{what[0].upper() + what[1:]}: {'; '.join(parts)}.")
     if sentences:
@@ -93,6 +96,12 @@ def found(entries: Sequence[Comparison]) -> str:
     if waiting:
         sentences.append(f"Nothing is said yet, for want of runs, of: {', '.join(waiting)}.")
     return " ".join(sentences)
+
+
+def _apart(entry: Comparison, gap: float) -> str:
+    """A method, how far it is from its printed figure, and how many of its seeds count as chance behind that."""
+    diverged = f", {entry.diverged} of {len(entry.values)} diverged" if entry.diverged else ""
+    return f"{names.method(entry.cell.method or '')} ({gap:+.1f}{diverged})"
 
 
 def _as_chosen(entry: Comparison, of_method: Sequence[Comparison]) -> Comparison | None:

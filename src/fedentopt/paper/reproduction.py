@@ -156,13 +156,14 @@ class Reproduction:
         write_paper_figures(folder, self.plan)
         return write_report(folder)
 
-    def export(self, folder: Path, source: Path) -> list[Path]:
-        """All results as rows per cell and seed, tables made from nothing but them, and the log of `source`."""
+    def export(self, folder: Path, *sources: Path) -> list[Path]:
+        """All results as rows per cell and seed, tables made from nothing but them, and the logs of the folders that
+        they come from."""
         written = export(folder, self.plan, self.results)
         alone = dataclasses.replace(self, results=read_exported(folder))
         known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
         written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
-        provenance.merge(folder, provenance.read(source))
+        provenance.merge(folder, [command for source in sources for command in provenance.read(source)])
         return written
 
 

@@ -18,6 +18,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import MISSING_DATA, NOT_RUN, Comparison
 from fedentopt.paper.formats import Table, latex, markdown
 from fedentopt.paper.open_choices import OPEN_CHOICES, open_choices_table
+from fedentopt.paper.pretraining_table import PRETRAINING, pretraining_table
 from fedentopt.paper.selector_table import SELECTORS, TUNED, selector_table
 from fedentopt.paper.selector_tuned import tuned_table
 
@@ -38,6 +39,7 @@ BY_NAME: dict[str, Layout] = {
     INFERRED: inferred_table,
     BF16: bf16_table,
     OPEN_CHOICES: open_choices_table,
+    PRETRAINING: pretraining_table,
 }
 """Tables whose accuracies have a layout of their own."""
 
