@@ -454,6 +454,27 @@ def test_same_bits_alone_and_in_any_stack(model, algorithm, precision):
         assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", STACKS)
+def test_same_bits_of_models_averaged_where_they_were_trained(model, precision, monkeypatch):
+    """Or copied out of the trainer's memory first."""
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision, "batch_size": 16 if model == "lenet5" else 64}
+    configs = [toy.config(**common, algorithm=name) for name in ("fedavg", "fednova")]
+    lent, seen = toy.run(configs, data, device="cuda"), []
+    original = StackedTrainer.train
+
+    def train(self, starts, work, *, lend=False):
+        seen.append(lend)
+        return original(self, starts, work)
+
+    monkeypatch.setattr(StackedTrainer, "train", train)
+    for a, b in zip(lent, toy.run(configs, data, device="cuda"), strict=True):
+        assert_same_bits(a, b, "copied")
+    assert seen
+    assert all(seen)
+
+
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m["algorithm"] in ("fedentropy", "fedconcat", "fedlc")], ids=str
 )
