@@ -296,24 +296,37 @@ def compile_jobs(share: tuple[list[Job], int, float]) -> list[str]:
 
 
 class Found(NamedTuple):
-    """Microseconds of a product, with default tiles and with the best."""
+    """Microseconds of a product by its tiles, None for the default ones."""
 
-    usual: float
-    best: float
-    tiles: WideTiles | None
+    times: dict[WideTiles | None, float]
+
+    @property
+    def usual(self) -> float:
+        return self.times[None]
+
+    @property
+    def tiles(self) -> WideTiles | None:
+        """The fastest."""
+        return min(self.times, key=lambda tiles: self.times[tiles])
+
+    @property
+    def best(self) -> float:
+        return min(self.times.values())
+
+    def change(self, tiles: WideTiles | None) -> str:
+        """What these tiles change, in per cent of the usual time."""
+        return f"{100 * (self.times[tiles] / self.usual - 1):+.1f} %" if tiles in self.times else "not timed"
 
 
 def best_of(rows: list[dict[str, Any]], kind: str, what: str, layers: tuple[str, ...], n: int) -> Found | None:
     """Of layers that share their tiles; tiles that were not timed for all of them do not count."""
-    sums: dict[tuple[int, ...] | None, list[float]] = {}
+    every: dict[WideTiles | None, dict[str, float]] = {}
     for row in rows:
         if (row["kind"], row["product"], row["models"]) == (kind, what, n) and row["layer"] in layers:
-            sums.setdefault(row["tiles"] and tuple(row["tiles"]), []).append(row["microseconds"])
-    whole = {tiles: sum(us) for tiles, us in sums.items() if len(us) >= len(layers)}
-    if None not in whole:
-        return None
-    tiles = min(whole, key=lambda key: whole[key])
-    return Found(whole[None], whole[tiles], None if tiles is None else WideTiles(*tiles))
+            times = every.setdefault(row["tiles"] and WideTiles(*row["tiles"]), {})
+            times[row["layer"]] = min(row["microseconds"], times.get(row["layer"], float("inf")))
+    whole = {tiles: sum(times.values()) for tiles, times in every.items() if len(times) == len(layers)}
+    return Found(whole) if None in whole else None
 
 
 def shared(kind: str) -> Iterator[tuple[LayerProduct, str, tuple[int, ...]]]:
@@ -341,12 +354,14 @@ def report(rows: list[dict[str, Any]], models: list[int], batch: int) -> list[st
                 names = ", ".join(LAYERS[i].name for i in places)
                 tiles = "" if one.tiles is None else str(tuple(one.tiles))
                 lines.append(f"{kind} {n:4d} {names:12s} {what:12s} {one.usual:8.0f} us {rate:4.0f} TFLOP/s, best "
-                             f"{one.best:8.0f} us ({one.best / one.usual - 1:+.1%}) {tiles}")  # fmt: skip
+                             f"{one.best:8.0f} us ({one.change(one.tiles)}) {tiles}")  # fmt: skip
                 if what.endswith(ONCE):
                     continue
                 sums["usual"], sums["best"] = sums["usual"] + one.usual, sums["best"] + one.best
                 if n == max(models) and one.tiles and one.best < WORTH * one.usual:
-                    table.append(f"    {product!r}: {one.tiles!r},")
+                    few = found[what, places, min(models)]
+                    beside = "" if few is None else f", with {min(models)} {few.change(one.tiles)}"
+                    table.append(f"    {product!r}: {one.tiles!r},  # {one.change(one.tiles)}{beside}")
             lines.append(f"{kind} {n:4d} all products {sums['usual']:.0f} us, with the best {sums['best']:.0f} us")
             lines += once_pays(found, kind, n)
     return [*lines, "CHOSEN = {", *table, "}", f"({len(CHOSEN)} lines stand there now)"]
