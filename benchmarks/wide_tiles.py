@@ -340,7 +340,8 @@ def shared(kind: str) -> Iterator[tuple[LayerProduct, str, tuple[int, ...]]]:
 
 def report(rows: list[dict[str, Any]], models: list[int], batch: int) -> list[str]:
     """What was found, line by line, and last the lines for the table."""
-    lines, table = [], []
+    lines: list[str] = []
+    table: dict[bool, list[str]] = {False: [], True: []}
     for kind in KINDS:
         found = {(what, places, n): best_of(rows, kind, what, tuple(LAYERS[i].name for i in places), n)
                  for _, what, places in shared(kind) for n in models}  # fmt: skip
@@ -355,21 +356,22 @@ def report(rows: list[dict[str, Any]], models: list[int], batch: int) -> list[st
                 tiles = "" if one.tiles is None else str(tuple(one.tiles))
                 lines.append(f"{kind} {n:4d} {names:12s} {what:12s} {one.usual:8.0f} us {rate:4.0f} TFLOP/s, best "
                              f"{one.best:8.0f} us ({one.change(one.tiles)}) {tiles}")  # fmt: skip
-                if what.endswith(ONCE):
-                    continue
-                sums["usual"], sums["best"] = sums["usual"] + one.usual, sums["best"] + one.best
+                once = what.endswith(ONCE)
+                if not once:
+                    sums["usual"], sums["best"] = sums["usual"] + one.usual, sums["best"] + one.best
                 if n == max(models) and one.tiles and one.best < WORTH * one.usual:
                     few = found[what, places, min(models)]
                     beside = "" if few is None else f", with {min(models)} {few.change(one.tiles)}"
-                    table.append(f"    {product!r}: {one.tiles!r},  # {one.change(one.tiles)}{beside}")
+                    table[once].append(f"    {product!r}: {one.tiles!r},  # {one.change(one.tiles)}{beside}")
             lines.append(f"{kind} {n:4d} all products {sums['usual']:.0f} us, with the best {sums['best']:.0f} us")
             lines += once_pays(found, kind, n)
-    return [*lines, "CHOSEN = {", *table, "}", f"({len(CHOSEN)} lines stand there now)"]
+    instead = ["    # Instead, where the form has `once`:", *table[True]] if table[True] else []
+    return [*lines, f"CHOSEN = {{  # {len(CHOSEN)} lines now", *table[False], *instead, "}"]
 
 
 def once_pays(found: dict[Any, Found | None], kind: str, n: int) -> list[str]:
     """Input gradient and step of every layer that can do without transposed weights, both ways."""
-    lines = []
+    lines, saved = [], 0.0
     for _, what, places in shared(kind):
         if what != "step" + ONCE:
             continue
@@ -377,6 +379,7 @@ def once_pays(found: dict[Any, Found | None], kind: str, n: int) -> list[str]:
         if all(part is not None for part in parts):
             usual, without = (sum(part.best for part in some if part) for some in (parts[:2], parts[2:]))
             names = ", ".join(LAYERS[i].name for i in places)
+            saved += usual - without
             lines.append(f"{kind} {n:4d} {names:12s} input + step {usual:8.0f} us, without transposed weights "
                          f"{without:8.0f} us ({without / usual - 1:+.1%})")  # fmt: skip
-    return lines
+    return [*lines, f"{kind} {n:4d} without transposed weights a step takes {saved:.0f} us less"] if lines else []
