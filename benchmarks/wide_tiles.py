@@ -359,14 +359,28 @@ def report(rows: list[dict[str, Any]], models: list[int], batch: int) -> list[st
                 once = what.endswith(ONCE)
                 if not once:
                     sums["usual"], sums["best"] = sums["usual"] + one.usual, sums["best"] + one.best
-                if n == max(models) and one.tiles and one.best < WORTH * one.usual:
-                    few = found[what, places, min(models)]
-                    beside = "" if few is None else f", with {min(models)} {few.change(one.tiles)}"
-                    table[once].append(f"    {product!r}: {one.tiles!r},  # {one.change(one.tiles)}{beside}")
+                if n == max(models):
+                    timed = {m: of for m in models if (of := found[what, places, m]) is not None}
+                    table[once] += table_line(product, timed)
             lines.append(f"{kind} {n:4d} all products {sums['usual']:.0f} us, with the best {sums['best']:.0f} us")
             lines += once_pays(found, kind, n)
     instead = ["    # Instead, where the form has `once`:", *table[True]] if table[True] else []
     return [*lines, f"CHOSEN = {{  # {len(CHOSEN)} lines now", *table[False], *instead, "}"]
+
+
+def table_line(product: LayerProduct, timed: dict[int, Found]) -> list[str]:
+    """The line of the tiles that are fastest with few and with many models, where these are worth one."""
+    every = [of.times for of in timed.values()]
+    ratios = {tiles: sum(times[tiles] / times[None] for times in every) / len(every)
+              for tiles in every[0] if all(tiles in times for times in every)}  # fmt: skip
+    best = min(ratios, key=lambda tiles: ratios[tiles])
+    if best is None or ratios[best] > WORTH:
+        return []
+    name, *shape, kind = product
+    key = f'LayerProduct("{name}", {", ".join(map(str, shape))}, "{kind}")'
+    numbers = ", ".join(map(str, best if best.specialised else best[:5]))
+    changes = ", ".join(f"{n} models {of.change(best)}" for n, of in timed.items())
+    return [f"    {key}: WideTiles({numbers}),  # {changes}"]
 
 
 def once_pays(found: dict[Any, Found | None], kind: str, n: int) -> list[str]:
