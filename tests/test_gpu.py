@@ -24,6 +24,7 @@ from fedentopt.simulation.device import DeviceData, torch_settings
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.planning import RunPlanner
 from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
@@ -215,6 +216,22 @@ def test_losses_never_make_the_host_wait(exact, name, trainer):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize(("name", "trainer"), NETS)
+def test_questions_never_make_the_host_wait(exact, name, trainer):
+    made = world(name, trainer, CUDA)
+    own = [np.arange(30), np.arange(50, 61), np.zeros(0, dtype=np.int64), np.arange(70, 90)]
+    before = made.trainer.mean_losses(made.starts, [2, 0, 1, 2], own).read()  # kernels are compiled
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        queued = made.trainer.mean_losses(made.starts, [2, 0, 1, 2], own)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    made.starts.zero_()  # queued behind the questions, which must have seen the models as they were
+    np.testing.assert_allclose(queued.read(), before, rtol=1e-5)
+    assert np.isnan(before).tolist() == [False, False, True, False]
+
+
 @pytest.mark.parametrize("trainer", ["stacked", "streams"])
 def test_losses_of_a_stack_in_parts(exact, trainer):
     made = world("toy:branching", trainer, CUDA)
@@ -230,7 +247,7 @@ def test_mean_losses(exact, name, trainer):
     rng = np.random.default_rng(0)
     own = [rng.permutation(120)[: int(size)] for size in rng.integers(1, 120, 40)] + [np.zeros(0, dtype=np.int64)]
     rows = [int(row) for row in rng.integers(0, 3, 41)]
-    found, expected = (made.trainer.mean_losses(made.starts, rows, own) for made in (gpu, cpu))
+    found, expected = (made.trainer.mean_losses(made.starts, rows, own).read() for made in (gpu, cpu))
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
     assert np.isnan(found[-1])
     # Training afterwards is in training mode again.
@@ -529,6 +546,38 @@ def test_same_bits_in_two_parts(settings, monkeypatch):
         assert_same_bits(whole, parted, config.method)
 
 
+@pytest.mark.parametrize(("model", "most"), [("lenet5", 20), ("toy:wide", 9)])
+@pytest.mark.parametrize("selector", ["pow-d", "cpow-d"])
+def test_same_bits_of_runs_that_ask_alone_in_stacks_and_resumed(selector, model, most, monkeypatch):
+    """Asked when a round is planned, and ahead of it, in one part and in two."""
+    size = 32 if model == "lenet5" else 8
+    data = toy.images(samples=600, size=size, classes=10)
+    common = SHORT | {"model": model, "rounds": 6, "dropout": 0.2, "evaluate_every": 2, "selector": selector}
+    config = toy.config(**common, seed=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunPlanner, "asks_ahead", property(lambda self: False))
+        alone = toy.run([config], data, device="cuda")[0]
+    assert_same_bits(alone, toy.run([config], data, device="cuda")[0], "asked ahead")
+    kinds = ["pow-d", "cpow-d", "random", "oort", "pow-d"]
+    beside = [toy.config(**common | {"selector": kinds[i % 5]}, seed=10 + i) for i in range(most - 1)]
+    stack = [*beside[: most // 2], config, *beside[most // 2 :]]
+    ticks, tick = [], Stack._tick
+    monkeypatch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
+    for many, parts in ((10**9, 1), (engine.MANY_WAIT if most > 9 else 2, 2)):
+        monkeypatch.setattr(engine, "MANY_WAIT", many)
+        ticks.clear()
+        memories = [toy.Memory() for _ in stack]
+        tasks = [Task(c, m) for c, m in zip(stack, memories, strict=True)]
+        found = run_stack(tasks, data, RunOptions(device="cuda", checkpoint_every=2))
+        assert len(ticks) == 6 * parts
+        assert_same_bits(alone, found[most // 2], f"in {parts} part(s)")
+        for memory in memories:
+            memory.saved, memory.records = memory.saves[0], list(memory.saves[0][1])
+        again = run_stack(tasks, data, RunOptions(device="cuda"))
+        for cfg, a, b in zip(stack, found, again, strict=True):
+            assert_same_bits(a, b, f"{cfg.method} resumed")
+
+
 def test_same_bits_of_kept_updates_resumed_and_beside_others():
     data = toy.images(samples=600, size=32, classes=10)
     config = toy.config(**SHORT | {"model": "lenet5", "rounds": 6}, selector="clustered-update")
@@ -693,10 +742,10 @@ def test_same_losses_of_candidates_whoever_else_is_asked(name):
     with torch_settings(CUDA, "fp32"):
         made = world(name, "stacked", CUDA)
         own = np.arange(11)
-        alone = made.trainer.mean_losses(made.starts, [1], [own])
+        alone = made.trainer.mean_losses(made.starts, [1], [own]).read()
         for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):
             rows = [1, *(i % len(made.starts) for i in range(len(extra)))]
-            assert made.trainer.mean_losses(made.starts, rows, [own, *extra])[0] == alone[0]
+            assert made.trainer.mean_losses(made.starts, rows, [own, *extra]).read()[0] == alone[0]
 
 
 def forget_kernels():

@@ -181,3 +181,11 @@ def test_the_defaults_are_the_published_ones() -> None:
     assert picks["divfl"] == {"greedy": "stochastic", "share": 0.1}
     assert picks["flips"] == {"clusters": None}
     assert not any(picks[name] for name in ("cycle", "clustered-size", "clustered-update", "clustered-label"))
+
+
+def test_a_keyword_that_an_algorithm_does_not_take_is_refused_with_those_it_takes() -> None:
+    for cls in ALGORITHMS:
+        accepted = ", ".join(ALGORITHMS.settings(cls.name)) or "none"
+        with pytest.raises(InputError) as caught:
+            cls(colour=1)
+        assert str(caught.value) == f"colour: no setting of {cls.__name__}; accepted: {accepted}"

@@ -222,7 +222,7 @@ def test_a_plain_value_in_a_subclass_is_another_default() -> None:
     assert Grandchild(width=1).width == 1
     assert Child().width == 3
     assert (Grandchild.shared, Child.shared) == (8, 7)
-    with pytest.raises(TypeError, match="shared"):
+    with pytest.raises(InputError, match="shared: no setting of Grandchild; accepted: width, rate, depth"):
         Grandchild(shared=9)
     with pytest.raises(InputError, match="width: 0 is out of range; accepted: at least 1"):
         Grandchild(width=0)
@@ -233,8 +233,10 @@ def test_what_is_given_is_checked_and_put_into_the_declared_type() -> None:
     assert (type(child.width), type(child.rate)) == (int, float)
     with pytest.raises(InputError, match=r"rate: 1\.5 is out of range; accepted: above 0 and at most 1"):
         Child(rate=1.5)
-    with pytest.raises(TypeError, match="speed"):
+    with pytest.raises(InputError, match="speed: no setting of Child; accepted: width, rate, depth"):
         Child(speed=3)
+    with pytest.raises(InputError, match="widht: no setting of Child; did you mean width"):
+        Child(widht=3)
     with pytest.raises(TypeError):
         Child(4)  # type: ignore[misc]
 

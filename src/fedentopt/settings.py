@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, dataclass_transform
+from typing import Any, Self, dataclass_transform
 
 from fedentopt.errors import InputError
 
@@ -211,8 +211,40 @@ def _collect(cls: type) -> dict[str, Setting]:
 _declared_by: Callable[[type], dict[str, Setting]] = functools.cache(_collect)
 
 
+class KnownKeywords:
+    """A class that refuses keyword arguments which its constructor does not take, naming them and those it takes."""
+
+    def __new__(cls, *arguments: Any, **given: Any) -> Self:
+        try:
+            inspect.signature(cls.__init__).bind(None, *arguments, **given)
+        except TypeError:
+            taken = _keywords(cls)
+            for name in given:
+                if name not in taken:
+                    raise unknown_keyword(cls, name) from None
+        return super().__new__(cls)  # whatever else is wrong with the call, Python says
+
+
+def unknown_keyword(cls: type, name: str) -> InputError:
+    """The refusal of a keyword argument."""
+    taken = [keyword for keyword in _keywords(cls) if keyword != name]
+    near = difflib.get_close_matches(name, taken, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return InputError(f"{name}: no setting of {cls.__name__}{hint}; accepted: {', '.join(taken) or 'none'}")
+
+
+def _keywords(cls: type) -> list[str]:
+    """What a constructor takes by name: the settings of the class first, then what its signature names beside them."""
+    named = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
+    beyond = getattr(cls, "run_settings", {})  # which are no arguments
+    declared = [name for name in settings_of(cls) if name in named or (open_ended and name not in beyond)]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [*declared, *(n for n, p in list(named.items())[1:] if p.kind in kinds and n not in declared)]
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
-class Configurable:
+class Configurable(KnownKeywords):
     """A class whose settings are its constructor's keyword arguments, checked; subclasses only declare them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

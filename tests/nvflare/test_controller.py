@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -574,6 +575,78 @@ def test_sites_that_differ_in_step_size_alone_are_the_same_to_a_selector_that_kn
         assert np.allclose(rows, rows[0], rtol=1e-4) == alike
         if alike:
             assert np.allclose(rows, 1.0, rtol=1e-4)
+
+
+HEADLESS = {"layer.weight": np.zeros((2, 3), np.float32), "scores": np.zeros((2, CLASSES), np.float32)}
+
+
+@pytest.mark.parametrize("kept_by", ["FedAvg's persistor", "FedAvg", "SCAFFOLD's persistor"])
+@pytest.mark.parametrize(
+    ("selector", "start", "settings", "reason"),
+    [
+        ("hics-fl", HEADLESS, {}, "head: selector hics-fl needs the last layer, and no parameter of the model has"),
+        ("divfl", HEADLESS, {}, "as head=[weight, bias], of layer.weight, scores, or a selector"),
+        ("divfl", START, {"head": ["out.weight"]}, "head: the model has no parameter 'out.weight'; accepted: layer"),
+    ],
+)
+def test_a_model_whose_last_layer_is_not_found_is_refused_once_before_anybody_is_asked(
+    tmp_path: Path, kept_by: str, selector: str, start: dict[str, np.ndarray], settings: dict[str, Any], reason: str
+) -> None:
+    make = scaffold if kept_by == "SCAFFOLD's persistor" else fedavg
+    given = {"model": dict(start), "persistor_id": ""} if kept_by == "FedAvg" else {}
+    server = FakeServer(tmp_path, everybody(), start)
+    controller = server.run(make(selector=selector, **settings, **given))
+    assert len(server.panics) == 1
+    assert reason in server.panics[0]
+    assert server.asked == []
+    assert controller.failing.state_dict() == Backoff().state_dict(), "no site's failure"
+    done = FakeServer(tmp_path, everybody(), start).run(make(num_rounds=1, selector="random", **given))
+    assert len(done.history[0].answered) == 2, "random does not look at models"
+
+
+@pytest.mark.parametrize("selector", ["divfl", "clustered-update"])
+def test_a_selector_that_needs_the_models_change_is_refused_where_the_job_starts_without_a_model(
+    tmp_path: Path, selector: str
+) -> None:
+    server = FakeServer(tmp_path, everybody(), {})
+    server.run(fedavg(selector=selector, allow_empty_global_weights=True))
+    assert len(server.panics) == 1
+    assert f"model: selector {selector} needs to know how sites change the model" in server.panics[0]
+    assert server.asked == []
+
+
+def test_a_model_without_a_last_layer_that_comes_later_ends_the_job_and_is_no_sites_failure(tmp_path: Path) -> None:
+    class Shrinks(LabelAwareFedAvg):
+        """Sends another model than the one it loaded."""
+
+        def send_model(self, *args: Any, **kwargs: Any) -> None:
+            kwargs["data"].params = dict(HEADLESS)
+            super().send_model(*args, **kwargs)
+
+    server = FakeServer(tmp_path, everybody(), START)
+    done = server.run(Shrinks(**BASE, selector="divfl"))
+    assert len(server.panics) == 1
+    assert "head: selector divfl needs the last layer" in server.panics[0]
+    assert [task for task, _, _ in server.asked] == ["label_counts"]
+    assert done.failing.state_dict() == Backoff().state_dict()
+
+
+@pytest.mark.parametrize("kind", [ParamsType.FULL, ParamsType.DIFF])
+def test_changes_beyond_single_precision_are_left_out_without_a_warning(tmp_path: Path, kind: ParamsType) -> None:
+    start = {name: value.astype(np.float64) for name, value in START.items()}
+
+    def diverge(model: FLModel) -> FLModel:
+        return FLModel(params={name: value + 1e300 for name, value in model.params.items()}, params_type=kind)
+
+    def train(model: FLModel) -> FLModel:
+        return FLModel(params={name: value + 1 for name, value in model.params.items()}, params_type=kind)
+
+    sites = {name: site(name, train=diverge if name == "site-3" else train) for name in COUNTS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        done = FakeServer(tmp_path, sites, start).run(fedavg(selector="divfl", num_rounds=1, cohort_size=8))
+    assert sorted(done.history[0].answered) == sorted(COUNTS)
+    assert sorted(done.members.selector.memory()["vectors"]) == sorted(set(COUNTS) - {"site-3"})
 
 
 def test_a_state_is_continued_with_or_without_step_sizes_as_it_was_begun(tmp_path: Path) -> None:

@@ -532,6 +532,17 @@ def test_the_figure_is_drawn_with_every_name_and_the_same_twice(tmp_path: Path) 
     assert write_figures(tmp_path / "c", alone, results({"fedentopt": OURS})) == []  # nothing to compare with
 
 
+def test_the_figure_can_be_read_on_a_phone(tmp_path: Path) -> None:
+    """With every selector, at both participations, 400 pixels wide: no text is smaller than 7 pixels."""
+    both = [cell for cell in MAIN if cell.dataset == "cifar10" and cell.partition == "dir:0.1"]
+    found = results(dict.fromkeys(SELECTORS.names, RANDOM), both)
+    path, _ = write_figures(tmp_path, compare(both, found, lambda name: True), found)
+    width = float(ElementTree.parse(path).getroot().attrib["viewBox"].split()[2])
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", path.read_text(encoding="utf-8"))]
+    assert len(sizes) > len(SELECTORS.names)
+    assert min(sizes) * 400 / width >= 7
+
+
 def test_the_ceiling_is_that_of_the_seeds_both_have() -> None:
     """Full participation has two seeds, random selection five: the others say nothing of the difference."""
     settings = [s for s in bench_settings(compared(SOME)) if s.by_method]

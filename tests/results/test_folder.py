@@ -30,6 +30,7 @@ from fedentopt.results.reading import find_runs, read_run
 from fedentopt.results.records import Checkpoint, Outcome
 from fedentopt.results.rounds import read_rounds
 from fedentopt.simulation.command import command_of
+from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from killed_writes import Killed, killed_after
 from toy_run import CLASSES, CONFIG, drive, label_counts, start_of
@@ -193,6 +194,41 @@ def test_a_damaged_summary_is_refused_by_name(tmp_path: Path) -> None:
     (folder.path / "summary.json").write_text('{"finished": tr')
     with pytest.raises(InputError, match=r"summary\.json: is not JSON"):
         folder.is_finished()
+
+
+def typed(partition: str, **changes: object) -> RunConfig:
+    """The config of a version that kept a partition as it was typed, in its identity too."""
+    config = CONFIG.replace(partition=partition, **changes)
+    object.__setattr__(config, "partition", partition)
+    return config
+
+
+@pytest.mark.parametrize("spelling", ["dir:.1", "dir:0.10", "dir:1e-1"])
+def test_a_run_whose_partition_was_spelt_otherwise_is_known_and_continued(
+    tmp_path: Path, straight: Path, spelling: str
+) -> None:
+    old = typed(spelling)
+    assert old.run_id != CONFIG.run_id
+    for other in (typed("dir:.2"), typed(spelling, lr=0.5), typed(spelling, seed=1), typed("iid")):
+        drive(RunFolder(tmp_path, other), other)
+    broken = tmp_path / old.run_id.replace("_dir", "_0")
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    assert not RunFolder(tmp_path, CONFIG).is_finished()
+    assert RunFolder(tmp_path, CONFIG).path.name == CONFIG.run_id
+    begun = RunFolder(tmp_path, old)
+    drive(begun, old, stop_after=5)
+    folder = RunFolder(tmp_path, CONFIG)
+    assert folder.can_resume()
+    drive(folder)
+    assert folder.path == begun.path
+    assert contents(folder.path) == contents(straight)
+    assert RunFolder(tmp_path, CONFIG).is_finished()
+    assert read_run(folder.path).config == json.loads(json.dumps(CONFIG.to_dict()))
+    afresh = RunFolder(tmp_path, CONFIG, resume=False)
+    drive(afresh)
+    assert afresh.path.name == CONFIG.run_id
+    assert RunFolder(tmp_path, CONFIG).path == afresh.path, "the name of now comes first"
 
 
 def test_changed_data_are_refused_on_resume(tmp_path: Path) -> None:

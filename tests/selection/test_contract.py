@@ -15,8 +15,11 @@ from fedentopt.selection import (
     SELECTORS,
     Candidates,
     ClientId,
+    ClusteredSizeSelector,
     Cohort,
     CohortWarning,
+    CycleSelector,
+    EntropySelector,
     Head,
     KLSelector,
     Observation,
@@ -26,6 +29,7 @@ from fedentopt.selection import (
 )
 from fedentopt.selection.fedentropy import ValueSelector
 from fedentopt.selection.selector import make_for_run
+from fedentopt.settings import settings_of
 
 
 class RoundRobin(Selector):
@@ -192,14 +196,14 @@ def test_settings_are_checked_kept_and_part_of_the_state() -> None:
         Learner(2, asks=4).load_state_dict(state)
     for given, words in (
         ({"pull": 2}, "pull: 2.0 is out of range; accepted: at least 0 and at most 1"),
-        ({"push": 2}, "push: no setting of Learner; accepted: pull, asks"),
+        ({"push": 2}, "push: no setting of Learner; accepted: pull, asks, cohort_size, seed"),
         ({"asks": 0}, "asks: 0 is out of range; accepted: at least 1"),
     ):
         with pytest.raises(InputError) as caught:
             Learner(2, **given)
         assert str(caught.value) == words
-    with pytest.raises(InputError, match="speed: no setting of RoundRobin; accepted: none"):
-        RoundRobin(2, speed=3)
+    with pytest.raises(InputError, match="colour: no setting of RoundRobin; accepted: cohort_size, seed"):
+        RoundRobin(2, colour=3)
     for bad, words in (
         ({"cohort_size": 0}, "cohort_size: 0"),
         ({"cohort_size": 2.0}, "cohort_size: 2.0"),
@@ -604,6 +608,30 @@ def test_fewer_than_asked_for(cls: type[Selector]) -> None:
         assert [str(w.message) for w in caught if w.category is CohortWarning] == [
             "cohort of 2 instead of 3: no more clients are available"
         ]
+
+
+@every
+def test_a_keyword_that_the_constructor_does_not_take_is_refused_with_those_it_takes(cls: type[Selector]) -> None:
+    declared = [name for name in settings_of(cls) if name not in cls.run_settings]
+    refusal = f"no setting of {cls.__name__}.*accepted: .*cohort_size"
+    for wrong in ({"colour": 1}, {"buffer": "50%"}):  # the second is a setting of runs, not of a constructor
+        with pytest.raises(InputError, match=refusal) as caught:
+            cls(3, **wrong)
+        assert str(caught.value).startswith(f"{next(iter(wrong))}: ")
+        assert all(name in str(caught.value) for name in declared)
+    with pytest.raises(InputError, match=r"cohortsize: no setting of .*; did you mean cohort_size"):
+        cls(cohortsize=3)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="colour: no setting of"):
+        cls.for_run(cohort_size=3, clients=10, seed=0, colour=1)
+
+
+def test_settings_that_a_kind_of_a_built_in_selector_declares_reach_it() -> None:
+    for base in (EntropySelector, ClusteredSizeSelector, CycleSelector):
+        own = type("Own", (base,), {"__annotations__": {"tilt": float}, "tilt": setting(0.5, low=0)})
+        assert (own(3).tilt, own(3, tilt=2).tilt) == (0.5, 2.0)
+        assert own.for_run(cohort_size=3, clients=10, seed=0, tilt=2).tilt == 2.0
+        with pytest.raises(InputError, match="tlit: no setting of Own; did you mean tilt"):
+            own(3, tlit=2)
 
 
 @every

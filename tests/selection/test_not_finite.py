@@ -41,6 +41,50 @@ def test_what_is_not_finite_is_left_out(name: str, bad: float) -> None:
         assert silent.select().clients == loud.select().clients == again.select().clients
 
 
+@pytest.mark.parametrize(
+    ("name", "power", "bias"),
+    [
+        ("divfl", 126, True), ("hics-fl", 126, True), ("hics-fl", 126, False), ("clustered-update", 126, True),
+        ("clustered-update", 1000, True), ("clustered-update", -1000, True),
+    ],
+)  # fmt: skip
+def test_huge_changes_are_compared_as_small_ones_are(name: str, power: int, bias: bool) -> None:
+    """Updates that are a power of two larger pick the same clients, and nothing overflows."""
+
+    def cohorts(scale: float) -> list[tuple[Any, ...]]:
+        rng = np.random.default_rng(3)
+        kinds = rng.normal(size=(3, 4, 8))
+        selector = SELECTORS.get(name)(3, seed=1)
+        selector.register(rng.integers(1, 9, (12, 4)))
+        picked = []
+        for _ in range(8):
+            cohort = selector.select()
+            picked.append(cohort.clients)
+            told = {}
+            for client in cohort.clients:
+                rows = np.float32(kinds[client % 3] + 0.1 * rng.normal(size=(4, 8))).astype(np.float64) * scale
+                rows = rows if abs(power) > 126 else rows.astype(np.float32)
+                told[client] = Observation(5, head=Head(rows, rows[:, 0] if bias else None), update=rows.ravel())
+            selector.observe(told)
+        return picked
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert cohorts(2.0**power) == cohorts(1.0)
+
+
+@pytest.mark.parametrize("name", ["hics-fl", "divfl"])
+def test_a_change_per_step_size_beyond_single_precision_is_left_out_quietly(name: str) -> None:
+    selector = SELECTORS.get(name)(2, seed=1)
+    selector.register(np.arange(1, 11).reshape(5, 2))
+    heads = {k: Head(np.full((2, 2), 0.5 + k, np.float32), np.array([k, 1.0], np.float32)) for k in range(4)}
+    heads[4] = Head(np.full((2, 2), 1e38, np.float32), np.array([1e38, 1.0], np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        selector.observe({client: Observation(5, head=head, travel=0.01) for client, head in heads.items()})
+    assert selector.memory()["vectors"] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("name", ["hics-fl", "divfl"])
 def test_what_single_precision_cannot_hold_is_left_out_too(name: str) -> None:
     selector = SELECTORS.get(name)(2, seed=1)

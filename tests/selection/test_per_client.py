@@ -49,6 +49,8 @@ def test_units_of_any_length() -> None:
             found = unit(np.array([scale, -scale], np.float32))
             np.testing.assert_allclose(found, [0.5**0.5, -(0.5**0.5)], rtol=1e-6)
         np.testing.assert_allclose(unit(np.array([1e100, 0.0])), [1, 0])
+        for scale in (1e-320, 1e-300, 1e-160, 1e160, 1e300):  # nor double precision
+            np.testing.assert_allclose(unit(np.array([3 * scale, -4 * scale])), [0.6, -0.8], rtol=1e-3)
         assert unit(np.array([1.0, np.nan], np.float32)) is None
         assert unit(np.array([1.0, np.inf], np.float32)) is None
 
@@ -79,6 +81,44 @@ def test_distances_are_those_of_all_vectors_made_anew(distance: object) -> None:
     found = vectors.between(everybody, everybody)
     np.testing.assert_allclose(found, expected, atol=2e-3 if distance is angles else 1e-5)
     np.testing.assert_array_equal(found, found.T)
+
+
+def test_distances_beyond_single_precision_keep_their_relations() -> None:
+    """One client diverges, the others' distances are measured anew beside its; it calms down or leaves, and back."""
+    rng = np.random.default_rng(0)
+    rows = {client: rng.uniform(-3, 3, 40).astype(np.float32) for client in range(5)}
+    huge = {4: rows[4] * np.float32(2.0**126), 3: rows[3] * np.float32(2.0**126)}
+    everybody = np.arange(5)
+
+    def kept(*told: dict[int, np.ndarray]) -> ClientVectors:
+        vectors = ClientVectors(euclidean)
+        for some in told:
+            vectors.put(some, 5)  # type: ignore[arg-type]
+        return vectors
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain, loud = kept(rows), kept(rows, huge)
+        found = loud.between(everybody, everybody)
+        # The same as if all were small, up to the common factor that all distances have.
+        small = kept({client: (row / 2.0**126).astype(np.float32) for client, row in (rows | huge).items()})
+        ratio = found / np.where(np.eye(5) > 0, 1.0, small.between(everybody, everybody))
+        np.testing.assert_allclose(ratio[3, [0, 1, 2, 4]], ratio[3, 4], rtol=1e-5)
+        assert found[3, 4] > 0
+        assert np.isfinite(found).all()
+        again = ClientVectors(euclidean)
+        again.remember(loud.ids)
+        again.load(loud.arrays())
+        for vectors in (loud, again):
+            vectors.put({3: rows[3]}, 5)
+            np.testing.assert_array_equal(vectors.between(everybody[:4], everybody[:4]) > 0, ~np.eye(4, dtype=bool))
+        np.testing.assert_array_equal(loud.between(everybody, everybody), again.between(everybody, everybody))
+        loud.put({4: rows[4]}, 5)
+        np.testing.assert_allclose(loud.between(everybody, everybody), plain.between(everybody, everybody), rtol=1e-6)
+        again.forget([4])
+        np.testing.assert_allclose(
+            again.between(everybody[:4], everybody[:4]), plain.between(everybody[:4], everybody[:4]), rtol=1e-6
+        )
 
 
 def test_rows_by_number_follow_who_comes_and_goes() -> None:

@@ -164,21 +164,21 @@ def expected_means(case: World, rows: list[int], samples: list[np.ndarray]) -> n
 
 
 def test_mean_losses_of_models_on_the_data_of_clients(case: World) -> None:
-    found = case.trainer.mean_losses(case.starts, ROWS, OWN)
+    found = case.trainer.mean_losses(case.starts, ROWS, OWN).read()
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected_means(case, ROWS, OWN), rtol=1e-5)
     # In evaluation mode, between rounds of training that must not notice.
     work = case.work(clients())
     before = case.trainer.train(case.starts, work).models
-    assert np.array_equal(case.trainer.mean_losses(case.starts, ROWS, OWN), found)
+    assert np.array_equal(case.trainer.mean_losses(case.starts, ROWS, OWN).read(), found)
     assert torch.equal(case.trainer.train(case.starts, work).models, before)
 
 
 def test_mean_losses_of_nobody_and_of_clients_without_samples(case: World) -> None:
-    assert case.trainer.mean_losses(case.starts, [], []).shape == (0,)
+    assert case.trainer.mean_losses(case.starts, [], []).read().shape == (0,)
     none = np.zeros(0, dtype=np.int64)
-    assert np.isnan(case.trainer.mean_losses(case.starts, [1, 2], [none, none])).all()
-    found = case.trainer.mean_losses(case.starts, [1, 2, 0], [none, OWN[0], OWN[1]])
+    assert np.isnan(case.trainer.mean_losses(case.starts, [1, 2], [none, none]).read()).all()
+    found = case.trainer.mean_losses(case.starts, [1, 2, 0], [none, OWN[0], OWN[1]]).read()
     assert np.isnan(found[0])
     np.testing.assert_allclose(found[1:], expected_means(case, [2, 0], OWN[:2]), rtol=1e-5)
 
@@ -187,9 +187,9 @@ def test_mean_losses_of_nobody_and_of_clients_without_samples(case: World) -> No
 @pytest.mark.parametrize("name", ["lenet5", "toy:normed"])
 def test_on_the_cpu_a_mean_loss_does_not_depend_on_neighbours(name: str, trainer: str) -> None:
     made = world(name, trainer, workers=2)
-    together = made.trainer.mean_losses(made.starts, ROWS, OWN)
+    together = made.trainer.mean_losses(made.starts, ROWS, OWN).read()
     for i, (row, own) in enumerate(zip(ROWS, OWN, strict=True)):
-        assert made.trainer.mean_losses(made.starts[row : row + 1], [0], [own])[0] == together[i]
+        assert made.trainer.mean_losses(made.starts[row : row + 1], [0], [own]).read()[0] == together[i]
 
 
 def test_the_stack_takes_many_clients_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +203,11 @@ def test_the_stack_takes_many_clients_in_few_passes(monkeypatch: pytest.MonkeyPa
     )
     many = [np.arange(k % 7, k % 7 + 20) for k in range(90)]
     rows = [k % 3 for k in range(90)]
-    found = trainer.mean_losses(made.starts, rows, many)
+    found = trainer.mean_losses(made.starts, rows, many).read()
     np.testing.assert_allclose(found, expected_means(made, rows, many), rtol=1e-5)
     assert passes == [(3, 3, 640)]  # thirty clients of twenty samples per model
     monkeypatch.setattr("fedentopt.simulation.trainers.stacked.PREDICT_PIXELS", 128 * 32 * 32)
-    np.testing.assert_allclose(trainer.mean_losses(made.starts, rows, many), found, rtol=1e-5)
+    np.testing.assert_allclose(trainer.mean_losses(made.starts, rows, many).read(), found, rtol=1e-5)
     assert max(n * columns for n, _, columns in passes[1:]) <= 128
 
 
@@ -217,7 +217,7 @@ def test_the_streams_take_the_clients_of_a_model_together_on_cuda_only(monkeypat
     sizes: list[int] = []
     logits = made.trainer._logits
     monkeypatch.setattr(made.trainer, "_logits", lambda bound, x: sizes.append(len(x)) or logits(bound, x))
-    made.trainer.mean_losses(made.starts, ROWS, OWN)
+    made.trainer.mean_losses(made.starts, ROWS, OWN).read()
     assert sizes == [len(own) for own in OWN]
 
 

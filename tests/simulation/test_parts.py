@@ -13,7 +13,7 @@ import torch
 import toy
 from fedentopt.results.records import Outcome
 from fedentopt.simulation import engine
-from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
+from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack, works_beside
 
 CPU = RunOptions(device="cpu")
 
@@ -100,7 +100,8 @@ class _ById(SimpleNamespace):
 
 
 def stand_in(needs: str, rows: int) -> Any:
-    planner = SimpleNamespace(needs=frozenset(needs.split()))
+    given = frozenset(needs.split())
+    planner = SimpleNamespace(needs=given - {"ahead"}, asks_ahead="ahead" in given)
     return _ById(planner=planner, config=SimpleNamespace(cohort_size=rows))
 
 
@@ -108,6 +109,9 @@ def stand_in(needs: str, rows: int) -> Any:
     ("runs", "parts"),
     [
         ([("", 10), ("seconds kept", 10), ("candidate_loss", 10)], [[0, 1, 2]]),  # nobody waits for training
+        ([("candidate_loss", 10)] * 4, [[0, 1, 2, 3]]),  # a question of one part would wait for the other's training
+        ([("candidate_loss ahead", 10)] * 4, [[0, 1], [2, 3]]),
+        ([("candidate_loss ahead", 10), ("head", 10), ("candidate_loss", 10), ("loss", 10)], [[0, 2], [1, 3]]),
         ([("head", 10), ("", 10), ("loss", 10), ("", 10)], [[0, 1, 2, 3]]),  # few wait
         ([("head", 10), ("", 10), ("loss", 10), ("update", 10)], [[0, 1], [2, 3]]),
         ([("head", 10), ("", 10), ("loss", 10), ("", 30), ("head seconds", 20)], [[1, 3], [0, 2, 4]]),
@@ -121,6 +125,8 @@ def test_who_goes_into_which_part(
     """Clients are shared evenly, and who waits comes second."""
     monkeypatch.setattr(engine, "MANY_WAIT", 3)
     made = [stand_in(*run) for run in runs]
-    found = Stack._parts(SimpleNamespace(device=torch.device("cuda")), made)  # type: ignore[arg-type]
+    found = Stack._parts(SimpleNamespace(beside=True), made)  # type: ignore[arg-type]
     assert [[made.index(run) for run in part] for part in found] == parts
-    assert Stack._parts(SimpleNamespace(device=torch.device("cpu")), made) == [made]  # type: ignore[arg-type]
+    assert Stack._parts(SimpleNamespace(beside=False), made) == [made]  # type: ignore[arg-type]
+    assert works_beside(torch.device("cuda"))
+    assert not works_beside(torch.device("cpu"))

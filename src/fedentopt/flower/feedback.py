@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
-from fedentopt.flower.heads import Heads
+from fedentopt.flower.heads import Heads, change_of
 from fedentopt.flower.replies import arrays_of, metrics_of
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Candidates, Observation, Selector
@@ -170,9 +170,7 @@ def parameters_of(start: ArrayRecord) -> list[str]:
 
 
 def _update(arrays: ArrayRecord, sent: ArrayRecord, names: Sequence[str]) -> np.ndarray:
-    changes = [
-        (arrays[name].numpy().astype(np.float32) - sent[name].numpy().astype(np.float32)).ravel() for name in names
-    ]
+    changes = [change_of(arrays, sent, name).ravel() for name in names]
     return np.concatenate(changes) if changes else np.zeros(0, dtype=np.float32)
 
 

@@ -53,10 +53,10 @@ class Heads:
         assert answer.reply is not None
         weight, bias = self.names or self.find(sent)
         arrays = arrays_of(answer.reply.content)
-        moved = _moved(arrays, sent, weight)
+        moved = change_of(arrays, sent, weight)
         if moved.shape[0] != self.num_classes:
             moved = moved.T
-        return Head(moved, None if bias is None else _moved(arrays, sent, bias))
+        return Head(moved, None if bias is None else change_of(arrays, sent, bias))
 
     def known_travel(self, answer: Answer, samples: float) -> float | None:
         """What a client's steps add up to where the server knows that of everybody, so that changes of clients and of
@@ -190,8 +190,10 @@ def _within(head: Head, travel: float) -> Head | None:
     return head if head.bias is None or furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
 
 
-def _moved(arrays: ArrayRecord, sent: ArrayRecord, name: str) -> np.ndarray:
-    with np.errstate(over="ignore"):
+def change_of(arrays: ArrayRecord, sent: ArrayRecord, name: str) -> np.ndarray:
+    """How training moved an array, in single precision; what that does not hold is infinite, and selectors leave such
+    clients out."""
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(arrays[name].numpy().astype(np.float32) - sent[name].numpy().astype(np.float32))
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
@@ -36,7 +37,7 @@ from fedentopt.nvflare.census import Census
 from fedentopt.nvflare.kept_state import KeptState
 from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.options import check_class, check_options, make_selector, read_local
-from fedentopt.nvflare.replies import stays_finite
+from fedentopt.nvflare.replies import check_model, stays_finite
 from fedentopt.nvflare.training import RoundSelection, Training, site_of
 from fedentopt.server.backoff import Backoff
 
@@ -116,6 +117,32 @@ class LabelAware(KeptState):
         self._types: Counter[Any] = Counter()  # of replies so far
         self._told_no_loss = False
 
+    # --- the model that a job begins with
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """NVFlare's start; a model of the controller's own is looked at."""
+        super().start_controller(fl_ctx)
+        given: Any = getattr(self, "model", None)
+        if given is not None:  # FedAvg then asks no persistor
+            self._check_model(given.params if isinstance(given, FLModel) else given)
+
+    def load_model(self) -> FLModel:
+        """The persistor's model, looked at before any site is asked for anything."""
+        model = super().load_model()
+        if model is not None:
+            self._check_model(model.params)
+        return model
+
+    def _check_model(self, params: Mapping[str, Any] | None) -> None:
+        try:
+            check_model(self.members.selector, params or {}, self.num_classes, self._named_head)
+        except InputError as error:
+            self.error(str(error))  # NVFlare may keep the text of exceptions to itself
+            raise  # which ends the job
+
+    @property
+    def _named_head(self) -> tuple[str, str | None] | None:
+        return None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
+
     # --- a round
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         """The names of this round's sites, in the order picked; the number is `cohort_size`, whatever is asked for."""
@@ -130,8 +157,7 @@ class LabelAware(KeptState):
             )
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
-        head = None if self.head is None else (self.head[0], self.head[1] if len(self.head) > 1 else None)
-        self._open = Training(selection, self.members, self._types, head, self.loss_metric, self.steps)
+        self._open = Training(selection, self.members, self._types, self._named_head, self.loss_metric, self.steps)
         names = selection.sites
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"

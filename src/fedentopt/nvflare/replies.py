@@ -19,7 +19,7 @@ from nvflare.app_common.app_constant import AlgorithmConstants
 
 from fedentopt.errors import InputError
 from fedentopt.labels import LARGEST_COUNT
-from fedentopt.selection import Head, Observation
+from fedentopt.selection import Head, Observation, Selector
 
 SERVED = frozenset({"loss", "head", "update", "seconds", "kept"})
 """What a selector may need that an NVFlare server can tell it."""
@@ -132,8 +132,9 @@ def observation(
         def moved(name: str) -> np.ndarray:
             if name not in params:
                 return np.zeros(sent[name].shape, dtype=np.float32)
-            value = as_array(params[name]).astype(np.float32)
-            return value - sent[name].astype(np.float32) if full else value
+            with np.errstate(over="ignore", invalid="ignore"):  # beyond single precision: selectors leave it out
+                value = as_array(params[name]).astype(np.float32)
+                return value - sent[name].astype(np.float32) if full else value
 
         if "update" in needs:
             update = np.concatenate([moved(name).ravel() for name in sent]).astype(np.float32)
@@ -151,8 +152,20 @@ def observation(
     )
 
 
-def find_head(
-    model: Mapping[str, Any], num_classes: int, named: tuple[str, str | None] | None
+def check_model(
+    selector: Selector, model: Mapping[str, Any], num_classes: int, named: tuple[str, str | None] | None
+) -> tuple[str, str | None] | None:
+    """Refuse a model whose change the selector could not be told; names of its last layer where that is needed."""
+    if selector.needs & {"head", "update"} and not model:
+        raise InputError(
+            f"model: selector {selector.name} needs to know how sites change the model, and the job starts without "
+            "one; accepted: a start model"
+        )
+    return _find_head(selector.name, model, num_classes, named) if "head" in selector.needs else None
+
+
+def _find_head(
+    selector: str, model: Mapping[str, Any], num_classes: int, named: tuple[str, str | None] | None
 ) -> tuple[str, str | None]:
     """Names of the last layer's weight (classes, features) and bias: those given, else the last that fit."""
     shapes = {name: as_array(value).shape for name, value in model.items()}
@@ -163,7 +176,11 @@ def find_head(
         return named
     weights = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == num_classes]
     if not weights:
-        raise InputError(f"head: no parameter of shape ({num_classes}, features) in the model; name it with head=")
+        raise InputError(
+            f"head: selector {selector} needs the last layer, and no parameter of the model has the shape "
+            f"({num_classes}, features); accepted: its names as head=[weight, bias], of {', '.join(shapes)}, or a "
+            "selector that does not look at it"
+        )
     names = list(shapes)
     after = names[names.index(weights[-1]) + 1 :]
     bias = next((name for name in after if shapes[name] == (num_classes,)), None)

@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from fedentopt.errors import InputError
 from fedentopt.nvflare.census import LONGEST_REASON
 from fedentopt.nvflare.members import Sites
-from fedentopt.nvflare.replies import as_array, check_reply, find_head, observation, usable_metrics
+from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, usable_metrics
 from fedentopt.selection import Cohort, Observation
 from fedentopt.server.local_training import LocalTraining
 
@@ -50,14 +50,16 @@ class Training:
         self.selection, self.members = selection, members
         self.observations: dict[str, Observation] = {}
         self.told_no_loss: list[str] = []
-        self._types, self._head, self._loss_metric, self._steps = types, head, loss_metric, steps
+        self._types, self._named, self._loss_metric, self._steps = types, head, loss_metric, steps
+        self._head: tuple[str, str | None] | None = None
         self._metric_shapes: dict[str, tuple[int, ...]] = {}
         self._sent: FLModel | None = None
         self._start: dict[str, np.ndarray] = {}
         self._begin = time.monotonic()
 
     def begin(self, sent: FLModel) -> None:
-        """Remember the model that the sites start from."""
+        """Remember the model that the sites start from; one whose change a selector could not be told is refused."""
+        self._head = check_model(self.members.selector, sent.params or {}, self.members.num_classes, self._named)
         self._sent = sent
         self._begin = time.monotonic()
         if self.members.selector.needs & {"head", "update"}:
@@ -99,7 +101,7 @@ class Training:
             reply,
             samples=self.members.size(site),
             seconds=time.monotonic() - self._begin,
-            head=find_head(self._start, self.members.num_classes, self._head) if "head" in needs else None,
+            head=self._head,
             loss_metric=self._loss_metric,
             travel=self._travel(site) if "head" in needs else None,
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
 from fedentopt.files import write_aside
+from fedentopt.results.reading import plain_settings
 from fedentopt.results.records import Checkpoint, RoundRecord, RunIdentity
 from fedentopt.results.vector_files import VectorFiles
 
@@ -48,7 +49,7 @@ def load_checkpoint(path: Path, config: RunIdentity, files: VectorFiles) -> tupl
     """Read a checkpoint back. One that cannot be read, or is another run's, is an `InputError`; nothing is deleted."""
     tensors, state = load_tensors(path)
     try:
-        theirs = state["config"]
+        theirs = plain_settings(state["config"])
         records = [_record(fields) for fields in state["records"]]
         rows = files.open(state.get("vectors", ()))  # older versions have all vectors among the tensors
         checkpoint = Checkpoint(round=state["round"], tensors=tensors, meta=state["meta"], rows=rows)

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import glob
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_
 from fedentopt.results.clients import CLIENTS, clients_csv
 from fedentopt.results.environment import environment
 from fedentopt.results.label_counts import CLIENT_ACCURACY, COUNTS, REPORTED, client_accuracy_csv, counts_csv
-from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY
+from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, plain_settings
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import rounds_csv
 from fedentopt.results.summary import summarise_outcome
@@ -81,7 +83,7 @@ class RunFolder:
         command: str = "",
     ) -> None:
         self.config = config
-        self.path = Path(out_dir) / config.run_id
+        self.path = _folder_of(Path(out_dir), config) if resume else Path(out_dir) / config.run_id
         self._resume = resume
         self._targets = tuple(targets)
         self._command = command
@@ -98,7 +100,7 @@ class RunFolder:
                 return False
         except OSError as error:  # a name too long, a folder that may not be entered
             raise InputError(f"out: {self.path} cannot be used: {error.strerror or error}") from error
-        if read_json(self.path / RUN).get("config") != json.loads(json.dumps(self.config.to_dict())):
+        if not _is_run(self.path, self.config):
             raise InputError(
                 f"{self.path / RUN}: holds a run with other settings; move the folder away or give another one"
             )
@@ -230,6 +232,25 @@ class RunFolder:
         again = {"round": self._resumed_round + 1, "started": _now(), **environment()}
         again |= {"device": start.device, "trainer": start.trainer}
         write_json(path, about | {"resumed": [*about.get("resumed", []), again]})
+
+
+def _folder_of(out_dir: Path, config: RunIdentity) -> Path:
+    """The run's folder, or the one it has from a version that named runs by their partition as it was typed."""
+    path, words = out_dir / config.run_id, config.run_id.split("_")
+    if len(words) != 6 or not os.path.isdir(out_dir) or os.path.lexists(path):
+        return path
+    alike = "_".join([*map(glob.escape, words[:2]), "*", *map(glob.escape, words[3:5]), "*"])
+    for folder in sorted(out_dir.glob(alike)):
+        with contextlib.suppress(InputError):  # what cannot be read there is not this run
+            if folder.name.split("_")[2] != words[2] and _is_run(folder, config):
+                return folder
+    return path
+
+
+def _is_run(folder: Path, config: RunIdentity) -> bool:
+    """Whether a folder's `run.json` has these settings."""
+    found = read_json(folder / RUN).get("config")
+    return isinstance(found, dict) and plain_settings(found) == json.loads(json.dumps(config.to_dict()))
 
 
 def _now() -> str:

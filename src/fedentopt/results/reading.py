@@ -6,6 +6,8 @@ is there but cannot be used is an `InputError` with the file, the place in it an
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.files import read_json
+from fedentopt.partition import parse
 from fedentopt.results.clients import CLIENTS, read_clients
 from fedentopt.results.label_counts import LabelTable, read_labels
 from fedentopt.results.records import ClientRecord, RoundRecord
@@ -164,8 +167,18 @@ def read_run(path: Path) -> RunResult:
     about = read_json(path / RUN)
     if not isinstance(about.get("config"), dict):
         raise InputError(f"{path / RUN}: field 'config' is missing or no object")
+    about["config"] = plain_settings(about["config"])
     summary = read_json(path / SUMMARY) if (path / SUMMARY).exists() else {}
     return RunResult(about, summary if summary.get("finished", True) else {}, path=path)
+
+
+def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run with its partition in the spelling that identifies runs now: `dir:0.1` for the `dir:.1`
+    that versions before kept as it was typed."""
+    plain = dict(config)
+    with contextlib.suppress(InputError):
+        plain |= {"partition": str(parse(plain["partition"]))} if "partition" in plain else {}
+    return plain
 
 
 def find_runs(out_dir: Path) -> list[RunResult]:

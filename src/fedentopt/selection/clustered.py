@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +37,8 @@ class ClusteredSelector(Selector):
 class TreeSelector(ClusteredSelector):
     """Algorithm 2: bins from groups of similar clients, cut from a tree."""
 
-    def __init__(self, cohort_size: int, seed: int = 0) -> None:
-        super().__init__(cohort_size, seed)
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
         scipy_part("cluster.hierarchy", self.name)  # refused now, not in the first round
 
     @abstractmethod

@@ -7,6 +7,8 @@ weight 1/M. Counts are enough, so there is nothing to wait for and the tree is m
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fedentopt.selection.clustered import TreeSelector
@@ -22,8 +24,8 @@ class ClusteredLabelSelector(TreeSelector):
     largest = LARGEST
     all_pairs = True
 
-    def __init__(self, cohort_size: int, seed: int = 0) -> None:
-        super().__init__(cohort_size, seed)
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
         self._kept: tuple[int, bytes, np.ndarray] | None = None
 
     def tree(self, available: np.ndarray) -> np.ndarray:

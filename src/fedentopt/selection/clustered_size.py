@@ -25,8 +25,8 @@ class ClusteredSizeSelector(ClusteredSelector):
 
     sizes_only = True
 
-    def __init__(self, cohort_size: int, seed: int = 0) -> None:
-        super().__init__(cohort_size, seed)
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
         self._kept: tuple[Any, Bins] | None = None  # the bins of the last round serve as long as nothing changes
 
     def bins(self, available: np.ndarray) -> Bins:

@@ -40,8 +40,8 @@ class ClusteredUpdateSelector(TreeSelector):
     largest = LARGEST
     all_pairs = True
 
-    def __init__(self, cohort_size: int, seed: int = 0) -> None:
-        super().__init__(cohort_size, seed)
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
         self._updates = ClientVectors(angles, units=True)
 
     def tree(self, available: np.ndarray) -> np.ndarray:

@@ -39,8 +39,8 @@ class CycleSelector(Selector):
     smaller_cohorts = True
     largest = 100_000
 
-    def __init__(self, cohort_size: int, seed: int = 0) -> None:
-        super().__init__(cohort_size, seed)
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
         self._served: dict[ClientId, None] = {}  # in this cycle
         self._plan: list[list[ClientId]] = []  # its next cohorts
 

@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -74,8 +74,9 @@ class EntropySelector(Selector):
         target: ArrayLike | None = None,
         *,
         release: str = "fifo",
+        **settings: Any,
     ) -> None:
-        super().__init__(cohort_size, seed)
+        super().__init__(cohort_size, seed, **settings)
         self.buffer_size = check_int("buffer_size", buffer_size, 0)
         if release not in RELEASES:
             raise InputError(f"release: {release!r} is unknown; accepted: {', '.join(RELEASES)}")
@@ -89,10 +90,10 @@ class EntropySelector(Selector):
         self._scorer = Scorer(self._table, self._log_scores)
 
     @classmethod
-    def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> EntropySelector:
+    def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> Self:
         """See `Selector.for_run`; `buffer` is a number of clients or a per cent of them."""
-        size = amount(settings.get("buffer", "50%"), clients, "buffer")
-        return cls(cohort_size, buffer_size=size, seed=seed, release=settings.get("release", "fifo"))
+        size = amount(settings.pop("buffer", "50%"), clients, "buffer")
+        return cls(cohort_size, buffer_size=size, seed=seed, **settings)
 
     @classmethod
     def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:

@@ -91,7 +91,9 @@ class EverybodyOnce(Selector):
                 raise InputError(f"observe: travel {travel!r} of client {client!r}; accepted: at least 0")
         if known:
             (self._per_travel,) = known
-        self.learn({client: vector / (travel or 1.0) for client, (vector, travel) in heads.items()})
+        with np.errstate(over="ignore"):  # as in `learn`
+            vectors = {client: vector / (travel or 1.0) for client, (vector, travel) in heads.items()}
+        self.learn(vectors)
 
     def learn(self, vectors: Mapping[ClientId, np.ndarray]) -> None:
         """Keep what registered clients told; what is not finite counts as not told."""

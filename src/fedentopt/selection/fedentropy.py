@@ -60,8 +60,8 @@ class ValueSelector(Selector):
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
     reads_label_counts = False
 
-    def __init__(self, cohort_size: int, seed: int = 0) -> None:
-        super().__init__(cohort_size, seed)
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
         self.values: dict[ClientId, float] = {}
 
     def register(

@@ -114,7 +114,12 @@ class HiCSFLSelector(EverybodyOnce):
 
 def bias_change(head: Head) -> np.ndarray:
     """The change of the bias, or of the weight's row means where there is none."""
-    return head.weight.mean(axis=1) if head.bias is None else head.bias
+    if head.bias is not None:
+        return head.bias
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = head.weight.mean(axis=1)
+    # A sum may leave single precision where the mean does not.
+    return means if np.isfinite(means).all() else np.asarray(head.weight.astype(np.float64).mean(axis=1))
 
 
 def softmax_entropies(logits: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from fedentopt.selection.entropy import EntropySelector
 from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
 from fedentopt.selection.selector import check_int, selector
-from fedentopt.settings import amount, setting
+from fedentopt.settings import setting
 
 
 class _Expected:
@@ -62,11 +62,6 @@ class InferredSelector(EntropySelector):
         self.census_samples = None if census_samples is None else check_int("census_samples", census_samples, 1)
         self._audit: Audit | None = None
         self._expected: _Expected | None = None
-
-    @classmethod
-    def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> InferredSelector:
-        buffer = amount(settings.pop("buffer", "50%"), clients, "buffer")
-        return cls(cohort_size, buffer_size=buffer, seed=seed, **settings)
 
     def census(self) -> Census | None:
         """Before round 1, while nothing is known of anybody."""

@@ -14,6 +14,8 @@ from fedentopt.selection.reports import client_ids
 from fedentopt.selection.table import CountTable
 
 Distance = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+LONGEST = 2.0**125  # two vectors of that length are at most 2^126 apart, which single precision holds
+SHRUNK = 2.0**-64  # a power of two: no digit of a distance is lost
 
 
 def as_pairs(figures: Mapping[ClientId, float] | ClientFigures) -> list[list[Any]]:
@@ -108,7 +110,8 @@ class ClientVectors:
     Distances are kept as float32 and brought up to date for the clients whose vectors change; they are part of what is
     kept, so that a selector that is continued has the same bits. `distance` takes vectors (m, P) and (n, P) and the
     squared lengths of either, and gives (m, n). Where all vectors have length 1 or 0 (`units`), so have their squares.
-    Where somebody else keeps the vectors, distances alone may come (`put_distances`).
+    Where somebody else keeps the vectors, distances alone may come (`put_distances`). While a vector is so long that
+    float32 might not hold its distances, all of them are kept `SHRUNK`: only their relations count.
     """
 
     def __init__(self, distance: Distance | None = None, *, units: bool = False) -> None:
@@ -159,7 +162,7 @@ class ClientVectors:
                 accepted = f"{length or 'distances alone'}, as {'before' if self._places else 'of others'}"
                 raise InputError(f"observe: {vector.size} numbers of client {client!r}; accepted: {accepted}")
         given = np.array(flat)
-        before, kept = len(self._places), self.rows
+        before, kept, scale = len(self._places), self.rows, self._scale()
         changed = self._places_for(vectors)
         if len(self._places) > len(self._room):  # more than is needed now: growing each time would copy all each time
             room = max(len(self._places), min(2 * len(self._places), clients))
@@ -168,7 +171,9 @@ class ClientVectors:
                 self._room[:before] = kept
         self._room[changed] = given
         self._squares[changed] = self._squares_of(given)
-        if self._distance is not None:
+        if self._scale() != scale:
+            self._measure_all()
+        elif self._distance is not None:
             self._keep(changed, self._distance(given, self.rows, self._squares[changed], self._squares))
 
     def put_distances(self, clients: Collection[ClientId], distances: np.ndarray, table: CountTable) -> None:
@@ -196,15 +201,27 @@ class ClientVectors:
 
     def _keep(self, changed: np.ndarray, distances: np.ndarray) -> None:
         """Keep new distances (m, n) between the clients with these places and all."""
-        block = distances.astype(np.float32)
+        scale = self._scale()
+        block = (distances if scale == 1 else distances * scale).astype(np.float32)
         block[:, changed] = np.maximum(block[:, changed], block[:, changed].T)  # the same both ways, to the bit
         block[np.arange(changed.size), changed] = 0
         self._distances[changed] = block
         self._distances[:, changed] = block.T
 
+    def _scale(self) -> float:
+        """What distances are kept at: a function of the vectors, so that whoever is continued knows it too."""
+        return SHRUNK if self._squares.max(initial=0.0) > LONGEST**2 else 1.0
+
+    def _measure_all(self) -> None:
+        """Make all distances anew, where they are kept at another scale from now on."""
+        if self._distance is not None:
+            everybody = np.arange(len(self._places))
+            self._keep(everybody, self._distance(self.rows, self.rows, self._squares, self._squares))
+
     def forget(self, gone: Collection[ClientId]) -> None:
         """Drop the vectors of these clients."""
         kept = [client for client in self._places if client not in gone]
+        scale = self._scale()
         self._awaited = [] if any(client in gone for client in self._awaited) else self._awaited
         if len(kept) < len(self._places):
             places = self.places(kept)
@@ -212,6 +229,8 @@ class ClientVectors:
             self._distances = self._distances[np.ix_(places, places)]
             self._places = {client: place for place, client in enumerate(kept)}
             self._kept = None
+            if self._scale() != scale:
+                self._measure_all()
 
     def remember(self, ids: Any) -> None:
         """Whose vectors come with `load`; without it they have none."""
@@ -275,9 +294,12 @@ def unit(vector: np.ndarray) -> np.ndarray | None:
     if 1e-20 < square < 1e20:  # nothing was lost to the ends of single precision, and nothing is not finite
         return np.asarray(flat * np.float32(1 / math.sqrt(square)))
     wide = np.asarray(vector, dtype=np.float64).ravel()
-    square = float(wide @ wide)
-    if not math.isfinite(square):
+    peak = float(np.abs(wide).max(initial=0.0))
+    if not math.isfinite(peak):
         return None
+    if peak > 0 and not 1e-140 < peak < 1e140:  # squares would leave double precision too
+        wide = wide / peak
+    square = float(wide @ wide)
     return np.asarray(wide / math.sqrt(square) if square > 0 else wide, dtype=np.float32)
 
 

@@ -37,10 +37,10 @@ from fedentopt.selection.feedback import LEAVES, Candidates, Census, Observation
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.reports import client_ids
 from fedentopt.selection.table import CountTable
-from fedentopt.settings import settings_of
+from fedentopt.settings import KnownKeywords, settings_of, unknown_keyword
 
 
-class Selector(ABC):
+class Selector(KnownKeywords, ABC):
     """Chooses, round after round, which clients train. It sees label counts and what it needs, and never a model."""
 
     name: ClassVar[str]
@@ -84,8 +84,7 @@ class Selector(ABC):
         declared = {name: s for name, s in settings_of(type(self)).items() if name not in self.run_settings}
         for name in settings:
             if name not in declared:
-                accepted = ", ".join(declared) or "none"
-                raise InputError(f"{name}: no setting of {type(self).__name__}; accepted: {accepted}")
+                raise unknown_keyword(type(self), name)
         for name, one in declared.items():
             setattr(self, name, one.check(settings.get(name, one.default)))
 
@@ -207,29 +206,29 @@ class Selector(ABC):
         """Whom to ask for their loss before this round's `select`; None: nobody."""
         return None
 
-    def observe(self, observations: Mapping[ClientId, Observation]) -> None:  # noqa: B027
+    def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Learn from the clients that trained. Clients whose figures were not finite are left out."""
 
-    @classmethod  # noqa: B027
+    @classmethod
     def expect(cls, told: Sequence[tuple[Self, Mapping[ClientId, Observation]]]) -> None:
         """Look at what selectors of this class, of many runs, are about to observe, each with its own mapping: for work
         that is cheaper when it is done for all together. What `observe` learns must not depend on it."""
 
-    def forget_clients(self, gone: Collection[ClientId]) -> None:  # noqa: B027
+    def forget_clients(self, gone: Collection[ClientId]) -> None:
         """Drop what is known of clients that were removed; whoever comes back is new."""
 
     def memory(self) -> dict[str, Any]:
         """What the selector must not forget beside the round number: JSON, always under the same names."""
         return {}
 
-    def remember(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
+    def remember(self, memory: Mapping[str, Any]) -> None:
         """Take over what `memory` gave."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Large numbers it must not forget, float32 by name, kept beside the JSON."""
         return {}
 
-    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:  # noqa: B027
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over what `arrays` gave."""
 
     # --- what others call

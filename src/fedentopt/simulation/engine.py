@@ -3,7 +3,8 @@
 One tick advances every unfinished run by one round: plan on the host, train all clients of all runs in one stack,
 combine, evaluate. On CUDA nothing inside a tick waits for the device, unless a selector needs to be told something or
 an algorithm judges its clients, and then only for those figures; a tick's results are read while the next one trains.
-Where many selectors wait, a stack ticks in two parts, so that the device has one to train while the other is planned.
+Where many selectors wait, a stack ticks in two parts, so that the device has one to train while the other is planned;
+candidates for the next round are asked behind a part's training, before the other's (`asking`).
 State is consistent between ticks, where checkpoints are taken and an interrupt is honoured.
 Algorithms are known here by their hooks (`hooks`), selectors by what they need.
 """
@@ -28,6 +29,7 @@ from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RunRecorder, RunStart
 from fedentopt.selection import Selector
+from fedentopt.simulation.asking import Questions
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.census import take_censuses
 from fedentopt.simulation.checkpoints import CheckpointWriter
@@ -91,6 +93,11 @@ class RoundEvent:
     accuracy: float | None
 
 
+def works_beside(device: torch.device) -> bool:
+    """Whether what is queued on the device runs while the host goes on."""
+    return device.type != "cpu"
+
+
 def stack_key(task: Task) -> tuple[object, ...]:
     """Tasks with equal keys can share a stack: same data, same model, same shapes, same augmentation, and none with a
     local objective of its own among those without, which train faster."""
@@ -135,6 +142,7 @@ class Stack:
     ) -> None:  # fmt: skip
         config = tasks[0].config
         self.options, self.device, self._progress = options, device, progress
+        self.beside = works_beside(device)
         self._say = options.say or (lambda line: None)
 
         def network(seed: int, purpose: str = "model", weights: str | None = None) -> nn.Module:
@@ -162,6 +170,7 @@ class Stack:
         self.evaluator = Evaluator(self.trainer, self.second, self.data)
         self.feedback = FeedbackReader(model, self.layout)
         self.first = FirstStages(self.layout, device, self.trainer, self.evaluator, self.feedback, self._say)
+        self.questions = Questions(self.trainer)
         self.checkpoints = CheckpointWriter(device)
         hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         selectors = [task.make_selector(algorithm) for task, algorithm in zip(tasks, algorithms, strict=True)]
@@ -220,9 +229,11 @@ class Stack:
             for part in parts:
                 queued.append(self._tick(part))
                 self._flush(queued, len(parts))  # the round before, while this one trains
+                if self.beside:
+                    self.questions.ask_ahead(part)
             due = any(run.round % self.options.checkpoint_every == 0 for run in active)
             ends = not active or any(run.finished for run in active)
-            if due or ends or interrupted() or self.device.type == "cpu":
+            if due or ends or interrupted() or not self.beside:
                 self._flush(queued, 0)
                 if due or ends or interrupted():
                     self.checkpoints.wait()
@@ -248,9 +259,12 @@ class Stack:
 
     def _parts(self, runs: list[RunState]) -> list[list[RunState]]:
         """The runs of a round, in two parts where many selectors wait for the device: one is planned while the other
-        trains. No run's numbers depend on it."""
-        waits = [bool(run.planner.needs & FROM_DEVICE) for run in runs]
-        if self.device.type == "cpu" or sum(waits) < max(MANY_WAIT, 2):
+        trains. No run's numbers depend on it.
+
+        A selector that asks only when its round is planned gains nothing: its question would wait for the other part.
+        """
+        waits = [bool(run.planner.needs & FROM_DEVICE) or run.planner.asks_ahead for run in runs]
+        if not self.beside or sum(waits) < max(MANY_WAIT, 2):
             return [runs]
         order = sorted(range(len(runs)), key=lambda i: waits[i])
         rows = np.cumsum([runs[i].config.cohort_size for i in order])
@@ -291,27 +305,10 @@ class Stack:
         ready = [run.feedback is None and "candidate_loss" not in run.planner.needs for run in runs]
         plans = {id(run): run.next_plan() for run, now in zip(runs, ready, strict=True) if now}
         others = [run for run, now in zip(runs, ready, strict=True) if not now]
-        plans |= zip(map(id, others), self._plan_with_feedback(others), strict=True)
+        tell_selectors(others)
+        answers = self.questions.answers(others)
+        plans |= {id(run): run.next_plan(losses) for run, losses in zip(others, answers, strict=True)}
         return [plans[id(run)] for run in runs]
-
-    def _plan_with_feedback(self, runs: list[RunState]) -> list[RoundPlan]:
-        """The losses that selectors want to know first are asked for together."""
-        tell_selectors(runs)
-        questions = [run.planner.questions(run.round + 1) if run.diverged_round is None else [] for run in runs]
-        if not any(questions):
-            return [run.next_plan() for run in runs]
-        asking = [i for i, own in enumerate(questions) if own]
-        first_rows = np.cumsum([0, *(len(runs[i].models) for i in asking)]).tolist()
-        rows = [
-            first + runs[i].start_row(question.client)
-            for i, first in zip(asking, first_rows, strict=False)
-            for question in questions[i]
-        ]
-        models = torch.cat([runs[i].models for i in asking])
-        found = self.trainer.mean_losses(models, rows, [question.samples for i in asking for question in questions[i]])
-        answers = iter(found.tolist())
-        losses = [{question.client: next(answers) for question in own} for own in questions]
-        return [run.next_plan(own or None) for run, own in zip(runs, losses, strict=True)]
 
     def _flush(self, queued: deque[Tick], left: int) -> None:
         """Read and record the oldest ticks until so many are left."""

@@ -171,6 +171,16 @@ class RunPlanner:
             return claimed if self.liars else None
         return laplace_noise(claimed, self.config.epsilon, generator(self.config.seed, "label-noise"))
 
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether candidates can be asked before all else of their round.
+
+        Whom a built-in selector asks is a function of the round and of what it was told: where it is told nothing else,
+        it can be asked early, and again after a checkpoint. One of the user's own may draw on what it keeps: it is
+        asked when its round is planned, once.
+        """
+        return self.needs == {"candidate_loss"} and type(self.selector).__module__.startswith("fedentopt.")
+
     def questions(self, round_: int) -> list[Question]:
         """Whom the selector wants to ask for the loss of the current model before it chooses, if anybody.
 
@@ -186,15 +196,12 @@ class RunPlanner:
                 f"selector: {self.config.selector!r}: candidates gave {type(wanted).__name__}; "
                 f"accepted: Candidates, or None"
             )
-        questions = []
-        for client in self._known_clients(tuple(wanted.ids), wanted):
-            samples = self.parts.indices[client]
-            if wanted.samples is not None and wanted.samples < len(samples):
-                draw = generator(self.config.seed, "candidate-samples", round_, client)
-                samples = np.sort(draw.choice(samples, wanted.samples, replace=False))
-            if len(samples):
-                questions.append(Question(client, samples))
-        return questions
+        clients = self._known_clients(tuple(wanted.ids), wanted)
+        owned = [self.parts.indices[client] for client in clients]
+        if wanted.samples is not None:
+            keys = self._keys(("candidate-samples",), round_, clients)
+            owned = [_some_of(own, wanted.samples, own_key) for own, (own_key,) in zip(owned, keys, strict=True)]
+        return [Question(client, own) for client, own in zip(clients, owned, strict=True) if len(own)]
 
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
@@ -338,7 +345,10 @@ class RunPlanner:
 
     def row_keys(self, round_: int, clients: Sequence[int]) -> list[list[int]]:
         """Per client the keys of its sample order, its augmentation and its model's dropout in a round."""
-        purposes = ("order", "augment", "layer-dropout")
+        return self._keys(("order", "augment", "layer-dropout"), round_, clients)
+
+    def _keys(self, purposes: Sequence[str], round_: int, clients: Sequence[int]) -> list[list[int]]:
+        """Per client its `key` in a round for each purpose, which costs much less than one by one."""
         starts = np.array([key(self.config.seed, purpose, round_) for purpose in purposes], dtype=np.uint64)
         # The last of the steps that `key` would take for each client.
         keys: list[list[int]] = mix64(np.array(clients, dtype=np.uint64)[:, None] ^ starts).tolist()
@@ -379,3 +389,12 @@ class RunPlanner:
         self._believe(self.watch.load_state_dict(state))
         self.selector.load_state_dict(state["selector"])
         self.watch.learnt(range(self.config.clients))
+
+
+def _some_of(samples: np.ndarray, most: int, own_key: int) -> np.ndarray:
+    """All of a client's samples, or so many of them, drawn by a key; ascending."""
+    if most >= len(samples):
+        return samples
+    drawn: np.ndarray = np.random.Generator(np.random.PCG64(own_key)).choice(samples, most, replace=False)
+    drawn.sort()
+    return drawn

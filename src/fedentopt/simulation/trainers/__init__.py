@@ -10,6 +10,7 @@ from __future__ import annotations
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.choice import (
     TRAINERS,
+    MeanLosses,
     Trainer,
     choose_trainer,
     make_trainer,
@@ -28,6 +29,7 @@ __all__ = [
     "BoundModel",
     "LoopTrainer",
     "LoweredNet",
+    "MeanLosses",
     "StackedTrainer",
     "StreamsTrainer",
     "Trainer",

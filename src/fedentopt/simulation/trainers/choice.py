@@ -28,6 +28,13 @@ STREAM_SLOTS = 10
 WIDE_REACH = 2**31  # numbers of one model's maps of a batch that the 32-bit offsets of the wide kernels can tell apart
 
 
+class MeanLosses(Protocol):
+    """Mean losses that may still be on their way."""
+
+    def read(self) -> np.ndarray:
+        """(n,) float64, NaN for a client without samples; waits for the device the first time."""
+
+
 class Trainer(Protocol):
     """Turns start models and a stack of work into trained models. Rows of models are flat (`FlatLayout`)."""
 
@@ -53,10 +60,10 @@ class Trainer(Protocol):
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each model over its own training samples, (N, C)."""
 
-    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
-        """Mean plain cross-entropy of model `models[rows[i]]` on the training samples `samples[i]`, (n,) float64.
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> MeanLosses:
+        """Mean plain cross-entropy of model `models[rows[i]]` on the training samples `samples[i]`, per client.
 
-        Without augmentation, in evaluation mode; NaN for a client without samples. Waits for the device once.
+        Without augmentation, in evaluation mode. On CUDA the passes are queued, and nothing is waited for.
         """
 
     def shrink(self) -> str | None:

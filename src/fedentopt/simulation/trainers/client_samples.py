@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedentopt.simulation.device import to_host
+
 NARROW, WIDE = 64, 1024  # columns of a block: multiples of the one, no more than the other
 
 
@@ -64,15 +66,52 @@ def even_blocks(lines: Sequence[np.ndarray], room: int) -> Iterator[Block]:
         done += columns
 
 
-def means_of_clients(
-    values: Sequence[torch.Tensor], places: Sequence[np.ndarray], samples: Sequence[np.ndarray]
-) -> np.ndarray:
-    """Each client's mean over its samples, (n,) float64; NaN for one without any.
+class QueuedMeans:
+    """Each client's mean over its samples, on its way from the device."""
 
-    values[i] (m,) belong to places[i] (m,), in any order, -1 to none. They are read from the device here, once.
+    def __init__(
+        self, values: Sequence[torch.Tensor], places: Sequence[np.ndarray], samples: Sequence[np.ndarray]
+    ) -> None:
+        """values[i] (m,) belong to places[i] (m,), in any order, -1 to none. Nothing is waited for."""
+        self._places, self._sizes = places, np.array([len(own) for own in samples], dtype=np.int64)
+        self._values = to_host(torch.cat(list(values))) if values else torch.zeros(0)
+        self._ready: torch.cuda.Event | None = None
+        if values and values[0].is_cuda:
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+        self._means: np.ndarray | None = None
+
+    def read(self) -> np.ndarray:
+        """(n,) float64, NaN for a client without samples; waits for the device the first time."""
+        if self._means is None:
+            if self._ready is not None:
+                self._ready.synchronize()
+            every = np.empty(int(self._sizes.sum()) + 1)  # what belongs to no place ends up in the last
+            every[np.concatenate([np.zeros(0, dtype=np.int64), *self._places])] = self._values.numpy()
+            self._means = _means_in_turn(every, self._sizes)
+            self._values, self._places = torch.zeros(0), ()  # page-locked memory is scarce
+        return self._means
+
+
+@dataclass(frozen=True)
+class KnownMeans:
+    """Means that were worked out at once, as on the CPU."""
+
+    means: np.ndarray
+
+    def read(self) -> np.ndarray:
+        """(n,) float64, NaN for a client without samples."""
+        return self.means
+
+
+def _means_in_turn(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Means of the clients' values, which lie one client after another; NaN for none.
+
+    Neighbours of equal size are averaged together, each in the order of additions that it would have alone.
     """
-    every = np.full(sum(len(own) for own in samples), np.nan)
-    if values:
-        where, read = np.concatenate(places), torch.cat(list(values)).cpu().double().numpy()
-        every[where[where >= 0]] = read[where >= 0]
-    return np.array([every[own].mean() if len(own) else np.nan for own in places_of_clients(samples)])
+    means, ends = np.full(len(sizes), np.nan), np.cumsum(sizes)
+    for equal in np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(sizes)) + 1):
+        if len(equal) and (size := int(sizes[equal[0]])):
+            own = values[ends[equal[0]] - size : ends[equal[-1]]]
+            means[equal] = own.reshape(-1, size).mean(axis=1)
+    return means

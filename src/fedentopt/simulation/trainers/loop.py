@@ -24,6 +24,7 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.numba import compiled_net
 from fedentopt.simulation.trainers.bound_model import BoundModel
+from fedentopt.simulation.trainers.client_samples import KnownMeans
 from fedentopt.simulation.trainers.code_objective import CodeObjective
 from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Room, Trained, Work
 
@@ -209,7 +210,7 @@ class LoopTrainer:
         self._each([one(i) for i in range(len(samples))])
         return torch.stack(results).double().numpy()
 
-    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> KnownMeans:
         """See `Trainer`. A client's parts are its own: no bit depends on the others."""
         results = np.full(len(samples), np.nan)
 
@@ -224,7 +225,7 @@ class LoopTrainer:
             return run
 
         self._each([one(i) for i in range(len(samples)) if len(samples[i])])
-        return results
+        return KnownMeans(results)
 
     def reserve(self, room: Room) -> None:
         """Nothing here depends on the size of a round."""

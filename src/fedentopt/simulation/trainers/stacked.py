@@ -24,9 +24,9 @@ from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.client_samples import (
+    QueuedMeans,
     even_blocks,
     joined_samples,
-    means_of_clients,
     places_of_models,
 )
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, StackedNet, VmapNet
@@ -311,7 +311,7 @@ class StackedTrainer:
             sums.append(self.net.logits(row[None].contiguous(), x)[0].softmax(1).mean(0))
         return torch.stack(sums).double().cpu().numpy()
 
-    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> QueuedMeans:
         """See `Trainer`. The samples of a model's clients are one line, and lines of many models pass side by side."""
         device, (height, width) = self.data.images.device, self.data.images.shape[-2:]
         lines, chosen = places_of_models(rows, samples), joined_samples(samples)
@@ -324,7 +324,7 @@ class StackedTrainer:
             logits = self.net.logits(parameters[block.lines], x).flatten(0, 1)
             values.append(F.cross_entropy(logits, self.data.labels[index], reduction="none"))
             places.append(block.places.reshape(-1))
-        return means_of_clients(values, places, samples)
+        return QueuedMeans(values, places, samples)
 
     def shrink(self) -> str | None:
         """Train half as many rows at a time from now on."""

@@ -30,8 +30,8 @@ from fedentopt.simulation.device import DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.bound_model import BoundModel, mixes_samples
 from fedentopt.simulation.trainers.client_samples import (
+    QueuedMeans,
     joined_samples,
-    means_of_clients,
     places_of_clients,
     places_of_models,
 )
@@ -218,7 +218,7 @@ class StreamsTrainer:
             means.append(self.predict(row[None], self.data.images[index])[0].softmax(1).mean(0))
         return torch.stack(means).double().cpu().numpy()
 
-    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> np.ndarray:
+    def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> QueuedMeans:
         """See `Trainer`. On CUDA the clients of a model share batches; on the CPU each has its own, so that its bits do
         not depend on its neighbours."""
         device, chosen, bound = self.data.images.device, joined_samples(samples), self._take(1)[0].bound
@@ -234,7 +234,7 @@ class StreamsTrainer:
             for index in to_device(chosen[line], device).split(self._at_once):
                 logits = self._logits(bound, self.data.images[index])
                 values.append(F.cross_entropy(logits, self.data.labels[index], reduction="none"))
-        return means_of_clients(values, [line for _, line in lines], samples)
+        return QueuedMeans(values, [line for _, line in lines], samples)
 
     def reserve(self, room: Room) -> None:
         """Steps captured from here on have room for the longest client to come."""
