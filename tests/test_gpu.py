@@ -476,6 +476,27 @@ def test_same_bits_alone_and_in_any_stack(model, algorithm, precision):
         assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", STACKS)
+def test_same_bits_of_models_averaged_where_they_were_trained(model, precision, monkeypatch):
+    """Or copied out of the trainer's memory first."""
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": model, "precision": precision, "batch_size": 16 if model == "lenet5" else 64}
+    configs = [toy.config(**common, algorithm=name) for name in ("fedavg", "fednova")]
+    lent, seen = toy.run(configs, data, device="cuda"), []
+    original = StackedTrainer.train
+
+    def train(self, starts, work, *, lend=False):
+        seen.append(lend)
+        return original(self, starts, work)
+
+    monkeypatch.setattr(StackedTrainer, "train", train)
+    for a, b in zip(lent, toy.run(configs, data, device="cuda"), strict=True):
+        assert_same_bits(a, b, "copied")
+    assert seen
+    assert all(seen)
+
+
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m["algorithm"] in ("fedentropy", "fedconcat", "fedlc")], ids=str
 )
@@ -595,13 +616,14 @@ def test_cosines_of_kept_updates_equal_those_on_the_cpu():
 FORMS = {
     "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
     "all": WideForm(first=True, update=True, descriptors=True), "aside": WideForm(update=True, aside=True),
-    "joined": WideForm(descriptors=True, joined=True), "every": WideForm(*[True] * len(WideForm._fields)),
+    "joined": WideForm(descriptors=True, joined=True), "once": WideForm(update=True, descriptors=True, once=True),
+    "every": WideForm(*[True] * len(WideForm._fields)),
 }  # fmt: skip
 
 
 def count_as_large(monkeypatch):
     """Layers as small as a test's are taken as large ones are."""
-    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2)):
+    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2), ("wide_forms.MANY_WEIGHTS", 1)):
         monkeypatch.setattr(f"fedentopt.simulation.triton.{name}", value)
 
 
@@ -651,7 +673,7 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
-@pytest.mark.parametrize("form", ["update", "aside", "all", "every"])
+@pytest.mark.parametrize("form", ["update", "aside", "all", "once", "every"])
 def test_nothing_of_a_round_is_left_for_the_next(form, precision, monkeypatch):
     """Captured with stale memory, replayed after other clients, with momentum and weights of all kinds left."""
     count_as_large(monkeypatch)

@@ -171,6 +171,65 @@ def test_out_of_memory_splits_the_stack_and_goes_on(monkeypatch):
     assert any("out of GPU memory" in line and "stacks of" in line for line in lines)
 
 
+class Kept(Algorithm):
+    """Remembers every client's last model."""
+
+    keeps_models = True
+
+
+LENT = [({"algorithm": name}, True) for name in ("fedavg", "fedprox", "fednova", "fedlc")]
+LENT += [({"algorithm": name}, False) for name in ("scaffold", "fedavgm", "fedexp", "fedentropy")]
+LENT += [
+    ({"selector": "fedentopt", "epsilon": 0.5}, True), ({"selector": "pow-d"}, True), ({"selector": "oort"}, False),
+    ({"selector": "hics-fl"}, False), ({"selector": "clustered-update"}, False),
+    ({"liars": "50%", "lie": "forge-head"}, False),
+]  # fmt: skip
+
+
+def lending(monkeypatch, *, never: bool) -> list[bool]:
+    """Whether the models of each round were lent, as stacks train; memory of the trainer's own does not last."""
+    from fedentopt.simulation.trainers.stacked import StackedTrainer
+
+    original, seen = StackedTrainer.train, []
+
+    def train(self, starts, work, *, lend=False):
+        seen.append(lend)
+        if self._buffers is not None:
+            self._buffers.w.fill_(torch.nan)
+        return original(self, starts, work, lend=lend and not never)
+
+    monkeypatch.setattr(StackedTrainer, "train", train)
+    return seen
+
+
+def test_models_that_nobody_else_reads_are_averaged_where_they_were_trained(monkeypatch):
+    data = toy.images(samples=90)
+    configs = [toy.config(model="toy:layered", **(HARD | {"rounds": 3} | method)) for method, _ in LENT]
+    algorithms = [None] * len(LENT)
+    configs.append(toy.config(model="toy:layered", **(HARD | {"rounds": 3})))
+    algorithms.append(Kept())
+
+    def run(which: list[int]):
+        tasks = [Task(configs[i], toy.Memory(), algorithm=algorithms[i]) for i in which]
+        return run_stack(tasks, data, RunOptions(device="cpu", trainer="stacked"))
+
+    with monkeypatch.context() as patch:
+        lending(patch, never=True)
+        expected = run(list(range(len(configs))))
+    seen = lending(monkeypatch, never=False)
+    for i, lent in enumerate([*(lent for _, lent in LENT), False]):
+        seen.clear()
+        assert same_bits(run([i])[0], expected[i]), configs[i].method
+        assert set(seen) == {lent}, configs[i].method
+    seen.clear()
+    together = run([0, 4, 8])  # who reads them has them, and the others lose nothing
+    assert set(seen) == {False}
+    assert all(same_bits(a, expected[i]) for a, i in zip(together, [0, 4, 8], strict=True))
+    seen.clear()
+    assert all(same_bits(a, expected[i]) for a, i in zip(run([0, 2, 8]), [0, 2, 8], strict=True))
+    assert set(seen) == {True}
+
+
 def test_records_tell_the_truth():
     data = toy.images(samples=90)
     config = toy.config(rounds=20, evaluate_every=4, selector="fedentopt", buffer="2", epsilon=1.0)

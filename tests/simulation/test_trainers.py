@@ -12,6 +12,7 @@ from torch import nn
 import toy
 from fedentopt.models import build
 from fedentopt.randomness import key
+from fedentopt.simulation.aggregation import Blend, blend_models
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
@@ -161,6 +162,36 @@ def test_a_client_is_the_same_alone_and_in_a_stack():
             alone = trainer.train(starts, build_work([rows[source]], 8, 3, torch.device("cpu"))).models
             torch.testing.assert_close(alone[0], trained[row], atol=1e-6, rtol=1e-5)
         assert (trained[0] - trained[1]).abs().max() > 1e-4
+
+
+def test_lent_models_are_the_same_bits_and_the_callers_own_stay():
+    data = toy.images(samples=60)
+    model = toy.linear(3)
+    rows = rows_of([5, 17, 8, 20, 3], [2, 3, 1, 2, 1], 8)
+    for layout, trainer in trainers(model, data):
+        starts = torch.stack([layout.pack(model.state_dict()), layout.pack(toy.linear(3).state_dict())])
+        work = build_work(rows, 8, 3, torch.device("cpu"))
+        own = trainer.train(starts, work).models
+        kept = own.clone()
+        lent = trainer.train(starts, work, lend=True).models
+        assert lent.shape == own.shape
+        assert torch.equal(lent, own)
+        stacked = isinstance(trainer, StackedTrainer)
+        # Rows of which each begins a line of memory, not a copy of them.
+        assert (lent.stride(0) % 32 == 0 and lent.data_ptr() == trainer._buffers.w.data_ptr()) == stacked
+        other = trainer.train(starts, build_work(rows[::-1], 8, 3, torch.device("cpu")), lend=True).models
+        assert not torch.equal(other, kept)
+        assert torch.equal(own, kept)
+        blends = [
+            Blend(1, 0.25, np.array([4, 0, 2]), np.array([0.5, 0.25, 0.1]), np.array([0.5, 0.25, 0.25])),
+            Blend(0, 0.0, np.array([1, 3]), np.array([0.7, 0.3]), np.array([0.5, 0.5])),
+        ]
+        beside, apart = (blend_models(starts, some, blends, layout) for some in (other.contiguous(), other))
+        assert torch.equal(beside, apart)
+        # In parts there is no one place where all of them are.
+        assert trainer.shrink()
+        parts = trainer.train(starts, work, lend=True).models
+        torch.testing.assert_close(parts, kept, atol=1e-6, rtol=1e-5)
 
 
 def test_finished_clients_are_frozen_whole():

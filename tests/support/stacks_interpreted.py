@@ -176,6 +176,9 @@ def test_server_steps_of_many_runs(model: Callable[[int], torch.nn.Module]) -> N
         few = trained[torch.from_numpy(np.sort(blend.trained))]
         moved = Blend(blend.row, blend.own, blend.trained.argsort().argsort(), blend.factors, blend.shares)
         assert torch.equal(blend_models(starts, few, [moved], layout)[blend.row], new[blend.row])
+    # Where they were trained, each at the start of a line of memory.
+    apart = torch.full((7, -(-layout.width // 32) * 32 + 32), torch.nan)[:6, : layout.width]
+    assert torch.equal(blend_models(starts, apart.copy_(trained), blends, layout), new)
     assert new[3, 3].isinf()  # spoilt by its own client, which the engine then sees
     assert new[:3].isfinite().all()
     assert torch.equal(new[1], starts[1])

@@ -30,11 +30,14 @@ from fedentopt.simulation.triton import (
     wide,
     wide_descriptors,
     wide_first,
+    wide_forms,
     wide_maps,
     wide_pooled,
+    wide_tiles,
     wide_update,
 )
 from fedentopt.simulation.triton.interface import Optimiser
+from fedentopt.simulation.triton.wide_tiles import LayerProduct, WideTiles, misfit
 from fedentopt.simulation.work import Row, build_work
 
 pytest_plugins = ["interpreting"]
@@ -209,11 +212,15 @@ def test_models_begin_a_round(bf16: bool, bf16_numbers: None, monkeypatch: pytes
 
 def test_nothing_of_a_round_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_update, "SHARED", 1)
+    monkeypatch.setattr(wide_forms, "MANY_WEIGHTS", 1)
     layout, starts, _ = nets("same size", 2)
     place = DeviceData.place(toy.images(samples=40, size=4, classes=5), torch.device("cpu"))
-    trainer = StackedTrainer(
-        same_size(), layout, place, ImageTransform((0.5,) * 3, (0.2,) * 3),
-        ops("cpu", exact=True, form=WideForm(update=True)),
+    trainer, once = (
+        StackedTrainer(
+            same_size(), layout, place, ImageTransform((0.5,) * 3, (0.2,) * 3),
+            ops("cpu", exact=True, form=WideForm(update=True, once=once)),
+        )
+        for once in (False, True)
     )  # fmt: skip
     rows = [
         Row(
@@ -233,6 +240,10 @@ def test_nothing_of_a_round_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch
     again = trainer.train(starts, work).models
     assert torch.equal(bits(again), bits(first))
     assert work.steps_host.tolist() == [2, 2]
+    # Neither does it matter that no transposed weights are kept.
+    assert error(once.train(starts, work).models, first.double()) < CLOSE
+    assert isinstance(once.net, WideNet)
+    assert [[copy is None for copy in of.net._copies[1]] for of in (trainer, once)] == [[True, False], [True, True]]
     assert float((first - starts[work.start_row]).abs().max()) > 1e-3
 
 
@@ -298,6 +309,73 @@ def test_tiles_through_descriptors() -> None:
         for into, described in zip(gradients, (False, True), strict=True):
             wide.weight_grad(a, b, into, size, 1, turned=across, described=described, precision="tf32")
         assert torch.equal(gradients[0], gradients[1])
+
+
+TABLE = {
+    LayerProduct("forward", 16, 32, 2, "tf32"): WideTiles(128, 32, 16, 4, 2),
+    LayerProduct("pooled", 16, 32, 2, "tf32"): WideTiles(128, 16, 16, 4, 2, True),
+    LayerProduct("input", 16, 32, 2, "tf32"): WideTiles(32, 16, 32, 4, 2, True),
+    LayerProduct("weight", 16, 32, 2, "tf32"): WideTiles(16, 16, 32, 4, 2),
+    LayerProduct("step", 16, 32, 2, "tf32"): WideTiles(32, 16, 32, 4, 2, True),
+}
+
+
+def test_tiles_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products that it names take its tiles, and come to the same."""
+    x, dy, w = whole(1, 4, 64, 16), whole(1, 4, 64, 32), whole(1, 32, 9, 16)
+    across = [m.transpose(2, 3).contiguous() for m in (x, dy)]
+    _, turned = wide_maps.turn(w, torch.float32, copy=False, turned=True)
+    assert turned is not None
+    bias, size = whole(1, 32), (2, 2)
+    taken: list[tuple[int, ...]] = []
+
+    def made(matrix: Tensor, *block: int) -> object:
+        taken.append(block)
+        return describe(matrix, *block)
+
+    def products() -> list[Tensor]:
+        common = {"models": 1, "precision": "tf32"}
+        o = optimiser(torch.cat([w.flatten(1)] * 2))
+        o = o._replace(w=o.w[:1], v=torch.zeros_like(o.v[:1]), start=o.start * 0, correction=None, step=o.step + 1)
+        into = torch.full((1, 32, 9, 16), math.nan)
+        settings = {"described": True, "precision": "tf32"}
+        wide.weight_grad(*across, into, size, 1, **settings)  # type: ignore[arg-type]
+        moves = o._replace(**{name: torch.ones(1) for name in ("lr", "momentum", "weight_decay", "mu")})
+        wide_update.weight_step(*across, 0, moves, wide_update.Copies(None, None), size, 1, side=3, **settings)  # type: ignore[arg-type]
+        y, _, code = wide_pooled.forward(x, w, bias, size, 1, keep=True, turned=False, **common)  # type: ignore[arg-type]
+        assert code is not None
+        return [
+            wide_descriptors.convolution(x, w, bias, size, 1, **common),
+            wide_descriptors.convolution(dy, turned, None, size, 1, taps_first=True, **common), into, moves.w, y, code,
+        ]  # fmt: skip
+
+    describe = wide_descriptors.described
+    for module in (wide_descriptors, wide_pooled):
+        monkeypatch.setattr(module, "described", made)
+    usual, blocks = products(), list(taken)
+    assert all(misfit(product, tiles) is None for product, tiles in (TABLE | wide_tiles.CHOSEN).items())
+    for product, tiles in TABLE.items():
+        monkeypatch.setitem(wide_tiles.CHOSEN, product, tiles)
+    taken.clear()
+    for ours, theirs in zip(products(), usual, strict=True):
+        assert torch.equal(ours, theirs)
+    assert blocks != taken
+    assert taken == [(1, 1, 128, 16), (1, 16, 16), (1, 1, 128, 16), (1, 32, 16), (1, 1, 32, 32), (1, 16, 32)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tiles", "words"),
+    [
+        ("forward", (128, 256, 32, 8, 3), None), ("forward", (96, 256, 32, 8, 3), "96 rows are no whole pixels"),
+        ("input", (512, 256, 32, 8, 3), "no part of a line of 4 pixels"), ("pooled", (64, 64, 32, 4, 3), "two pixels"),
+        ("input", (128, 256, 32, 8, 5), "bytes of shared memory"), ("step", (128, 96, 32, 8, 3), "256 columns"),
+        ("step", (128, 128, 128, 8, 1), "64 entries"), ("weight", (1024, 64, 32, 4, 3), "512 outputs"),
+        ("input", (128, 256, 32, 4, 3, True), "bytes of shared memory"), ("input", (128, 256, 32, 4, 2, True), None),
+    ],
+)  # fmt: skip
+def test_tiles_that_a_layer_cannot_be_cut_into(name: str, tiles: tuple[int, ...], words: str | None) -> None:
+    found = misfit(LayerProduct(name, 256, 512, 4, "tf32"), WideTiles(*tiles))  # type: ignore[arg-type]
+    assert found is None if words is None else found is not None and words in found
 
 
 def whole(*shape: int) -> Tensor:

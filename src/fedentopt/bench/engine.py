@@ -118,7 +118,7 @@ def _measure(case: Case, device: torch.device, rate: float, repeats: int, worker
     ]  # fmt: skip
     work = build_work(rows, BATCH, 10, device)
     with torch_settings(device, case.precision):
-        first, seconds = _first_and_best(lambda: trainer.train(starts, work), device, repeats)
+        first, seconds = _first_and_best(lambda: trainer.train(starts, work, lend=True), device, repeats)
     speed = total * case.epochs / seconds
     flop = sample_flop(case.model, case.image_size)
     what = trainer.describe()

@@ -48,11 +48,11 @@ class FirstStages:
             flags.append(finite[mine].all())
         return chosen, flags
 
-    def within_memory(self, starts: torch.Tensor, work: Work) -> Trained:
+    def within_memory(self, starts: torch.Tensor, work: Work, *, lend: bool = False) -> Trained:
         """Train; when the GPU's memory does not hold the stack, take smaller ones and try again."""
         while True:
             try:
-                return self._trainer.train(starts, work)
+                return self._trainer.train(starts, work, lend=lend)
             except torch.OutOfMemoryError:
                 smaller = self._trainer.shrink()
                 if smaller is None:
@@ -79,7 +79,8 @@ class FirstStages:
         work = build_work(
             rows, runs[0].config.batch_size, runs[0].num_classes, self._device, corrections, wants_losses=wants_losses
         )
-        trained = self.within_memory(starts, work)
+        # Models that are only averaged are averaged where they were trained.
+        trained = self.within_memory(starts, work, lend=not any(_reads_models(run) for run in runs))
         place = np.empty(len(rows), dtype=np.int64)
         place[work.source] = np.arange(len(rows))
         blends, steps = [], []
@@ -157,6 +158,12 @@ class FirstStages:
 
     def _pick(self, rows: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         return rows[to_device(which, self._device)]
+
+
+def _reads_models(run: RunState) -> bool:
+    """Whether anything but averaging wants the models that this run's clients have trained."""
+    told = not FROM_DEVICE.isdisjoint(run.planner.needs)
+    return bool(run.planner.forgers) or run.hooks.judges or run.hooks.steps or run.memory.learns or told
 
 
 def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int) -> list[Blend]:

@@ -87,7 +87,7 @@ class Trained:
 
     losses (N, 2), float32 on the device, is about the plain cross-entropy of the model's logits (no scale, shift or
     proximal term) over the samples of all local steps, each measured before its step's update: the mean, and the root
-    mean square.
+    mean square. Models that are lent (`Trainer.train`) need not lie side by side, and do not last.
     """
 
     models: torch.Tensor

@@ -47,8 +47,12 @@ class Trainer(Protocol):
     def reserve(self, room: Room) -> None:
         """Said once before the first round: how large a round can get. What is captured then serves all rounds."""
 
-    def train(self, starts: torch.Tensor, work: Work) -> Trained:
-        """(G, width) start models -> (N, width) trained ones, in the order of `work`; with losses if it wants them."""
+    def train(self, starts: torch.Tensor, work: Work, *, lend: bool = False) -> Trained:
+        """(G, width) start models -> (N, width) trained ones, in the order of `work`; with losses if it wants them.
+
+        With `lend`, the trained models may lie in the trainer's own memory: they are the caller's until it calls
+        `train`, `shrink` or `close` again. That spares a copy of them all.
+        """
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Logits (G, M, C) of every model for uint8 images (M, c, H, W), without augmentation."""

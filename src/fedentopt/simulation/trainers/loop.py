@@ -168,8 +168,8 @@ class LoopTrainer:
         runs = "compiled kernels" if self._compiled else "torch modules"
         return f"loop trainer, {self._pool._max_workers} CPU worker(s) of one thread, {runs}"
 
-    def train(self, starts: torch.Tensor, work: Work) -> Trained:
-        """See `Trainer`. Longest first, so that workers end together."""
+    def train(self, starts: torch.Tensor, work: Work, *, lend: bool = False) -> Trained:
+        """See `Trainer`. Longest first, so that workers end together. Nothing is lent."""
         out = torch.empty(work.rows, self.layout.width)
         sums = torch.zeros(work.rows, 2, dtype=torch.float64) if work.wants_losses else None
 

@@ -152,19 +152,30 @@ class StackedTrainer:
     def reserve(self, room: Room) -> None:
         self._room = self._room.grown(room)
 
-    def train(self, starts: torch.Tensor, work: Work) -> Trained:
-        """See `Trainer`. Work with code is refused: a stack has no module that a user's function could call."""
+    def train(self, starts: torch.Tensor, work: Work, *, lend: bool = False) -> Trained:
+        """See `Trainer`. Work with code is refused: a stack has no module that a user's function could call.
+
+        Lent models are the rows that steps have moved; those of a stack in parts are never lent.
+        """
         if work.has_code:
             raise ValueError("the stacked trainer cannot run a local objective that is code")
         self._last_rows = work.rows
         if self._most_rows is not None and work.rows > self._most_rows:
             cuts = range(0, work.rows, self._most_rows)
-            parts = [self._train(starts, work.part(i, i + self._most_rows)) for i in cuts]
+            parts = [self._owned(self._train(starts, work.part(i, i + self._most_rows))) for i in cuts]
             losses = [part.losses for part in parts if part.losses is not None]
             return Trained(torch.cat([part.models for part in parts]), torch.cat(losses) if losses else None)
-        return self._train(starts, work)
+        trained = self._train(starts, work)
+        return trained if lend else self._owned(trained)
+
+    def _owned(self, trained: Trained) -> Trained:
+        """The same where the next round does not overwrite it."""
+        if self.layout.width > self.layout.parameter_width:
+            return trained
+        return replace(trained, models=trained.models.clone(memory_format=torch.contiguous_format))
 
     def _train(self, starts: torch.Tensor, work: Work) -> Trained:
+        """Trained models that lie in the buffers, unless there is more to a model than its parameters."""
         self._room = self._room.grown(work.room(len(starts)))
         if self._buffers is None or self._buffers.room != replace(self._room, rows=ladder(self._room.rows)):
             self.close()
@@ -190,9 +201,7 @@ class StackedTrainer:
             else:
                 self._step(buffers, shape)
         models, p = buffers.w[: work.rows], self.layout.parameter_width
-        if self.layout.width == p:  # a copy, since the next round overwrites these
-            models = models.clone(memory_format=torch.contiguous_format)
-        else:  # buffers travel unchanged
+        if self.layout.width > p:  # buffers travel unchanged
             models = torch.cat([models, starts[:, p:].index_select(0, work.start_row)], 1)
         return Trained(models, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
 

@@ -142,8 +142,8 @@ class StreamsTrainer:
             self._form = RowFormat(room, batch, work.logit_scale.shape[1])
         return self._form
 
-    def train(self, starts: torch.Tensor, work: Work) -> Trained:
-        """See `Trainer`."""
+    def train(self, starts: torch.Tensor, work: Work, *, lend: bool = False) -> Trained:
+        """See `Trainer`. Nothing is lent."""
         slots = self._take(work.rows)
         form = self._fit(work)
         for slot in slots:

@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedentopt.simulation.triton import wide
 from fedentopt.simulation.triton.wide_maps import Size, pool, unpool
+from fedentopt.simulation.triton.wide_tiles import WideTiles, chosen
 
 
 @triton.jit
@@ -39,7 +40,8 @@ def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_
                        WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
                        CO: tl.constexpr, SIDE: tl.constexpr, ORDER: tl.constexpr, BIASED: tl.constexpr,
                        MASKED: tl.constexpr, TURN: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                       COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS
@@ -56,7 +58,7 @@ def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_
     right = tl.minimum(SIDE, WI + PAD - v)
     across = right - left
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range((bottom - top) * across * BLOCKS):
+    for i in tl.range(0, (bottom - top) * across * BLOCKS, warp_specialize=SPECIALISED):
         block = i % BLOCKS
         tap = i // BLOCKS
         ky = top + tap // across
@@ -107,7 +109,7 @@ class Joined(NamedTuple):
 def joined(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
     inputs_first: bool = False, precision: str, turned: bool = False, left: Tensor | None = None,
-    tiles: wide.WideTiles | None = None,
+    tiles: WideTiles | None = None,
 ) -> Joined:  # fmt: skip
     """`wide.convolution` and what comes behind it, in one kernel where descriptors fit its tiles, otherwise in several.
 
@@ -118,6 +120,9 @@ def joined(
     taps, co = (w.shape[1], w.shape[2]) if taps_first else (w.shape[2], w.shape[3 if inputs_first else 1])
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
+    back = taps_first or inputs_first
+    of_layer = ("input", co, ci, width) if back else ("forward", ci, co, size[1])
+    tiles = tiles or chosen(*of_layer, batch, x.dtype, precision)
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:
@@ -127,9 +132,9 @@ def joined(
         )  # fmt: skip
         if left is None:
             return Joined(y, pool(y, (height, width), pooled=False, keep=turned)[1], None)
-        back = unpool(y, left, None, (height, width), passes=True, turned=turned)
-        assert back[0] is not None
-        return Joined(back[0], *back[1:])
+        passed = unpool(y, left, None, (height, width), passes=True, turned=turned)
+        assert passed[0] is not None
+        return Joined(passed[0], *passed[1:])
     maps = described(x.view(n, size[0], size[1] * batch, ci), 1, 1, tiles.rows, tiles.step)
     # (n, Co, taps * Ci) as they lie, (n, taps * Co, Ci) turned, (n, Ci, taps * Co) as they lie for the input gradient.
     order = 1 if taps_first else 2 if inputs_first else 0
@@ -144,7 +149,8 @@ def joined(
         maps, described(weights, 1, *block), bias, left, y, yt, sums, 0 if bias is None else bias.stride(0), batch,
         X_MODELS=int(n > 1), HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
         ORDER=order, BIASED=bias is not None, MASKED=left is not None, TURN=turned, PIXELS=together, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        COLUMNS=tiles.columns, STEP=tiles.step, SPECIALISED=tiles.specialised, PRECISION=precision,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return Joined(y, yt, sums)
 

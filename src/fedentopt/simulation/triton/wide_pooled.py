@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedentopt.simulation.triton.interface import DEAD
-from fedentopt.simulation.triton.wide import WideTiles
 from fedentopt.simulation.triton.wide_descriptors import described, weights_of_tap
 from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, cut
+from fedentopt.simulation.triton.wide_tiles import WideTiles, chosen
 
 _DEAD = tl.constexpr(DEAD)
 NARROWEST = 8  # pixels of a line of the dense map from which it pays: 3x3 taps of narrower ones often fall outside
@@ -38,7 +38,8 @@ def larger(value, place, other, its_place):
 def forward_kernel(x, w, bias, y, yt, code, bias_model, X_MODELS: tl.constexpr, BATCH: tl.constexpr, HI: tl.constexpr,
                    WI: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
                    CO: tl.constexpr, SIDE: tl.constexpr, KEEP: tl.constexpr, TURN: tl.constexpr,
-                   COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                   COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS
@@ -53,7 +54,7 @@ def forward_kernel(x, w, bias, y, yt, code, bias_model, X_MODELS: tl.constexpr, 
     across = right - left
     upper = tl.zeros((2 * BATCH, COLUMNS), tl.float32)
     lower = tl.zeros((2 * BATCH, COLUMNS), tl.float32)
-    for i in range((bottom - top) * across * BLOCKS):
+    for i in tl.range(0, (bottom - top) * across * BLOCKS, warp_specialize=SPECIALISED):
         block = i % BLOCKS
         tap = i // BLOCKS
         ky = top + tap // across
@@ -110,6 +111,7 @@ def forward(
     co, taps = w.shape[1:3]
     side = math.isqrt(taps)
     height, width = ((length + 2 * padding - side + 1) // 2 for length in size)
+    tiles = tiles or chosen("pooled", ci, co, size[1], batch, x.dtype, precision)
     tiles = tiles or pooled_tiles(ci, co, batch, x.dtype, precision)
     shape = (models, height * width, batch, co)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -119,7 +121,7 @@ def forward(
         described(x.view(n, size[0], size[1] * batch, ci), 1, 1, tiles.rows, tiles.step),
         described(w.flatten(2), 1, tiles.columns, tiles.step), bias, y, yt, code, bias.stride(0),
         X_MODELS=int(n > 1), BATCH=batch, HI=size[0], WI=size[1], HP=height, WP=width, PAD=padding, CI=ci, CO=co,
-        SIDE=side, KEEP=keep, TURN=turned, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        SIDE=side, KEEP=keep, TURN=turned, COLUMNS=tiles.columns, STEP=tiles.step, SPECIALISED=tiles.specialised,
+        PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y, yt, code

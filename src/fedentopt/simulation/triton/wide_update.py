@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedentopt.simulation.triton.interface import Optimiser
-from fedentopt.simulation.triton.wide import SHARED, WideTiles, operands, tap_products, tap_steps
+from fedentopt.simulation.triton.wide import SHARED, operands, tap_products, tap_steps
 from fedentopt.simulation.triton.wide_maps import Size, cut
+from fedentopt.simulation.triton.wide_tiles import WideTiles, chosen
 
 ALIGN = tl.constexpr(4)  # floats: rows of parameters start at multiples of 16 bytes
 TWO_PROGRAMS = 128  # most registers per thread with which a multiprocessor holds two programs of eight warps
@@ -64,7 +65,7 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
                        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
                        CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr,
                        DESCRIBED: tl.constexpr, CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr,
-                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
     model = tl.program_id(1)
     if tl.load(steps + model) > tl.load(step):
@@ -79,7 +80,8 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
         count = tap_steps(tap, batch, HI, WI, HO, WO, PAD, SIDE, STEP)
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
         product = tap_products(x, dy, product, 0, count, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
-                               CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
+                               CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, SPECIALISED,
+                               PRECISION)  # fmt: skip
         start += tl.load(start_row + model).to(tl.int64) * start_model * ALIGN
         mode = 0
         if CORRECTED:
@@ -132,6 +134,8 @@ def weight_step(
     ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])
     co = dy.shape[2 if turned else 3]
     height, width = (length + 2 * padding - side + 1 for length in size)
+    if tiles is None and described:
+        tiles = chosen("step", ci, co, size[1], batch, x.dtype, precision)
     tiles = tiles or step_tiles(ci, co, batch, x.dtype.itemsize)
     o = optimiser.columns(offset, offset + co * side * side * ci)
     strides = [b.stride(0) for b in (o.w, o.start, o.correction) if b is not None]
@@ -145,6 +149,7 @@ def weight_step(
         o.correction_row, o.correction_mode, w_model, start_model, rest[0] if rest else 0, batch, HI=size[0],
         WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, TURNED=turned,
         DESCRIBED=described, CORRECTED=o.correction is not None, COPY=copies.plain is not None,
-        TURN=copies.turned is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
-        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=registers,
+        TURN=copies.turned is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step,
+        SPECIALISED=tiles.specialised, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        maxnreg=registers,
     )  # fmt: skip

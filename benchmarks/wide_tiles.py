@@ -1,0 +1,399 @@
+"""Other tiles for every product of a VGG-11 step: timed for each layer in the form that a Hopper GPU takes by default.
+
+The part of `wide_kernels.py` behind `--tiles`. Every candidate is checked against the tiles that the code takes; the
+fastest go into the table of `simulation/triton/wide_tiles.py`, line by line as printed. Besides tiles, two variants:
+warps that only bring tiles (`WideTiles.specialised`), and input gradients from weights as they lie, beside steps that
+write no transposed copy (`WideForm.once`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from kernels import time_us
+from torch import Tensor
+
+from fedentopt.simulation.triton import wide, wide_descriptors, wide_forms, wide_maps, wide_pooled, wide_update
+from fedentopt.simulation.triton.interface import Optimiser
+from fedentopt.simulation.triton.wide_tiles import CHOSEN, LayerProduct, WideTiles, misfit
+
+KINDS = ("tf32", "bf16")
+NAMES = ("forward", "pooled", "input", "weight", "step")
+NEAR = {"tf32": 2e-3, "bf16": 2e-2}  # of a result's length; both sum in fp32, some in another order
+ONCE = ", once"
+WORTH = 0.98  # of the usual time, from which on tiles are worth a line in the table
+
+
+class Layer(NamedTuple):
+    """A convolution of VGG-11 behind the first: channels in and out, side of its maps, whether a pool follows."""
+
+    name: str
+    inputs: int
+    outputs: int
+    side: int
+    pooled: bool
+
+    def flops(self) -> int:
+        """Of one sample's product, taps inside the map only."""
+        return 2 * self.inputs * self.outputs * (3 * self.side - 2) ** 2
+
+    @property
+    def weights(self) -> int:
+        return 9 * self.inputs * self.outputs
+
+
+LAYERS = [
+    Layer("conv2", 64, 128, 16, True), Layer("conv3", 128, 256, 8, False), Layer("conv4", 256, 256, 8, True),
+    Layer("conv5", 256, 512, 4, False), Layer("conv6", 512, 512, 4, True), Layer("conv7", 512, 512, 2, False),
+    Layer("conv8", 512, 512, 2, True),
+]  # fmt: skip
+
+# (rows, columns, warps, stages), without those that spill registers when compiled for compute capability 9.0; `misfit`
+# leaves out what a layer cannot be cut into. "small" are maps of 2 x 2, "masked" goes back through a ReLU as well.
+TILES = {
+    "forward": [(128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 8, 4), (128, 128, 4, 4), (256, 128, 8, 4)],
+    "small forward": [(64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (128, 128, 8, 4)],
+    "pooled": [(128, 64, 4, 4), (128, 64, 4, 3), (128, 64, 8, 4)],
+    "input": [(128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 8, 4), (128, 128, 4, 4), (256, 128, 8, 4), (256, 64, 8, 4),
+              (128, 64, 4, 4)],
+    "masked input": [(128, 128, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4), (128, 64, 4, 4), (256, 64, 8, 4)],
+    "small input": [(64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (128, 128, 8, 4)],
+    "weight": [(128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 4), (64, 64, 4, 4)],
+    "step": [(64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (64, 64, 4, 4), (64, 64, 4, 6)],
+}  # fmt: skip
+SPECIALISED = {
+    "forward": [(128, 128, 4, 4), (128, 256, 4, 3)],
+    "input": [(128, 128, 4, 4), (128, 256, 4, 3), (128, 256, 4, 2), (128, 64, 4, 4)],
+    "masked input": [(64, 128, 4, 4)],
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A product of a layer as a step makes it, by the name it has in `LayerProduct`; `once` without transposed
+    weights."""
+
+    kind: str
+    layer: int
+    name: str
+    once: bool = False
+
+    @property
+    def product(self) -> LayerProduct:
+        layer = LAYERS[self.layer]
+        return LayerProduct(self.name, layer.inputs, layer.outputs, layer.side, self.kind)
+
+    @property
+    def what(self) -> str:
+        return self.name + (ONCE if self.once else "")
+
+    @property
+    def masked(self) -> bool:
+        """Whether the layer below has no pool, so that its ReLU is gone back through at once."""
+        return self.name == "input" and not LAYERS[self.layer - 1].pooled if self.layer else False
+
+    def tiles(self, batch: int, *, specialised: bool) -> list[WideTiles]:
+        """Candidates."""
+        summed = {"forward": self.product.inputs, "pooled": self.product.inputs, "input": self.product.outputs}
+        step = min(summed.get(self.name, batch), 64 if self.kind == "bf16" else 32)
+        small = LAYERS[self.layer].side == 2 and self.name in ("forward", "input")
+        key = ("small " if small else "masked " if self.masked else "") + self.name
+        shapes = (SPECIALISED if specialised else TILES).get(key, [])
+        every = [WideTiles(rows, columns, step, *rest, specialised) for rows, columns, *rest in shapes]
+        return [tiles for tiles in every if misfit(self.product, tiles, batch) is None]
+
+
+class Job(NamedTuple):
+    """A case with other tiles, or with those that the code takes (None)."""
+
+    case: Case
+    tiles: WideTiles | None
+
+
+def cases(kind: str) -> list[Case]:
+    """All products of a step, those that take most time first."""
+    found = []
+    for place, layer in enumerate(LAYERS):
+        fused = wide_update.fuses(layer.inputs, layer.outputs, 9)
+        pools = layer.pooled and wide_pooled.fits(64, (layer.side, layer.side))
+        found += [Case(kind, place, "step" if fused else "weight"), Case(kind, place, "input")]
+        found.append(Case(kind, place, "pooled" if pools else "forward"))
+        if kind == "tf32" and layer.weights >= wide_forms.MANY_WEIGHTS:
+            found += [Case(kind, place, "input", once=True), Case(kind, place, "step", once=True)]
+    return found
+
+
+def jobs(kind: str, batch: int, names: list[str] | None, *, specialised: bool) -> list[Job]:
+    """The default tiles of every case, then others."""
+    found = []
+    for case in cases(kind):
+        if names and case.name not in names:
+            continue
+        others = [] if specialised and case.once else case.tiles(batch, specialised=specialised)
+        found += [Job(case, tiles) for tiles in ([None, *others] if others or not specialised else [])]
+    return found
+
+
+class Tensors:
+    """What the products of one layer of n models read and write."""
+
+    def __init__(self, kind: str, layer: Layer, n: int, batch: int, device: str = "cuda") -> None:
+        torch.manual_seed(0)
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+        self.kind, self.layer, self.n, self.size, self.turned = kind, layer, n, (layer.side,) * 2, kind == "tf32"
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(shape, device=device)
+
+        pixels = layer.side**2
+        self.x, self.dy = (drawn(n, pixels, batch, c).to(dtype) for c in (layer.inputs, layer.outputs))
+        self.left = drawn(n, pixels, batch, layer.inputs).to(dtype)
+        self.xt, self.dyt = (m.transpose(2, 3).contiguous() if self.turned else m for m in (self.x, self.dy))
+        self.w, self.v = (drawn(n, layer.weights) / 30 for _ in range(2))
+        self.g = torch.zeros_like(self.w)
+        shaped = self.w.view(n, layer.outputs, 9, layer.inputs)
+        self.plain, self.across = wide_maps.turn(shaped, dtype, copy=not self.turned, turned=self.turned)
+        self.bias = drawn(n, layer.outputs)
+        each, rows = torch.full((n,), 0.01, device=device), torch.zeros(n, dtype=torch.int32, device=device)
+        step = torch.ones(1, dtype=torch.int64, device=device)  # step 0 would not read momentum
+        self.optimiser = Optimiser(
+            self.w, self.v, self.g, each, each * 90, each, each * 0, self.w[:1].clone(), rows, rows + 10**6, step,
+            torch.zeros(1, layer.weights, device=device), rows - 1, rows,
+        )  # fmt: skip
+
+    def call(self, case: Case, tiles: WideTiles | None) -> Callable[[], list[Tensor]]:
+        """The product; what it gives are the tensors that later kernels read."""
+        layer, common = self.layer, {"precision": "tf32", "tiles": tiles}
+        if case.name in ("forward", "pooled"):
+
+            def run() -> list[Tensor]:
+                of = (self.x, self.plain, self.bias, self.size, 1)
+                given: list[Tensor | None]
+                if case.name == "pooled":
+                    given = [*wide_pooled.forward(*of, models=self.n, keep=True, turned=self.turned, **common)]
+                else:  # where a pool comes behind, it turns the maps
+                    turned = self.turned and not layer.pooled
+                    given = [*wide_descriptors.joined(*of, models=self.n, turned=turned, **common)]
+                return [tensor for tensor in given if tensor is not None]
+
+            return run
+        if case.name == "input":
+            lies = case.once or not self.turned
+            order = {"inputs_first": True} if lies else {"taps_first": True}
+            weight = self.plain if lies else self.across
+
+            def run_back() -> list[Tensor]:
+                left, turned = (self.left, self.turned) if case.masked else (None, False)
+                given = wide_descriptors.joined(
+                    self.dy, weight, None, self.size, 1, models=self.n, left=left, turned=turned, **order, **common
+                )
+                return [tensor for tensor in given if tensor is not None]
+
+            return run_back
+        if case.name == "weight":
+            into = self.g.view(self.n, layer.outputs, 9, layer.inputs)
+
+            def run_gradient() -> list[Tensor]:
+                wide.weight_grad(self.xt, self.dyt, into, self.size, 1, turned=self.turned, described=True, **common)
+                return [self.g]
+
+            return run_gradient
+        copies = wide_update.Copies(None if self.turned else self.plain, None if case.once else self.across)
+
+        def run_step() -> list[Tensor]:
+            wide_update.weight_step(
+                self.xt, self.dyt, 0, self.optimiser, copies, self.size, 1, side=3, turned=self.turned, described=True,
+                **common,
+            )  # fmt: skip
+            return [self.w, self.v, *(copy for copy in copies if copy is not None)]
+
+        return run_step
+
+    def results(self, case: Case, tiles: WideTiles | None) -> list[Tensor]:
+        """Copies of what one call gives; parameters are put back."""
+        kept = [tensor for tensor in (self.w, self.v, self.plain, self.across) if tensor is not None]
+        before = [tensor.clone() for tensor in kept]
+        found = [tensor.clone() for tensor in self.call(case, tiles)()]
+        for tensor, old in zip(kept, before, strict=True):
+            tensor.copy_(old)
+        return found
+
+
+def off(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """How far results are from others, of their length; arg-max codes are left out, which ties decide."""
+    gaps = [0.0]
+    for ours, theirs in zip(found, wanted, strict=True):
+        if ours.is_floating_point():
+            gap = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+            gaps.append(gap if gap == gap else float("inf"))
+    return max(gaps)
+
+
+def time_all(
+    models: list[int], batch: int, until: float, names: list[str] | None, specialised: bool
+) -> list[dict[str, Any]]:
+    """Both kinds, in half of the time each."""
+    found: list[dict[str, Any]] = []
+    for place, kind in enumerate(KINDS):
+        stop = time.time() + (until - time.time()) / (len(KINDS) - place)
+        found += time_jobs(kind, models, batch, stop, names, specialised)
+    return found
+
+
+def time_jobs(
+    kind: str, models: list[int], batch: int, until: float, names: list[str] | None, specialised: bool
+) -> list[dict[str, Any]]:
+    """Microseconds of every job, checked with the fewest models; what fails is said and left out."""
+    found: list[dict[str, Any]] = []
+    todo = jobs(kind, batch, names, specialised=specialised)
+    gaps: dict[Job, float] = {}
+    for n in sorted(models):
+        for place, layer in enumerate(LAYERS):
+            mine = [job for job in todo if job.case.layer == place]
+            if not mine:
+                continue
+            torch.cuda.empty_cache()
+            tensors = Tensors(kind, layer, n, batch)
+            wanted: dict[Case, list[Tensor]] = {}
+            for timed, job in [*((False, job) for job in mine if n == min(models)), *((True, job) for job in mine)]:
+                if time.time() > until:
+                    return found
+                case = job.case
+                try:
+                    if not timed:  # before anything has moved
+                        given = tensors.results(*job)
+                        gaps[job] = off(given, wanted.setdefault(case, given))
+                        if gaps[job] > NEAR[kind]:
+                            raise ArithmeticError(f"{gaps[job]:.1e} from what the usual tiles give")
+                    elif gaps[job] <= NEAR[kind]:
+                        us = time_us(tensors.call(*job), calls=2, replays=3)
+                        found.append({"kind": kind, "models": n, "layer": layer.name, "product": case.what,
+                                      "tiles": job.tiles and list(job.tiles), "off": gaps[job],
+                                      "microseconds": us})  # fmt: skip
+                except Exception as problem:
+                    text = f"{type(problem).__name__} {str(problem)[:120]}"
+                    print(f"{kind} {layer.name} {case.what} {job.tiles}: {text}", flush=True)
+                    gaps[job] = float("inf")
+                    if "CUDA error" in text or "illegal" in text:
+                        return found
+    return found
+
+
+def compile_jobs(share: tuple[list[Job], int, float]) -> list[str]:
+    """Compile and run in a process of its own, with two models."""
+    problems = []
+    for job in share[0]:
+        if time.time() > share[2]:
+            break
+        try:
+            Tensors(job.case.kind, LAYERS[job.case.layer], 2, share[1]).call(*job)()
+            torch.cuda.synchronize()
+        except Exception as problem:
+            problems.append(f"{job.case.kind} {job.case.layer} {job.case.what} {job.tiles}: {str(problem)[:120]}")
+    return problems
+
+
+class Found(NamedTuple):
+    """Microseconds of a product by its tiles, None for the default ones."""
+
+    times: dict[WideTiles | None, float]
+
+    @property
+    def usual(self) -> float:
+        return self.times[None]
+
+    @property
+    def tiles(self) -> WideTiles | None:
+        """The fastest."""
+        return min(self.times, key=lambda tiles: self.times[tiles])
+
+    @property
+    def best(self) -> float:
+        return min(self.times.values())
+
+    def change(self, tiles: WideTiles | None) -> str:
+        """What these tiles change, in per cent of the usual time."""
+        return f"{100 * (self.times[tiles] / self.usual - 1):+.1f} %" if tiles in self.times else "not timed"
+
+
+def best_of(rows: list[dict[str, Any]], kind: str, what: str, layers: tuple[str, ...], n: int) -> Found | None:
+    """Of layers that share their tiles; tiles that were not timed for all of them do not count."""
+    every: dict[WideTiles | None, dict[str, float]] = {}
+    for row in rows:
+        if (row["kind"], row["product"], row["models"]) == (kind, what, n) and row["layer"] in layers:
+            times = every.setdefault(row["tiles"] and WideTiles(*row["tiles"]), {})
+            times[row["layer"]] = min(row["microseconds"], times.get(row["layer"], float("inf")))
+    whole = {tiles: sum(times.values()) for tiles, times in every.items() if len(times) == len(layers)}
+    return Found(whole) if None in whole else None
+
+
+def shared(kind: str) -> Iterator[tuple[LayerProduct, str, tuple[int, ...]]]:
+    """Every product of the table's, how it is called, and the layers that have it."""
+    together: dict[tuple[LayerProduct, str], list[int]] = {}
+    for case in cases(kind):
+        together.setdefault((case.product, case.what), []).append(case.layer)
+    for (product, what), places in together.items():
+        yield product, what, tuple(places)
+
+
+def report(rows: list[dict[str, Any]], models: list[int], batch: int) -> list[str]:
+    """What was found, line by line, and last the lines for the table."""
+    lines: list[str] = []
+    table: dict[bool, list[str]] = {False: [], True: []}
+    for kind in KINDS:
+        found = {(what, places, n): best_of(rows, kind, what, tuple(LAYERS[i].name for i in places), n)
+                 for _, what, places in shared(kind) for n in models}  # fmt: skip
+        for n in sorted(models, reverse=True):
+            sums = {"usual": 0.0, "best": 0.0}
+            for product, what, places in shared(kind):
+                one = found[what, places, n]
+                if one is None:
+                    continue
+                rate = n * batch * sum(LAYERS[i].flops() for i in places) / one.usual / 1e6
+                names = ", ".join(LAYERS[i].name for i in places)
+                tiles = "" if one.tiles is None else str(tuple(one.tiles))
+                lines.append(f"{kind} {n:4d} {names:12s} {what:12s} {one.usual:8.0f} us {rate:4.0f} TFLOP/s, best "
+                             f"{one.best:8.0f} us ({one.change(one.tiles)}) {tiles}")  # fmt: skip
+                once = what.endswith(ONCE)
+                if not once:
+                    sums["usual"], sums["best"] = sums["usual"] + one.usual, sums["best"] + one.best
+                if n == max(models):
+                    timed = {m: of for m in models if (of := found[what, places, m]) is not None}
+                    table[once] += table_line(product, timed)
+            lines.append(f"{kind} {n:4d} all products {sums['usual']:.0f} us, with the best {sums['best']:.0f} us")
+            lines += once_pays(found, kind, n)
+    instead = ["    # Instead, where the form has `once`:", *table[True]] if table[True] else []
+    return [*lines, f"CHOSEN = {{  # {len(CHOSEN)} lines now", *table[False], *instead, "}"]
+
+
+def table_line(product: LayerProduct, timed: dict[int, Found]) -> list[str]:
+    """The line of the tiles that are fastest with few and with many models, where these are worth one."""
+    every = [of.times for of in timed.values()]
+    ratios = {tiles: sum(times[tiles] / times[None] for times in every) / len(every)
+              for tiles in every[0] if all(tiles in times for times in every)}  # fmt: skip
+    best = min(ratios, key=lambda tiles: ratios[tiles])
+    if best is None or ratios[best] > WORTH:
+        return []
+    name, *shape, kind = product
+    key = f'LayerProduct("{name}", {", ".join(map(str, shape))}, "{kind}")'
+    numbers = ", ".join(map(str, best if best.specialised else best[:5]))
+    changes = ", ".join(f"{n} models {of.change(best)}" for n, of in timed.items())
+    return [f"    {key}: WideTiles({numbers}),  # {changes}"]
+
+
+def once_pays(found: dict[Any, Found | None], kind: str, n: int) -> list[str]:
+    """Input gradient and step of every layer that can do without transposed weights, both ways."""
+    lines, saved = [], 0.0
+    for _, what, places in shared(kind):
+        if what != "step" + ONCE:
+            continue
+        parts = [found[name + end, places, n] for end in ("", ONCE) for name in ("input", "step")]
+        if all(part is not None for part in parts):
+            usual, without = (sum(part.best for part in some if part) for some in (parts[:2], parts[2:]))
+            names = ", ".join(LAYERS[i].name for i in places)
+            saved += usual - without
+            lines.append(f"{kind} {n:4d} {names:12s} input + step {usual:8.0f} us, without transposed weights "
+                         f"{without:8.0f} us ({without / usual - 1:+.1%})")  # fmt: skip
+    return [*lines, f"{kind} {n:4d} without transposed weights a step takes {saved:.0f} us less"] if lines else []
