@@ -117,9 +117,9 @@ def test_in_which_order_a_stack_asks_and_trains(beside: None, monkeypatch: pytes
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
-        def train(self, starts: torch.Tensor, work: Any) -> Any:
+        def train(self, starts: torch.Tensor, work: Any, *, lend: bool = False) -> Any:
             log.append(f"train {part(starts)}")
-            return self.inner.train(starts, work)
+            return self.inner.train(starts, work, lend=lend)
 
         def mean_losses(self, models: torch.Tensor, rows: Any, samples: Any) -> Any:
             log.append(f"ask {part(models)}")
