@@ -450,6 +450,17 @@ def test_the_page_of_results_says_what_differs(tmp_path: Path) -> None:
     assert "Nowhere among the settings that were run." in text  # all of them have 50 per cent
 
 
+def test_a_page_without_results_says_that_nothing_was_run(tmp_path: Path) -> None:
+    alone = [cell for cell in LENET if cell.table == "table1" and cell.method == "fedentopt"][:1]
+    one = Results(None, dict(run(cell.config, 0, 50.0) for cell in alone if cell.config))
+    for results, near in ((Results(None, {}), False), (one, True)):
+        text = write_results_page(tmp_path / "page.md", Reproduction(LENET, LENET, results), tmp_path)[0].read_text()
+        sections = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+        assert "\nNot run yet.\n" in sections["Where another method is ahead of FedEntOpt"]
+        assert ("\nNot run yet.\n" in sections["Where we differ"]) is not near
+        assert "Nowhere" not in text
+
+
 def test_methods_ahead_of_fedentopt_are_named_with_their_interval(tmp_path: Path) -> None:
     wanted = {"fedavg": (50, 60), "scaffold": (53, 65), "fedentopt": (52, 62), "fedentopt-dp": (70, 70)}
     cells = [cell for cell in LENET if cell.table == "table1" and cell.method in wanted]

@@ -84,15 +84,18 @@ class Ahead:
     interval: Interval | None
 
 
-def ahead(entries: Entries) -> list[Ahead]:
-    """Every such method of the tables that compare all methods, farthest ahead first."""
-    found = []
+def ahead(entries: Entries) -> list[Ahead] | None:
+    """Every such method of the tables that compare all methods, farthest ahead first; None where no setting has results
+    of FedEntOpt and another method."""
+    found, met = [], False
     compared = [entry for entry in entries if entry.cell.table in ("table1", "table4") and entry.ours is not None]
     for row in _rows(compared):
+        others = [entry for entry in row if not _ours(entry)]
         for own in _by(row, "fedentopt")[:1]:
-            others = [entry for entry in row if not _ours(entry) and (entry.ours or 0.0) > (own.ours or 0.0)]
-            found += [Ahead(entry, own, paired_interval(entry.values, own.values)) for entry in others]
-    return sorted(found, key=lambda one: (one.fedentopt.ours or 0.0) - (one.entry.ours or 0.0))
+            met = met or bool(others)
+            better = [entry for entry in others if (entry.ours or 0.0) > (own.ours or 0.0)]
+            found += [Ahead(entry, own, paired_interval(entry.values, own.values)) for entry in better]
+    return sorted(found, key=lambda one: (one.fedentopt.ours or 0.0) - (one.entry.ours or 0.0)) if met else None
 
 
 def _accuracies(entries: Entries) -> list[Comparison]:

@@ -17,7 +17,7 @@ from fedentopt.paper import names, provenance
 from fedentopt.paper.cells import Cell, Identity
 from fedentopt.paper.comparison import DONE, PARTLY, Comparison
 from fedentopt.paper.figures import write_figures
-from fedentopt.paper.findings import FAR, agreement, ahead, far, findings
+from fedentopt.paper.findings import FAR, NOT_YET, agreement, ahead, far, findings
 from fedentopt.paper.formats import Table, folded, markdown
 from fedentopt.paper.names import row_names
 from fedentopt.paper.tables import tables
@@ -125,7 +125,7 @@ def _ahead(entries: Sequence[Comparison]) -> str:
     found = ahead(entries)
     lines = ["## Where another method is ahead of FedEntOpt", ""]
     if not found:
-        return "\n".join([*lines, "Nowhere among the settings that were run.", ""])
+        return "\n".join([*lines, NOT_YET if found is None else "Nowhere among the settings that were run.", ""])
     lines += [
         "Tables 1 and 4, farthest ahead first. FedEntOpt is the one without noise.",
         "",
@@ -150,7 +150,8 @@ def _far(entries: Sequence[Comparison]) -> str:
     apart = far(entries)
     lines = ["## Where we differ", ""]
     if not apart:
-        return "\n".join([*lines, f"No cell with results is more than {FAR:g} points from the printed figure.", ""])
+        near = f"No cell with results is more than {FAR:g} points from the printed figure."
+        return "\n".join([*lines, near if any(entry.difference is not None for entry in entries) else NOT_YET, ""])
     lines += [f"Cells more than {FAR:g} points from the printed figure, farthest first.", ""]
     lines += ["| table | setting | method | ours | paper | difference |", "| --- | --- | --- | ---: | ---: | ---: |"]
     methods = _told_apart(apart)
