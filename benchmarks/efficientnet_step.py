@@ -44,13 +44,12 @@ from fedentopt.models import build, dropout_key
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.results.environment import source_digest
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device import DeviceData, torch_settings, untuned
+from fedentopt.simulation.device import DeviceData, torch_settings, untuned, without_cudnn
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
 from fedentopt.simulation.trainers import StreamsTrainer, bound_model, fused_convolutions, streams
 from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for, fuse_blocks
 from fedentopt.simulation.trainers.masked_norm import mask_norms
-from fedentopt.simulation.trainers.padding_trial import without_cudnn
 from fedentopt.simulation.triton import norm_apply, norm_excite, norm_statistics, ops
 from fedentopt.simulation.work import Row, build_work
 

@@ -20,7 +20,7 @@ from fedentopt.models import build
 from fedentopt.simulation import engine
 from fedentopt.simulation import triton as triton_room
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device import DeviceData, torch_settings
+from fedentopt.simulation.device import DeviceData, torch_settings, without_cudnn
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.feedback import KeptUpdates
 from fedentopt.simulation.layout import FlatLayout
@@ -28,7 +28,6 @@ from fedentopt.simulation.planning import RunPlanner
 from fedentopt.simulation.trainers import StackedTrainer, StreamsTrainer, fused_convolutions, fused_layers
 from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
-from fedentopt.simulation.trainers.padding_trial import without_cudnn
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import WideForm, form_for, ops

@@ -200,6 +200,7 @@ def test_stopped_in_the_middle_and_continued_is_the_straight_run(
     assert not (folder / "summary.json").exists()
     if signal_number == signal.SIGINT:
         assert code == 130
+        assert err.count("stopping after this round") == 1
         assert "the same command continues there" in err
         assert "Traceback" not in err
     else:

@@ -215,6 +215,7 @@ def test_stopped_and_continued_equals_straight_through(
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
+    assert errors.count("stopping after this round") == 1
     assert "the same command goes on there" in errors
     done = {name: len(rows) for name, rows in rounds_of(stopped).items()}
     assert len(done) == 2

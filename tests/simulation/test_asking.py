@@ -199,7 +199,7 @@ def test_an_interrupt_after_questions_were_asked(beside: None, monkeypatch: pyte
     memories = [toy.Memory() for _ in made]
     with monkeypatch.context() as patch:
         patch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
-        patch.setattr(engine, "interrupts", lambda: nullcontext(lambda: len(ticks) > 6))
+        patch.setattr(engine, "interrupts", lambda say: nullcontext(lambda: len(ticks) > 6))
         with pytest.raises(KeyboardInterrupt):
             run(made, memories)
     assert [memory.saves[-1][0].round for memory in memories] == [4] * len(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from fedentopt.partition import parse, partition
 from fedentopt.selection import RandomSelector, flips
 from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.device import STOPPING
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.evaluation import Scores
 from fedentopt.simulation.layout import FlatLayout
@@ -117,15 +119,24 @@ def interruptible():
 def test_an_interrupt_saves_every_run_and_loses_nothing():
     data = toy.images(samples=90)
     config = toy.config(rounds=8)
-    straight = toy.run([config], data)[0]
+    lines, told = [], threading.Event()
+    straight = toy.run([config], data, say=lines.append)[0]
+    assert STOPPING not in lines
     memory = toy.Memory()
+
+    def say(line):
+        lines.append(line)
+        if line == STOPPING:
+            told.set()
 
     def stop(event):
         if event.round == 3:
             os.kill(os.getpid(), signal.SIGINT)
+            assert told.wait(60), "it is said at once, not when the round is over"
 
     with pytest.raises(KeyboardInterrupt):
-        run_stack([Task(config, memory)], data, RunOptions(device="cpu", checkpoint_every=100), stop)
+        run_stack([Task(config, memory)], data, RunOptions(device="cpu", checkpoint_every=100, say=say), stop)
+    assert lines.count(STOPPING) == 1
     memory.saved = memory.saves[-1]
     assert memory.saved[0].round == 3
     assert same_bits(run_stack([Task(config, memory)], data, RunOptions(device="cpu"))[0], straight)

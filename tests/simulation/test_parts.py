@@ -74,7 +74,7 @@ def test_an_interrupt_within_a_round_saves_all_runs_after_it(
     monkeypatch.setattr(Stack, "_tick", lambda self, runs: ticks.append(len(runs)) or tick(self, runs))
     monkeypatch.setattr(Stack, "_parts", in_halves)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "interrupts", lambda: nullcontext(lambda: len(ticks) > ticks_before))
+        patch.setattr(engine, "interrupts", lambda say: nullcontext(lambda: len(ticks) > ticks_before))
         memories = [toy.Memory() for _ in made]
         with pytest.raises(KeyboardInterrupt):
             run_stack([Task(c, m) for c, m in zip(made, memories, strict=True)], data, CPU)

@@ -156,6 +156,7 @@ class _Dispatcher:
 
     def _cancel(self) -> None:
         """Ask all workers to save and stop, and give them a moment for it."""
+        self._say("the workers are asked to save and to stop")
         for reference in self._waiting:
             with contextlib.suppress(Exception):
                 self._ray.cancel(reference, force=False)

@@ -58,17 +58,30 @@ def torch_settings(device: torch.device, precision: str) -> Iterator[None]:
         torch.set_num_threads(before[3])
 
 
-@contextlib.contextmanager
-def untuned(*, repeatable: bool = False) -> Iterator[None]:
+def untuned(*, repeatable: bool = False) -> AbstractContextManager[None]:
     """Inside, cuDNN chooses algorithms by rule: timing them takes seconds for every new shape. `repeatable`: only among
     those that give the same bits from run to run."""
+    return _cudnn(benchmark=False, deterministic=True) if repeatable else _cudnn(benchmark=False)
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Inside, torch convolves by itself: in double precision, at sizes that never come again, cuDNN takes longer to
+    choose algorithms than to run them."""
+    return _cudnn(enabled=False)
+
+
+@contextlib.contextmanager
+def _cudnn(**switches: bool) -> Iterator[None]:
+    """cuDNN's switches of these names, put back afterwards. (Torch's own `cudnn.flags` sets all the others too.)"""
     cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = False, before[1] or repeatable
+    before = {name: getattr(cudnn, name) for name in switches}
     try:
+        for name, value in switches.items():
+            setattr(cudnn, name, value)
         yield
     finally:
-        cudnn.benchmark, cudnn.deterministic = before
+        for name, value in before.items():
+            setattr(cudnn, name, value)
 
 
 @dataclass(frozen=True)
@@ -123,10 +136,16 @@ class SideStream:
             torch.cuda.current_stream(x.device).wait_stream(self._stream)
 
 
+STOPPING = "stopping after this round; a second Ctrl-C stops at once"
+
+
 @contextlib.contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the engine to stop after this round; a second one stops at once."""
-    asked = threading.Event()
+def interrupts(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the engine to stop after this round, of which people are told; a second one stops at once.
+
+    A thread tells them: what was interrupted may have been writing to the same stream.
+    """
+    asked, awake = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
@@ -137,9 +156,19 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, before)
             raise KeyboardInterrupt
         asked.set()
+        awake.set()
 
+    def tell() -> None:
+        awake.wait()
+        if asked.is_set():
+            say(STOPPING)
+
+    teller = threading.Thread(target=tell, name="interrupt", daemon=True)
+    teller.start()
     signal.signal(signal.SIGINT, ask)
     try:
         yield asked.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+        awake.set()
+        teller.join()

@@ -122,7 +122,8 @@ def run_stack(
     if len({stack_key(task) for task in tasks}) > 1:
         raise InputError("these runs differ in data set, model, batch size or augmentation and cannot share a stack")
     device = resolve_device(options.device)
-    with torch_settings(device, tasks[0].config.precision), interrupts() as interrupted:
+    say = options.say or (lambda line: None)
+    with torch_settings(device, tasks[0].config.precision), interrupts(say) as interrupted:
         stack = Stack(tasks, data, device, options, progress)
         try:
             return stack.run(interrupted)

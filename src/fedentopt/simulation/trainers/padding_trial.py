@@ -8,9 +8,8 @@ agree as closely as that allows.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedentopt.models import keyed_draws
+from fedentopt.simulation.device import without_cudnn
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.masked_norm import MASKED, mask_norms
 
@@ -46,18 +46,6 @@ def can_mask(model: nn.Module, layout: FlatLayout, image_size: tuple[int, int], 
         raise
     except Exception:  # whatever the model makes of a padded batch: it is not to get one
         return False
-
-
-@contextlib.contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Inside, torch convolves by itself: in double precision, at sizes that never come again, cuDNN takes longer to
-    choose algorithms than to run them."""
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
 
 
 def _agrees(model: nn.Module, image_size: tuple[int, int], device: torch.device) -> bool:
