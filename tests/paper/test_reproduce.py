@@ -392,6 +392,22 @@ def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], min
     assert (first / "mini.csv").read_bytes() == once
 
 
+def test_a_run_whose_partition_was_spelt_otherwise_is_done(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--seeds", "0", "--method", "fedavg", "--out", tmp_path / "out")
+    quick = ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures", "--json")
+    (done,) = cells_of(command(*words, *quick))
+    (folder,) = (path.parent for path in (tmp_path / "out").glob("*/run.json"))
+    about = json.loads((folder / "run.json").read_text())
+    about["config"]["partition"] = "classes:02"
+    (folder / "run.json").write_text(json.dumps(about))
+    folder.rename(folder.with_name(folder.name.replace("classes2", "classes02")))
+    (tmp_path / "out" / "provenance.json").unlink()
+    assert cells_of(command(*words, "--list", "--json")) == [done]
+    assert "nothing to do" in command(*words, *quick).err
+
+
 def test_what_is_known_is_exported_with_the_commands_behind_it(
     command: Callable[..., Said], mini: Path, tmp_path: Path
 ) -> None:
@@ -411,6 +427,7 @@ def test_what_is_known_is_exported_with_the_commands_behind_it(
     said = command(*words, "--seeds", "1", "--out", tmp_path / "b")  # what a run's own log would be added to
     assert (said.code, "provenance.json: cannot be read" in said.err.replace("\n", "")) == (2, True)
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["provenance.json"]
+    assert command(*words, "--out", tmp_path / "b", "--no-run").code == 0, "which adds nothing to it"
     (tmp_path / "b" / "provenance.json").unlink()
     assert command("reproduce", "--cells", mini, "--results", first, "--export", second).code == 2
     assert not second.exists(), "rows without the commands behind them"

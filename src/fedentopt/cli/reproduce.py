@@ -131,11 +131,10 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
-    sources = [results or folder, *([known] if known else [])]
-    if export is not None or results is None:
-        for source in sources:
-            provenance.read(source)  # refused before training, not when its log is added to
-    if results is None and not no_run:
+    sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
+    for source in sources if export is not None else [folder] if trains else []:
+        provenance.read(source)  # refused before training, not when its log is added to
+    if trains:
         options = RunOptions(
             out=str(folder), device=device, trainer=trainer, workers=workers, checkpoint_every=checkpoint_every
         )

@@ -171,10 +171,7 @@ class Results:
     def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
         if self._out_dir is None:
             return None
-        config = dataclasses.replace(config, seed=seed)
-        if not (self._out_dir / config.run_id / SUMMARY).exists():
-            return None
-        folder = RunFolder(self._out_dir, config)
+        folder = RunFolder(self._out_dir, dataclasses.replace(config, seed=seed))
         return read_run(folder.path) if folder.is_finished() else None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.files import write_text
 from fedentopt.results.environment import environment, source_digest
+from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import SUMMARY, read_run
 from fedentopt.simulation.config import RunConfig
 
@@ -48,10 +49,11 @@ def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started
 
     Given again as the command goes on, it takes its earlier entry's place. One that finished nothing is not logged.
     """
-    finished = [run for run in runs if (out_dir / run.run_id / SUMMARY).exists()]
+    folders = [RunFolder(out_dir, run).path for run in runs]
+    finished = [folder for folder in folders if (folder / SUMMARY).exists()]
     if not finished:
         return
-    devices = {read_run(out_dir / run.run_id).about.get("device") for run in finished}
+    devices = {read_run(folder).about.get("device") for folder in finished}
     entry = {
         "command": command,
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds"),

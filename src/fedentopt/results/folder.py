@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import glob
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -239,12 +239,24 @@ def _folder_of(out_dir: Path, config: RunIdentity) -> Path:
     path, words = out_dir / config.run_id, config.run_id.split("_")
     if len(words) != 6 or not os.path.isdir(out_dir) or os.path.lexists(path):
         return path
-    alike = "_".join([*map(glob.escape, words[:2]), "*", *map(glob.escape, words[3:5]), "*"])
-    for folder in sorted(out_dir.glob(alike)):
+    alike = _names_alike(out_dir, os.stat(out_dir).st_mtime_ns).get((*words[:2], *words[3:5]), ())
+    for name in alike:
         with contextlib.suppress(InputError):  # what cannot be read there is not this run
-            if folder.name.split("_")[2] != words[2] and _is_run(folder, config):
-                return folder
+            if name.split("_")[2] != words[2] and _is_run(out_dir / name, config):
+                return out_dir / name
     return path
+
+
+@functools.lru_cache(maxsize=1)  # a sweep asks for hundreds of runs in a folder of thousands
+def _names_alike(out_dir: Path, changed: int) -> dict[tuple[str, ...], list[str]]:
+    """Names of runs by all that they say but the partition and the digest; `changed`: when one was last added."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    with contextlib.suppress(OSError):  # a folder that may not be read: whoever uses it says so
+        for name in sorted(os.listdir(out_dir)):
+            words = name.split("_")
+            if len(words) == 6:
+                found.setdefault((*words[:2], *words[3:5]), []).append(name)
+    return found
 
 
 def _is_run(folder: Path, config: RunIdentity) -> bool:
