@@ -234,13 +234,18 @@ def unknown_keyword(cls: type, name: str) -> InputError:
 
 
 def _keywords(cls: type) -> list[str]:
-    """What a constructor takes by name: the settings of the class first, then what its signature names beside them."""
-    named = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
+    """What a constructor takes by name: the settings of the class first, then what its signature names beside them. One
+    that takes any keyword hands on those that it does not name to the constructor of a base."""
+    named: list[str] = []
+    open_ended = True
+    for base in cls.__mro__:
+        if open_ended and "__init__" in vars(base):
+            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+            named += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     beyond = getattr(cls, "run_settings", {})  # which are no arguments
     declared = [name for name in settings_of(cls) if name in named or (open_ended and name not in beyond)]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [*declared, *(n for n, p in list(named.items())[1:] if p.kind in kinds and n not in declared)]
+    return list(dict.fromkeys([*declared, *named]))
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))

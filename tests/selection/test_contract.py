@@ -634,6 +634,19 @@ def test_settings_that_a_kind_of_a_built_in_selector_declares_reach_it() -> None
             own(3, tlit=2)
 
 
+def test_a_constructor_that_hands_keywords_on_is_refused_with_those_of_its_base() -> None:
+    class Handing(EntropySelector):
+        def __init__(self, cohort_size: int, *, tilt: float = 0.5, **others: Any) -> None:
+            super().__init__(cohort_size, **others)
+            self.tilt = tilt
+
+    assert Handing(3, tilt=2, buffer_size=4, release="random").release == "random"
+    with pytest.raises(InputError) as caught:
+        Handing(3, bufer_size=4)
+    taken = "release, cohort_size, tilt, buffer_size, seed, target"
+    assert str(caught.value) == f"bufer_size: no setting of Handing; did you mean buffer_size?; accepted: {taken}"
+
+
 @every
 def test_counts_are_taken_by_name_and_for_exact_unless_said_otherwise(cls: type[Selector]) -> None:
     selector = cls.for_run(cohort_size=1, clients=2, seed=0) if cls is not ValueSelector else cls(1)
