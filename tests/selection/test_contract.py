@@ -15,10 +15,8 @@ from fedentopt.selection import (
     SELECTORS,
     Candidates,
     ClientId,
-    ClusteredSizeSelector,
     Cohort,
     CohortWarning,
-    CycleSelector,
     EntropySelector,
     Head,
     KLSelector,
@@ -626,7 +624,7 @@ def test_a_keyword_that_the_constructor_does_not_take_is_refused_with_those_it_t
 
 
 def test_settings_that_a_kind_of_a_built_in_selector_declares_reach_it() -> None:
-    for base in (EntropySelector, ClusteredSizeSelector, CycleSelector):
+    for base in SELECTORS:
         own = type("Own", (base,), {"__annotations__": {"tilt": float}, "tilt": setting(0.5, low=0)})
         assert (own(3).tilt, own(3, tilt=2).tilt) == (0.5, 2.0)
         assert own.for_run(cohort_size=3, clients=10, seed=0, tilt=2).tilt == 2.0

@@ -55,9 +55,9 @@ class InferredSelector(EntropySelector):
 
     def __init__(
         self, cohort_size: int, buffer_size: int = 0, seed: int = 0, census_epochs: int = 1,
-        census_samples: int | None = None, *, release: str = "fifo",
+        census_samples: int | None = None, *, release: str = "fifo", **settings: Any,
     ) -> None:  # fmt: skip
-        super().__init__(cohort_size, buffer_size, seed, release=release)
+        super().__init__(cohort_size, buffer_size, seed, release=release, **settings)
         self.census_epochs = check_int("census_epochs", census_epochs, 0)
         self.census_samples = None if census_samples is None else check_int("census_samples", census_samples, 1)
         self._audit: Audit | None = None
