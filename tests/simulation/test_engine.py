@@ -144,6 +144,21 @@ def test_an_interrupt_saves_every_run_and_loses_nothing():
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_a_second_interrupt_stops_within_the_round():
+    memory = toy.Memory()
+
+    def stop(event):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert event.round == 1
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the round goes on")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stack([Task(toy.config(rounds=8), memory)], toy.images(samples=90), RunOptions(device="cpu"), stop)
+    assert not memory.saves
+
+
 def test_a_diverged_run_counts_as_chance_and_the_others_go_on():
     data = toy.images(samples=90)
     good, bad = toy.config(rounds=12), toy.config(rounds=12, lr=1e12, momentum=0.9)

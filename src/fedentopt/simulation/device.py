@@ -145,29 +145,30 @@ def interrupts(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
     A thread tells them: what was interrupted may have been writing to the same stream.
     """
-    asked, awake = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield lambda: False
         return
+    asked, awake = False, threading.Event()
     before = signal.getsignal(signal.SIGINT)
 
     def ask(number: int, frame: object) -> None:
-        if asked.is_set():
+        nonlocal asked
+        if asked:
             signal.signal(signal.SIGINT, before)
             raise KeyboardInterrupt
-        asked.set()
+        asked = True
         awake.set()
 
     def tell() -> None:
         awake.wait()
-        if asked.is_set():
+        if asked:
             say(STOPPING)
 
     teller = threading.Thread(target=tell, name="interrupt", daemon=True)
-    teller.start()
     signal.signal(signal.SIGINT, ask)
+    teller.start()
     try:
-        yield asked.is_set
+        yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
         awake.set()
