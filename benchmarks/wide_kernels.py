@@ -14,6 +14,7 @@ After `--seconds` nothing new is begun; the tables hold what there is.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -61,19 +62,18 @@ def apart(task: Callable[..., Any], *arguments: Any, limit: float | None = None)
             return None
 
 
-def compile_all(task: Callable[..., None], wanted: list[tuple[Any, ...]], workers: int, until: float) -> list[bool]:
-    """Whether a task has ended well in time with each of these arguments, in one of several processes: a kernel may
-    hang, and takes no more than its process with it."""
-    found = []
+def compile_all(task: Callable[..., None], wanted: dict[str, tuple[Any, ...]], workers: int, until: float) -> set[str]:
+    """With which of these arguments, by name, a task has ended well and in time, in one of several processes: a kernel
+    may hang, and takes no more than its process with it."""
+    found = set()
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        begun = [pool.apply_async(task, arguments) for arguments in wanted]
-        for arguments, one in zip(wanted, begun, strict=True):
+        begun = {name: pool.apply_async(task, arguments) for name, arguments in wanted.items()}
+        for name, one in begun.items():
             try:
                 one.get(max(0.0, until - time.time()))
-                found.append(True)
+                found.add(name)
             except Exception as problem:
-                print(f"{task.__name__} {arguments}: {type(problem).__name__} {str(problem)[:120]}", flush=True)
-                found.append(False)
+                print(f"compiling {name}: {type(problem).__name__} {str(problem)[:120]}", flush=True)
     return found
 
 
@@ -93,10 +93,11 @@ def time_tiles(report: dict[str, Any], options: argparse.Namespace, begin: float
     names = [name for name in asked if name != SPECIALISED]
     every = [job for kind in wide_tiles.KINDS
              for job in wide_tiles.jobs(kind, options.batch, names, specialised=SPECIALISED in asked)]  # fmt: skip
-    every.sort(key=lambda job: job.tiles is not None)  # what the others are compared with
+    every.sort(key=lambda job: job.tiles is not None)  # what the others are compared with comes first
     end = time.time() + 0.55 * (until - time.time())
-    ran = compile_all(wide_tiles.compile_job, [(job, options.batch) for job in every], options.workers, end)
-    done = [job for job, good in zip(every, ran, strict=True) if good]
+    wanted = {str(job): (job, options.batch) for job in every}
+    ran = compile_all(wide_tiles.compile_job, wanted, options.workers, end)
+    done = [job for job in every if str(job) in ran]
     print(f"{len(done)} of {len(every)} products compiled after {time.time() - begin:.0f} s", flush=True)
     for place, kind in enumerate(wide_tiles.KINDS):
         stop = time.time() + (until - time.time()) / (len(wide_tiles.KINDS) - place)
@@ -109,8 +110,8 @@ def time_tiles(report: dict[str, Any], options: argparse.Namespace, begin: float
 
 def time_forms(report: dict[str, Any], options: argparse.Namespace, begin: float, until: float) -> None:
     """Whole steps in every form."""
-    wanted = [(precision, variant, options.batch) for precision in wide_forms.PRECISIONS
-              for variant in wide_forms.FORMS[precision].values()]  # fmt: skip
+    wanted = {f"{precision} {name}": (precision, variant, options.batch) for precision in wide_forms.PRECISIONS
+              for name, variant in wide_forms.FORMS[precision].items()}  # fmt: skip
     compile_all(wide_forms.compile_step, wanted, options.workers, begin + 0.5 * options.seconds)
     print(f"forms compiled after {time.time() - begin:.0f} s", flush=True)
     for precision in wide_forms.PRECISIONS:
@@ -127,10 +128,10 @@ def time_chosen(report: dict[str, Any], options: argparse.Namespace, begin: floa
     choice = wide_choice.read(options.chosen)
     tables = {"no table": {}, "one table": choice.table()}
     tables |= {f"fastest with {n}": choice.fastest(n) for n in choice.models}
-    wanted = [
-        (precision, wide_forms.Variant(wide_forms.DEFAULT[precision], {"wide_tiles.CHOSEN": table}), options.batch)
-        for precision in wide_forms.PRECISIONS for table in tables.values()
-    ]  # fmt: skip
+    wanted = {}
+    for precision, (name, table) in itertools.product(wide_forms.PRECISIONS, tables.items()):
+        variant = wide_forms.Variant(wide_forms.DEFAULT[precision], {"wide_tiles.CHOSEN": table})
+        wanted[f"{precision} {name}"] = (precision, variant, options.batch)
     compile_all(wide_forms.compile_step, wanted, options.workers, begin + 0.6 * options.seconds)
     print(f"steps compiled after {time.time() - begin:.0f} s", flush=True)
     limit = until + 20 - time.time()

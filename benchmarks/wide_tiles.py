@@ -101,6 +101,10 @@ class Job(NamedTuple):
     case: Case
     tiles: WideTiles | None
 
+    def __str__(self) -> str:
+        tiles = "" if self.tiles is None else f" {tuple(self.tiles)}"
+        return f"{self.case.kind} {LAYERS[self.case.layer].name} {self.case.name}{tiles}"
+
 
 def cases(kind: str) -> list[Case]:
     """All products of a step, those that take most time first."""
@@ -250,7 +254,7 @@ def time_jobs(kind: str, todo: list[Job], models: list[int], batch: int, until: 
                                       "microseconds": round(us, 3)})  # fmt: skip
                 except Exception as problem:
                     text = f"{type(problem).__name__} {str(problem)[:120]}"
-                    print(f"{kind} {layer.name} {case.name} {job.tiles}: {text}", flush=True)
+                    print(f"{job}: {text}", flush=True)
                     gaps[job] = float("inf")
                     if "CUDA error" in text or "illegal" in text:
                         return found
