@@ -1,30 +1,27 @@
 """Other tiles for every product of a VGG-11 step: timed for each layer in the form that a Hopper GPU takes by default.
 
-The part of `wide_kernels.py` behind `--tiles`. Every candidate is checked against the tiles that the code takes; the
-fastest go into the table of `simulation/triton/wide_tiles.py`, line by line as printed. Besides tiles, two variants:
-warps that only bring tiles (`WideTiles.specialised`), and input gradients from weights as they lie, beside steps that
-write no transposed copy (`WideForm.once`).
+The part of `wide_kernels.py` behind `--tiles`. Every candidate is checked against the tiles that the code takes; what
+the times say is worked out by `wide_choice.py`. Candidates with warps that only bring tiles (`WideTiles.specialised`)
+are a list of their own: Triton's documentation promises those for Blackwell GPUs alone, and a kernel may hang.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from kernels import time_us
 from torch import Tensor
 
-from fedentopt.simulation.triton import wide, wide_descriptors, wide_forms, wide_maps, wide_pooled, wide_update
+from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_pooled, wide_update
 from fedentopt.simulation.triton.interface import Optimiser
-from fedentopt.simulation.triton.wide_tiles import CHOSEN, LayerProduct, WideTiles, misfit
+from fedentopt.simulation.triton.wide_tiles import LayerProduct, WideTiles, misfit
 
 KINDS = ("tf32", "bf16")
 NAMES = ("forward", "pooled", "input", "weight", "step")
 NEAR = {"tf32": 2e-3, "bf16": 2e-2}  # of a result's length; both sum in fp32, some in another order
-ONCE = ", once"
-WORTH = 0.98  # of the usual time, from which on tiles are worth a line in the table
 
 
 class Layer(NamedTuple):
@@ -65,29 +62,22 @@ TILES = {
     "step": [(64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (64, 64, 4, 4), (64, 64, 4, 6)],
 }  # fmt: skip
 SPECIALISED = {
-    "forward": [(128, 128, 4, 4), (128, 256, 4, 3)],
-    "input": [(128, 128, 4, 4), (128, 256, 4, 3), (128, 256, 4, 2), (128, 64, 4, 4)],
+    "forward": [(128, 128, 4, 4), (128, 256, 4, 3)], "input": [(128, 128, 4, 4), (128, 256, 4, 3)],
     "masked input": [(64, 128, 4, 4)],
 }  # fmt: skip
 
 
 class Case(NamedTuple):
-    """A product of a layer as a step makes it, by the name it has in `LayerProduct`; `once` without transposed
-    weights."""
+    """A product of a layer as a step makes it, by the name it has in `LayerProduct`."""
 
     kind: str
     layer: int
     name: str
-    once: bool = False
 
     @property
     def product(self) -> LayerProduct:
         layer = LAYERS[self.layer]
         return LayerProduct(self.name, layer.inputs, layer.outputs, layer.side, self.kind)
-
-    @property
-    def what(self) -> str:
-        return self.name + (ONCE if self.once else "")
 
     @property
     def masked(self) -> bool:
@@ -111,6 +101,10 @@ class Job(NamedTuple):
     case: Case
     tiles: WideTiles | None
 
+    def __str__(self) -> str:
+        tiles = "" if self.tiles is None else f" {tuple(self.tiles)}"
+        return f"{self.case.kind} {LAYERS[self.case.layer].name} {self.case.name}{tiles}"
+
 
 def cases(kind: str) -> list[Case]:
     """All products of a step, those that take most time first."""
@@ -120,20 +114,20 @@ def cases(kind: str) -> list[Case]:
         pools = layer.pooled and wide_pooled.fits(64, (layer.side, layer.side))
         found += [Case(kind, place, "step" if fused else "weight"), Case(kind, place, "input")]
         found.append(Case(kind, place, "pooled" if pools else "forward"))
-        if kind == "tf32" and layer.weights >= wide_forms.MANY_WEIGHTS:
-            found += [Case(kind, place, "input", once=True), Case(kind, place, "step", once=True)]
     return found
 
 
 def jobs(kind: str, batch: int, names: list[str] | None, *, specialised: bool) -> list[Job]:
-    """The default tiles of every case, then others."""
-    found = []
+    """The default tiles of every case that has others, or of all, and then those others."""
+    found: list[list[Job]] = [[], []]
     for case in cases(kind):
         if names and case.name not in names:
             continue
-        others = [] if specialised and case.once else case.tiles(batch, specialised=specialised)
-        found += [Job(case, tiles) for tiles in ([None, *others] if others or not specialised else [])]
-    return found
+        others = case.tiles(batch, specialised=specialised)
+        if others or not specialised:
+            found[0].append(Job(case, None))
+        found[1] += [Job(case, tiles) for tiles in others]
+    return [*found[0], *found[1]]
 
 
 class Tensors:
@@ -180,9 +174,8 @@ class Tensors:
 
             return run
         if case.name == "input":
-            lies = case.once or not self.turned
-            order = {"inputs_first": True} if lies else {"taps_first": True}
-            weight = self.plain if lies else self.across
+            order = {"taps_first": True} if self.turned else {"inputs_first": True}
+            weight = self.across if self.turned else self.plain
 
             def run_back() -> list[Tensor]:
                 left, turned = (self.left, self.turned) if case.masked else (None, False)
@@ -200,7 +193,7 @@ class Tensors:
                 return [self.g]
 
             return run_gradient
-        copies = wide_update.Copies(None if self.turned else self.plain, None if case.once else self.across)
+        copies = wide_update.Copies(None if self.turned else self.plain, self.across)
 
         def run_step() -> list[Tensor]:
             wide_update.weight_step(
@@ -231,23 +224,10 @@ def off(found: list[Tensor], wanted: list[Tensor]) -> float:
     return max(gaps)
 
 
-def time_all(
-    models: list[int], batch: int, until: float, names: list[str] | None, specialised: bool
-) -> list[dict[str, Any]]:
-    """Both kinds, in half of the time each."""
+def time_jobs(kind: str, todo: list[Job], models: list[int], batch: int, until: float) -> list[dict[str, Any]]:
+    """Microseconds of every job of a kind, checked with the fewest models; what fails is said and left out."""
     found: list[dict[str, Any]] = []
-    for place, kind in enumerate(KINDS):
-        stop = time.time() + (until - time.time()) / (len(KINDS) - place)
-        found += time_jobs(kind, models, batch, stop, names, specialised)
-    return found
-
-
-def time_jobs(
-    kind: str, models: list[int], batch: int, until: float, names: list[str] | None, specialised: bool
-) -> list[dict[str, Any]]:
-    """Microseconds of every job, checked with the fewest models; what fails is said and left out."""
-    found: list[dict[str, Any]] = []
-    todo = jobs(kind, batch, names, specialised=specialised)
+    todo = [job for job in todo if job.case.kind == kind]
     gaps: dict[Job, float] = {}
     for n in sorted(models):
         for place, layer in enumerate(LAYERS):
@@ -269,131 +249,19 @@ def time_jobs(
                             raise ArithmeticError(f"{gaps[job]:.1e} from what the usual tiles give")
                     elif gaps[job] <= NEAR[kind]:
                         us = time_us(tensors.call(*job), calls=2, replays=3)
-                        found.append({"kind": kind, "models": n, "layer": layer.name, "product": case.what,
-                                      "tiles": job.tiles and list(job.tiles), "off": gaps[job],
-                                      "microseconds": us})  # fmt: skip
+                        found.append({"kind": kind, "models": n, "layer": layer.name, "product": case.name,
+                                      "tiles": job.tiles and list(job.tiles), "off": float(f"{gaps[job]:.2e}"),
+                                      "microseconds": round(us, 3)})  # fmt: skip
                 except Exception as problem:
                     text = f"{type(problem).__name__} {str(problem)[:120]}"
-                    print(f"{kind} {layer.name} {case.what} {job.tiles}: {text}", flush=True)
+                    print(f"{job}: {text}", flush=True)
                     gaps[job] = float("inf")
                     if "CUDA error" in text or "illegal" in text:
                         return found
     return found
 
 
-def compile_jobs(share: tuple[list[Job], int, float]) -> list[str]:
-    """Compile and run in a process of its own, with two models."""
-    problems = []
-    for job in share[0]:
-        if time.time() > share[2]:
-            break
-        try:
-            Tensors(job.case.kind, LAYERS[job.case.layer], 2, share[1]).call(*job)()
-            torch.cuda.synchronize()
-        except Exception as problem:
-            problems.append(f"{job.case.kind} {job.case.layer} {job.case.what} {job.tiles}: {str(problem)[:120]}")
-    return problems
-
-
-class Found(NamedTuple):
-    """Microseconds of a product by its tiles, None for the default ones."""
-
-    times: dict[WideTiles | None, float]
-
-    @property
-    def usual(self) -> float:
-        return self.times[None]
-
-    @property
-    def tiles(self) -> WideTiles | None:
-        """The fastest."""
-        return min(self.times, key=lambda tiles: self.times[tiles])
-
-    @property
-    def best(self) -> float:
-        return min(self.times.values())
-
-    def change(self, tiles: WideTiles | None) -> str:
-        """What these tiles change, in per cent of the usual time."""
-        return f"{100 * (self.times[tiles] / self.usual - 1):+.1f} %" if tiles in self.times else "not timed"
-
-
-def best_of(rows: list[dict[str, Any]], kind: str, what: str, layers: tuple[str, ...], n: int) -> Found | None:
-    """Of layers that share their tiles; tiles that were not timed for all of them do not count."""
-    every: dict[WideTiles | None, dict[str, float]] = {}
-    for row in rows:
-        if (row["kind"], row["product"], row["models"]) == (kind, what, n) and row["layer"] in layers:
-            times = every.setdefault(row["tiles"] and WideTiles(*row["tiles"]), {})
-            times[row["layer"]] = min(row["microseconds"], times.get(row["layer"], float("inf")))
-    whole = {tiles: sum(times.values()) for tiles, times in every.items() if len(times) == len(layers)}
-    return Found(whole) if None in whole else None
-
-
-def shared(kind: str) -> Iterator[tuple[LayerProduct, str, tuple[int, ...]]]:
-    """Every product of the table's, how it is called, and the layers that have it."""
-    together: dict[tuple[LayerProduct, str], list[int]] = {}
-    for case in cases(kind):
-        together.setdefault((case.product, case.what), []).append(case.layer)
-    for (product, what), places in together.items():
-        yield product, what, tuple(places)
-
-
-def report(rows: list[dict[str, Any]], models: list[int], batch: int) -> list[str]:
-    """What was found, line by line, and last the lines for the table."""
-    lines: list[str] = []
-    table: dict[bool, list[str]] = {False: [], True: []}
-    for kind in KINDS:
-        found = {(what, places, n): best_of(rows, kind, what, tuple(LAYERS[i].name for i in places), n)
-                 for _, what, places in shared(kind) for n in models}  # fmt: skip
-        for n in sorted(models, reverse=True):
-            sums = {"usual": 0.0, "best": 0.0}
-            for product, what, places in shared(kind):
-                one = found[what, places, n]
-                if one is None:
-                    continue
-                rate = n * batch * sum(LAYERS[i].flops() for i in places) / one.usual / 1e6
-                names = ", ".join(LAYERS[i].name for i in places)
-                tiles = "" if one.tiles is None else str(tuple(one.tiles))
-                lines.append(f"{kind} {n:4d} {names:12s} {what:12s} {one.usual:8.0f} us {rate:4.0f} TFLOP/s, best "
-                             f"{one.best:8.0f} us ({one.change(one.tiles)}) {tiles}")  # fmt: skip
-                once = what.endswith(ONCE)
-                if not once:
-                    sums["usual"], sums["best"] = sums["usual"] + one.usual, sums["best"] + one.best
-                if n == max(models):
-                    timed = {m: of for m in models if (of := found[what, places, m]) is not None}
-                    table[once] += table_line(product, timed)
-            lines.append(f"{kind} {n:4d} all products {sums['usual']:.0f} us, with the best {sums['best']:.0f} us")
-            lines += once_pays(found, kind, n)
-    instead = ["    # Instead, where the form has `once`:", *table[True]] if table[True] else []
-    return [*lines, f"CHOSEN = {{  # {len(CHOSEN)} lines now", *table[False], *instead, "}"]
-
-
-def table_line(product: LayerProduct, timed: dict[int, Found]) -> list[str]:
-    """The line of the tiles that are fastest with few and with many models, where these are worth one."""
-    every = [of.times for of in timed.values()]
-    ratios = {tiles: sum(times[tiles] / times[None] for times in every) / len(every)
-              for tiles in every[0] if all(tiles in times for times in every)}  # fmt: skip
-    best = min(ratios, key=lambda tiles: ratios[tiles])
-    if best is None or ratios[best] > WORTH:
-        return []
-    name, *shape, kind = product
-    key = f'LayerProduct("{name}", {", ".join(map(str, shape))}, "{kind}")'
-    numbers = ", ".join(map(str, best if best.specialised else best[:5]))
-    changes = ", ".join(f"{n} models {of.change(best)}" for n, of in timed.items())
-    return [f"    {key}: WideTiles({numbers}),  # {changes}"]
-
-
-def once_pays(found: dict[Any, Found | None], kind: str, n: int) -> list[str]:
-    """Input gradient and step of every layer that can do without transposed weights, both ways."""
-    lines, saved = [], 0.0
-    for _, what, places in shared(kind):
-        if what != "step" + ONCE:
-            continue
-        parts = [found[name + end, places, n] for end in ("", ONCE) for name in ("input", "step")]
-        if all(part is not None for part in parts):
-            usual, without = (sum(part.best for part in some if part) for some in (parts[:2], parts[2:]))
-            names = ", ".join(LAYERS[i].name for i in places)
-            saved += usual - without
-            lines.append(f"{kind} {n:4d} {names:12s} input + step {usual:8.0f} us, without transposed weights "
-                         f"{without:8.0f} us ({without / usual - 1:+.1%})")  # fmt: skip
-    return [*lines, f"{kind} {n:4d} without transposed weights a step takes {saved:.0f} us less"] if lines else []
+def compile_job(job: Job, batch: int) -> None:
+    """Compile and run with two models."""
+    Tensors(job.case.kind, LAYERS[job.case.layer], 2, batch).call(*job)()
+    torch.cuda.synchronize()

@@ -615,14 +615,13 @@ def test_cosines_of_kept_updates_equal_those_on_the_cpu():
 FORMS = {
     "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
     "all": WideForm(first=True, update=True, descriptors=True), "aside": WideForm(update=True, aside=True),
-    "joined": WideForm(descriptors=True, joined=True), "once": WideForm(update=True, descriptors=True, once=True),
-    "every": WideForm(*[True] * len(WideForm._fields)),
+    "joined": WideForm(descriptors=True, joined=True), "every": WideForm(*[True] * len(WideForm._fields)),
 }  # fmt: skip
 
 
 def count_as_large(monkeypatch):
     """Layers as small as a test's are taken as large ones are."""
-    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2), ("wide_forms.MANY_WEIGHTS", 1)):
+    for name, value in (("wide_update.SHARED", 1), ("wide_pooled.NARROWEST", 2)):
         monkeypatch.setattr(f"fedentopt.simulation.triton.{name}", value)
 
 
@@ -672,7 +671,7 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
-@pytest.mark.parametrize("form", ["update", "aside", "all", "once", "every"])
+@pytest.mark.parametrize("form", ["update", "aside", "all", "every"])
 def test_nothing_of_a_round_is_left_for_the_next(form, precision, monkeypatch):
     """Captured with stale memory, replayed after other clients, with momentum and weights of all kinds left."""
     count_as_large(monkeypatch)

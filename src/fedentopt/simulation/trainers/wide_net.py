@@ -98,12 +98,7 @@ class WideNet:
         for i in self._fused:
             c = self.blocks.convolutions[i]
             plain = room(c.outputs, c.side**2, c.inputs) if self.products.bf16 else None
-            turned = room(c.side**2, c.inputs, c.outputs) if self._turns(c) else None
-            self._copies[i] = wide_update.Copies(plain, turned)
-
-    def _turns(self, block: WideConv) -> bool:
-        """Whether the input gradient of a layer takes transposed weights."""
-        return self._layers.turns(block.inputs * block.outputs * block.side**2)
+            self._copies[i] = wide_update.Copies(plain, room(c.side**2, c.inputs, c.outputs) if self._turned else None)
 
     def begin(self, starts: torch.Tensor, start_row: torch.Tensor, rows: torch.Tensor, momentum: torch.Tensor) -> None:
         """Begin a round: row start_row[i] of `starts` is what row i starts from, and nothing moves yet.
@@ -157,9 +152,9 @@ class WideNet:
             plain, turned = (None if copy is None else copy[:n] for copy in self._copies[i])
             forward = weight if plain is None else plain
         else:
-            bf16, turning = self.products.bf16, back and self._turns(block)
+            bf16, turning = self.products.bf16, back and self._turned
             forward, turned = wide_maps.turn(weight, self._dtype, copy=bf16, turned=turning)
-        return forward, (turned if self._turns(block) else forward) if back else None
+        return forward, (turned if self._turned else forward) if back else None
 
     def _first_maps(
         self, rows: torch.Tensor, x: torch.Tensor, keep: bool

@@ -174,8 +174,7 @@ class WideForm(NamedTuple):
     copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`). `aside`: weight gradients run
     beside the input gradients of the layers below. `joined`, with `descriptors`: bias, ReLU, pool, transposed copies
     and the way back through ReLU happen in the convolutions' epilogues (`triton.wide_pooled`,
-    `triton.wide_descriptors.joined`). `once`: input gradients of layers with very many weights read these as they lie
-    and transpose tiles on their way, so that no step writes a second, transposed copy of them.
+    `triton.wide_descriptors.joined`).
     """
 
     first: bool = False
@@ -184,7 +183,6 @@ class WideForm(NamedTuple):
     descriptors: bool = False
     aside: bool = False
     joined: bool = False
-    once: bool = False
 
 
 class Products(NamedTuple):

@@ -114,8 +114,7 @@ def tap_steps(tap, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, 
 def tap_products(x, dy, product, begin, end, model, first_row, first_column, tap, batch, HI: tl.constexpr,
                  WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
                  CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
-                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
+                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """`product` (ROWS, COLUMNS) and steps `begin` to `end` of the sum of dy' x over pixels and samples for one tap.
 
     Maps come as pointers or, if DESCRIBED, as descriptors of all models' maps as one matrix, with the batch or, unless
@@ -139,7 +138,7 @@ def tap_products(x, dy, product, begin, end, model, first_row, first_column, tap
     else:
         a_at = entry[:, None] * CO + row[None, :]
         b_at = entry[:, None] * CI + column[None, :]
-    for i in tl.range(begin, end, warp_specialize=SPECIALISED):
+    for i in range(begin, end):
         chunk = i % chunks
         place = i // chunks
         h = top + place // across
@@ -172,7 +171,7 @@ def tap_products(x, dy, product, begin, end, model, first_row, first_column, tap
 def weight_grad_kernel(x, dy, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
                        WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr,
                        PARTS: tl.constexpr, ALIGNED: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
-                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
     column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
     rest = tl.program_id(0) // (CI // COLUMNS)
@@ -184,7 +183,7 @@ def weight_grad_kernel(x, dy, dw, dw_part, dw_model, batch, HI: tl.constexpr, WI
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
     product = tap_products(x, dy, product, steps * part // PARTS, steps * (part + 1) // PARTS, model, row, column, tap,
                            batch, HI, WI, HO, WO, PAD, CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP,
-                           SPECIALISED, PRECISION)  # fmt: skip
+                           PRECISION)  # fmt: skip
     rows = row + tl.arange(0, ROWS)
     at = rows[:, None] * (SIDE * SIDE * CI) + tap * CI + (column + tl.arange(0, COLUMNS))[None, :]
     tl.store(dw + (model.to(tl.int64) * dw_model + part * dw_part) * ALIGNED + at, product)
@@ -291,8 +290,8 @@ def weight_grad(
         *operands(x, dy, tiles, turned=turned, described=described), into,
         0 if direct else into.stride(1) // factor, row, batch, HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding,
         CI=ci, CO=co, SIDE=side, PARTS=parts, ALIGNED=factor, TURNED=turned, DESCRIBED=described,
-        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, SPECIALISED=tiles.specialised, PRECISION=precision,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
     if not direct:
         add_parts(into.flatten(2), ci, dw, dw.shape[3])

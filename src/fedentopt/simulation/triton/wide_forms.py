@@ -11,23 +11,15 @@ from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_
 from fedentopt.simulation.triton.interface import Optimiser, Products
 from fedentopt.simulation.triton.wide_maps import Size
 
-MANY_WEIGHTS = 2**20  # weights of a layer from which a step that writes them all twice waits for memory
-
 
 class WideLayers:
-    """Forward pass and gradients of convolutions; `turned` says that maps are kept transposed, too, `turns` of which
-    layers weights are."""
+    """Forward pass and gradients of convolutions; `turned` says that maps and weights are kept transposed, too."""
 
     def __init__(self, products: Products) -> None:
         form, self.precision = products.form, products.precision
         self.turned = not (form.untransposed and products.bf16)
-        self._once = form.once
         self._described, self._joined = form.descriptors, form.joined and form.descriptors
         self._convolve: Callable[..., Tensor] = wide_descriptors.convolution if form.descriptors else wide.convolution
-
-    def turns(self, weights: int) -> bool:
-        """Whether the input gradient of a layer of so many weights takes them transposed."""
-        return self.turned and not (self._once and weights >= MANY_WEIGHTS)
 
     def forward(
         self, maps: Tensor, weight: Tensor, bias: Tensor, size: Size, grown: Size, padding: int, *, pooled: bool,
@@ -49,14 +41,13 @@ class WideLayers:
     def input_grad(
         self, dy: Tensor, weight: Tensor, size: Size, padding: int, left: Tensor | None
     ) -> Tensor | wide_descriptors.Joined:
-        """The gradient of a layer's input, given that of its output, of `size`, and weights as `turns` says.
+        """The gradient of a layer's input, given that of its output, of `size`, and weights as the form keeps them.
 
         Where the maps `left` by the layer below have come out of a ReLU alone, without a pool, and the form says so,
         the way back through that ReLU is made as well: all that `wide_maps.unpool` would give.
         """
-        turned = self.turns(weight[0].numel())
         settings: dict[str, Any] = {
-            "models": len(dy), "taps_first": turned, "inputs_first": not turned, "precision": self.precision,
+            "models": len(dy), "taps_first": self.turned, "inputs_first": not self.turned, "precision": self.precision,
         }  # fmt: skip
         if self._joined and left is not None:
             return wide_descriptors.joined(dy, weight, None, size, padding, turned=self.turned, left=left, **settings)

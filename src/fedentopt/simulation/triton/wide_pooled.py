@@ -38,8 +38,7 @@ def larger(value, place, other, its_place):
 def forward_kernel(x, w, bias, y, yt, code, bias_model, X_MODELS: tl.constexpr, BATCH: tl.constexpr, HI: tl.constexpr,
                    WI: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
                    CO: tl.constexpr, SIDE: tl.constexpr, KEEP: tl.constexpr, TURN: tl.constexpr,
-                   COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
+                   COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS
@@ -54,7 +53,7 @@ def forward_kernel(x, w, bias, y, yt, code, bias_model, X_MODELS: tl.constexpr, 
     across = right - left
     upper = tl.zeros((2 * BATCH, COLUMNS), tl.float32)
     lower = tl.zeros((2 * BATCH, COLUMNS), tl.float32)
-    for i in tl.range(0, (bottom - top) * across * BLOCKS, warp_specialize=SPECIALISED):
+    for i in range((bottom - top) * across * BLOCKS):
         block = i % BLOCKS
         tap = i // BLOCKS
         ky = top + tap // across
@@ -121,7 +120,7 @@ def forward(
         described(x.view(n, size[0], size[1] * batch, ci), 1, 1, tiles.rows, tiles.step),
         described(w.flatten(2), 1, tiles.columns, tiles.step), bias, y, yt, code, bias.stride(0),
         X_MODELS=int(n > 1), BATCH=batch, HI=size[0], WI=size[1], HP=height, WP=width, PAD=padding, CI=ci, CO=co,
-        SIDE=side, KEEP=keep, TURN=turned, COLUMNS=tiles.columns, STEP=tiles.step, SPECIALISED=tiles.specialised,
-        PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        SIDE=side, KEEP=keep, TURN=turned, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y, yt, code

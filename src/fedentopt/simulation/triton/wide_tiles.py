@@ -16,8 +16,8 @@ MEASURED_BATCH = 64  # samples per batch that the table's tiles were measured wi
 
 
 class WideTiles(NamedTuple):
-    """Rows and columns of a program's product, entries summed in a step, warps, pipeline stages; `specialised`: further
-    warps do nothing but bring tiles."""
+    """Rows and columns of a program's product, entries summed in a step, warps, pipeline stages; `specialised`, of
+    `wide_descriptors` alone: further warps do nothing but bring tiles."""
 
     rows: int
     columns: int
@@ -55,6 +55,8 @@ def chosen(
 def misfit(product: LayerProduct, tiles: WideTiles, batch: int = MEASURED_BATCH) -> str | None:
     """Why a layer's product cannot be cut into such tiles; None where it can."""
     itemsize = 2 if product.kind == "bf16" else 4
+    if tiles.specialised and product.name not in ("forward", "input"):
+        return f"warps that only bring tiles are for forward and input products, not for {product.name}"
     summed, columns = product.inputs, product.outputs
     if product.name == "input":
         summed, columns = columns, summed

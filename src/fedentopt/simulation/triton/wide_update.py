@@ -65,7 +65,7 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
                        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
                        CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, TURNED: tl.constexpr,
                        DESCRIBED: tl.constexpr, CORRECTED: tl.constexpr, COPY: tl.constexpr, TURN: tl.constexpr,
-                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
     model = tl.program_id(1)
     if tl.load(steps + model) > tl.load(step):
@@ -80,8 +80,7 @@ def weight_step_kernel(x, dy, w, v, start, correction, plain, turned, lr, moment
         count = tap_steps(tap, batch, HI, WI, HO, WO, PAD, SIDE, STEP)
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
         product = tap_products(x, dy, product, 0, count, model, first_row, first, tap, batch, HI, WI, HO, WO, PAD,
-                               CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, SPECIALISED,
-                               PRECISION)  # fmt: skip
+                               CI, CO, SIDE, TURNED, DESCRIBED, ROWS, COLUMNS, STEP, PRECISION)  # fmt: skip
         start += tl.load(start_row + model).to(tl.int64) * start_model * ALIGN
         mode = 0
         if CORRECTED:
@@ -149,7 +148,6 @@ def weight_step(
         o.correction_row, o.correction_mode, w_model, start_model, rest[0] if rest else 0, batch, HI=size[0],
         WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side, TURNED=turned,
         DESCRIBED=described, CORRECTED=o.correction is not None, COPY=copies.plain is not None,
-        TURN=copies.turned is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step,
-        SPECIALISED=tiles.specialised, PRECISION=precision, num_warps=tiles.warps, num_stages=tiles.stages,
-        maxnreg=registers,
+        TURN=copies.turned is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
+        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=registers,
     )  # fmt: skip

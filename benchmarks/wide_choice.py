@@ -1,0 +1,154 @@
+"""What the times of other tiles say: the fastest of every product, and one table for any number of models.
+
+    python benchmarks/wide_choice.py results/engine/wide_tiles_h200.json
+
+Reads what `wide_kernels.py --tiles --out` has written; no GPU is needed. The last lines printed are a table for
+`simulation/triton/wide_tiles.py`; `wide_kernels.py --chosen` times whole steps with it first, because these times are
+of one product after the other, and a step that keeps two of them running at once may gain less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from wide_tiles import KINDS, LAYERS, cases
+
+from fedentopt.simulation.triton.wide_tiles import LayerProduct, WideTiles, misfit
+
+WORTH = 0.98  # of the usual time, from which on tiles are worth a line in the table
+Table = dict[LayerProduct, WideTiles]
+
+
+class Found(NamedTuple):
+    """Microseconds of a product by its tiles, None for the default ones."""
+
+    times: dict[WideTiles | None, float]
+
+    @property
+    def usual(self) -> float:
+        return self.times[None]
+
+    @property
+    def tiles(self) -> WideTiles | None:
+        """The fastest."""
+        return min(self.times, key=lambda tiles: self.times[tiles])
+
+    def ratio(self, tiles: WideTiles | None) -> float:
+        return self.times[tiles] / self.usual
+
+    def change(self, tiles: WideTiles | None) -> str:
+        """What these tiles change, in per cent of the usual time."""
+        return f"{100 * (self.ratio(tiles) - 1):+.1f} %" if tiles in self.times else "not timed"
+
+
+class Choice:
+    """The times of a sweep (`wide_tiles.time_jobs`), by product of the table's and number of models."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.models = sorted({row["models"] for row in rows})
+        self.layers: dict[LayerProduct, list[int]] = {}
+        for case in (case for kind in KINDS for case in cases(kind)):
+            self.layers.setdefault(case.product, []).append(case.layer)
+        every = {(product, n): best_of(rows, product, self.names(product), n)
+                 for product in self.layers for n in self.models}  # fmt: skip
+        self.found = {key: found for key, found in every.items() if found is not None}
+
+    def names(self, product: LayerProduct) -> tuple[str, ...]:
+        return tuple(LAYERS[i].name for i in self.layers[product])
+
+    def timed(self, product: LayerProduct) -> dict[int, Found]:
+        return {n: self.found[product, n] for n in self.models if (product, n) in self.found}
+
+    def fastest(self, n: int) -> Table:
+        """Where it is not the default, the fastest tile of every product of so many models."""
+        best = {product: found.tiles for (product, m), found in self.found.items() if m == n}
+        return {product: tiles for product, tiles in best.items() if tiles is not None}
+
+    def table(self) -> Table:
+        """One tile per product for any number of models: the fastest by the mean of its ratios, where that is worth
+        a line."""
+        found: Table = {}
+        for product in self.layers:
+            every = list(self.timed(product).values())
+            common = [tiles for tiles in every[0].times if all(tiles in of.times for of in every)] if every else []
+            ratios = {tiles: sum(of.ratio(tiles) for of in every) / len(every) for tiles in common}
+            best = min(ratios, key=lambda tiles: ratios[tiles], default=None)
+            if best is not None and ratios[best] <= WORTH:
+                found[product] = best
+        return found
+
+    def total(self, kind: str, n: int, table: Table) -> float:
+        """Microseconds of all products of a step, one after the other; tiles that were not timed count as usual."""
+        mine = {product: of for (product, m), of in self.found.items() if m == n and product.kind == kind}
+        return sum(of.times.get(table.get(product), of.usual) for product, of in mine.items())
+
+
+def best_of(rows: list[dict[str, Any]], product: LayerProduct, layers: tuple[str, ...], n: int) -> Found | None:
+    """Of layers that share their tiles; tiles that were not timed for all of them do not count."""
+    every: dict[WideTiles | None, dict[str, float]] = {}
+    for row in rows:
+        if (row["kind"], row["product"], row["models"]) == (product.kind, product.name, n) and row["layer"] in layers:
+            times = every.setdefault(row["tiles"] and WideTiles(*row["tiles"]), {})
+            times[row["layer"]] = min(row["microseconds"], times.get(row["layer"], float("inf")))
+    whole = {tiles: sum(times.values()) for tiles, times in every.items() if len(times) == len(layers)}
+    return Found(whole) if None in whole else None
+
+
+def read(path: Path) -> Choice:
+    """The choice that a sweep's file leads to; tiles that today's code refuses are an error."""
+    choice = Choice(json.loads(path.read_text())["tiles"])
+    for table in (choice.table(), *map(choice.fastest, choice.models)):
+        for product, tiles in table.items():
+            if (why := misfit(product, tiles)) is not None:
+                raise ValueError(f"{path}: {product}, {tiles}: {why}")
+    return choice
+
+
+def report(choice: Choice, batch: int) -> list[str]:
+    """What was found, line by line, and last the lines for the table."""
+    lines, table = [], choice.table()
+    for kind in KINDS:
+        for n in reversed(choice.models):
+            for product, places in choice.layers.items():
+                if product.kind != kind or (product, n) not in choice.found:
+                    continue
+                of, names = choice.found[product, n], ", ".join(choice.names(product))
+                rate = n * batch * sum(LAYERS[i].flops() for i in places) / of.usual / 1e6
+                lines.append(f"{kind} {n:4d} {names:12s} {product.name:8s} {of.usual:8.0f} us {rate:4.0f} TFLOP/s, "
+                             f"best {min(of.times.values()):8.0f} us ({of.change(of.tiles)})")  # fmt: skip
+                if of.tiles is not None:
+                    others = (f", with {m} models {other.change(of.tiles)}"
+                              for m, other in choice.timed(product).items() if m != n)  # fmt: skip
+                    lines[-1] += f" {tuple(of.tiles)}{''.join(others)}"
+            usual, best, ours = (choice.total(kind, n, of) for of in ({}, choice.fastest(n), table))
+            if usual:
+                lines.append(f"{kind} {n:4d} all products {usual:.0f} us, with the best {best:.0f} us, with the table "
+                             f"below {ours:.0f} us")  # fmt: skip
+    return [*lines, "CHOSEN = {", *(line_of(*entry, choice) for entry in table.items()), "}"]
+
+
+def line_of(product: LayerProduct, tiles: WideTiles, choice: Choice) -> str:
+    """A product's line in the table."""
+    name, *shape, kind = product
+    key = f'LayerProduct("{name}", {", ".join(map(str, shape))}, "{kind}")'
+    numbers = ", ".join(map(str, tiles if tiles.specialised else tiles[:5]))
+    changes = ", ".join(f"{n} models {of.change(tiles)}" for n, of in choice.timed(product).items())
+    return f"    {key}: WideTiles({numbers}),  # {changes}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="JSON file of `wide_kernels.py --tiles`")
+    path = parser.parse_args().sweep
+    print("\n".join(report(read(path), json.loads(path.read_text())["batch"])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
