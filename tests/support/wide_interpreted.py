@@ -135,7 +135,7 @@ def test_losses_of_wide_models_are_those_of_the_loop() -> None:
     stacked, loop = (world("toy:dropping", name) for name in ("stacked", "loop"))
     assert isinstance(stacked.trainer, StackedTrainer)
     assert isinstance(stacked.trainer.net, WideNet)
-    rows = [replace(row, task=replace(row.task, epochs=1)) for row in clients(3)]
+    rows = [replace(row, task=replace(row.task, epochs=1)) for i, row in enumerate(clients(4)) if i != 1]
     told = [w.trainer.train(w.starts, w.work(rows, wants_losses=True)) for w in (stacked, loop)]
     assert told[0].losses is not None
     torch.testing.assert_close(told[0].losses, told[1].losses, atol=1e-5, rtol=1e-5)
