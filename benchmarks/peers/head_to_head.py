@@ -4,12 +4,12 @@
     python benchmarks/peers/head_to_head.py --device cuda --data-dir DATA --kit KIT [--limit 200] [--out FOLDER]
 
 `cifar10_work.py` says what the workload is. The order: how many processes serve pfl best, tried as its guide says (1
-and up to 5 on one GPU, here for --probe-rounds rounds each, at most a minute); ours, pfl, ours, pfl, ... for --turns
-turns, each with a seed and thereby users of its own; then Flower once. Everybody runs under this interpreter, torch and
-NumPy, a peer with its own packages from the kit; all start as new processes and are timed from outside, start-up
-included. Our first turn compiles its kernels (their cache is a new, empty folder), later turns find them. Who is not
-done within the limit is stopped; rounds, seconds per round and accuracy until then are reported, and the whole run's
-time is marked as reckoned.
+and up to 5 on one GPU, here for --probe-rounds rounds each, at most --probe-limit seconds); ours, pfl, ours, pfl, ...
+for --turns turns, each with a seed and thereby users of its own (pfl only in the first --pfl-turns of them, where time
+is short); then Flower once. Everybody runs under this interpreter, torch and NumPy, a peer with its own packages from
+the kit; all start as new processes and are timed from outside, start-up included. Our first turn compiles its kernels
+(their cache is a new, empty folder), later turns find them. Who is not done within the limit is stopped; rounds,
+seconds per round and accuracy until then are reported, and the whole run's time is marked as reckoned.
 Written after every run: head_to_head.json, head_to_head.md and logs/ in the --out folder. The exit code is 1 where one
 of the runs failed.
 """
@@ -42,7 +42,6 @@ from fedentopt.simulation.trainers import resolve_device  # noqa: E402
 
 OWN = ("FLWR_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # of QUIET, what is not taken over
 MOST_OF_AN_ERROR = 250  # letters in a table
-MOST_FOR_A_TRY = 60.0  # seconds of each of pfl's trials: processes may wait for one another for ever
 
 
 class Contest:
@@ -112,7 +111,7 @@ class Contest:
 
     def best_processes(self) -> tuple[int, bool]:
         """How many processes of pfl are fastest, and whether they need gloo; all that was tried is kept."""
-        tried, gloo, limit = self.options.processes, False, min(MOST_FOR_A_TRY, self.options.limit)
+        tried, gloo, limit = self.options.processes, False, min(self.options.probe_limit, self.options.limit)
         if max(tried) > 1:
             result = self.pfl("pfl-as-shipped", 2, 0, 2, False, limit)
             gloo = not result["done"]
@@ -238,18 +237,22 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=["pfl", "flower"], default=["pfl", "flower"])
     parser.add_argument("--rounds", type=int, default=work.ROUNDS)
     parser.add_argument("--turns", type=int, default=2, help="of ours and pfl")
+    parser.add_argument("--pfl-turns", type=int, help="of pfl, where it is to have fewer; by default --turns")
     parser.add_argument("--limit", type=float, default=200, help="seconds per run, start-up included")
     parser.add_argument("--flower-limit", type=float, help="seconds of Flower's run; by default --limit")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 3, 5], help="of pfl, to try on the device")
     parser.add_argument("--probe-rounds", type=int, default=25)
+    # Processes of pfl may wait for one another for ever.
+    parser.add_argument("--probe-limit", type=float, default=60, help="seconds of each of pfl's trials")
     parser.add_argument("--actors", type=int, default=10, help="of Flower, that share the device")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "head_to_head")
     options = parser.parse_args()
     options.flower_limit = options.limit if options.flower_limit is None else options.flower_limit
-    for name in ("limit", "flower_limit"):
+    options.pfl_turns = options.turns if options.pfl_turns is None else options.pfl_turns
+    for name in ("limit", "flower_limit", "probe_limit"):
         if not getattr(options, name) > 0:  # NaN is not
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name):g}: accepted: seconds, more than 0")
-    for name, low in (("rounds", 2), ("turns", 1), ("probe_rounds", 3), ("actors", 1)):
+    for name, low in (("rounds", 2), ("turns", 1), ("pfl_turns", 1), ("probe_rounds", 3), ("actors", 1)):
         if getattr(options, name) < low:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: accepted: {low} or more")
     if min(options.processes) < 1:
@@ -276,7 +279,7 @@ def main() -> None:
         processes, gloo = contestants.best_processes() if "pfl" in options.peers else (1, False)
         for seed in range(options.turns):
             contestants.ours(seed)
-            if "pfl" in options.peers:
+            if "pfl" in options.peers and seed < options.pfl_turns:
                 result = contestants.pfl(f"pfl-seed-{seed}", options.rounds, seed, processes, gloo, options.limit)
                 contestants.keep("pfl", seed, result)
         if "flower" in options.peers:

@@ -206,13 +206,34 @@ def test_trials_of_pfl_leave_time_for_the_runs_and_the_fastest_is_taken(
     monkeypatch.setattr(head.contest, "run", run)
     options = Namespace(
         out=tmp_path, kit=tmp_path, peers=[], rounds=1500, limit=200.0, processes=[1, 3, 5], probe_rounds=25,
-        device="cpu",
+        probe_limit=35.0, device="cpu",
     )  # fmt: skip
     contestants = head.Contest(options, tmp_path)
     assert contestants.best_processes() == (5, True)
-    assert limits == [60.0] * 4
+    assert limits == [35.0] * 4
     errors = [probe.get("error") for probe in contestants.report["probes"]]
     assert errors == ["duplicate GPU", None, "stopped before its second round ended", None]
+
+
+def test_pfl_may_have_fewer_turns_than_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, order = module("head_to_head"), []
+
+    def run(_c: Any, _e: Any, _p: Any, log: Path, limit: float, _places: Any) -> dict[str, Any]:
+        order.append((log.stem, limit))
+        return contest.summary(said({"after": 1.0, "round": 1}, {"after": 2.0, "round": 2, "done": True}), 1000.0, 3.0)
+
+    monkeypatch.setattr(head.contest, "run", run)
+    monkeypatch.setattr(head, "images", lambda _: head.random_images(work.USERS, 10))
+    for peer in ("pfl", "flower"):
+        (tmp_path / "kit" / peer).mkdir(parents=True)
+    words = ["--device", "cpu", "--rounds", "2", "--processes", "1", "--turns", "2", "--pfl-turns", "1"]
+    words += ["--limit", "200", "--flower-limit", "70", "--kit", str(tmp_path / "kit"), "--out", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", ["head_to_head.py", *words])
+    monkeypatch.setattr(head.signal, "signal", lambda *_: None)  # this process's own stays
+    head.main()
+    assert order == [
+        ("01-ours-seed-0", 200.0), ("02-pfl-seed-0", 200.0), ("03-ours-seed-1", 200.0), ("04-flower", 70.0)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -220,10 +241,12 @@ def test_trials_of_pfl_leave_time_for_the_runs_and_the_fastest_is_taken(
     [
         ((), "it has no folder pfl"),
         (("--peers", "--turns", "0"), "--turns 0: accepted: 1 or more"),
+        (("--peers", "--pfl-turns", "0"), "--pfl-turns 0: accepted: 1 or more"),
         (("--peers", "--rounds", "1"), "--rounds 1: accepted: 2 or more"),
         (("--peers", "--processes", "0"), "--processes 0: accepted: 1 or more"),
         (("--peers", "--limit", "0"), "--limit 0: accepted: seconds, more than 0"),
         (("--peers", "--flower-limit", "-1"), "--flower-limit -1: accepted: seconds, more than 0"),
+        (("--peers", "--probe-limit", "0"), "--probe-limit 0: accepted: seconds, more than 0"),
         (("--peers", "--limit", "nan"), "--limit nan: accepted: seconds, more than 0"),
         (("--peers", "--device", "cpu", "--data-dir", "nowhere"), "data_batch_1.bin is not there"),
         (("--peers", "--device", "cpu", "--out", __file__), "accepted: a folder, or one to be made"),
