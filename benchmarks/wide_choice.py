@@ -1,4 +1,4 @@
-"""What the times of other tiles say: the fastest of every product, and one table for any number of models.
+"""What the times of other tiles say: the fastest of every product, with few models and with many.
 
     python benchmarks/wide_choice.py results/engine/wide_tiles_h200.json
 
@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from wide_tiles import KINDS, LAYERS, cases
 
-from fedentopt.simulation.triton.wide_tiles import LayerProduct, WideTiles, misfit
+from fedentopt.simulation.triton.wide_tiles import MANY, Chosen, LayerProduct, WideTiles, misfit
 
 WORTH = 0.98  # of the usual time, from which on tiles are worth a line in the table
-Table = dict[LayerProduct, WideTiles]
+Table = dict[LayerProduct, Chosen]
 
 
 class Found(NamedTuple):
@@ -65,28 +65,28 @@ class Choice:
     def timed(self, product: LayerProduct) -> dict[int, Found]:
         return {n: self.found[product, n] for n in self.models if (product, n) in self.found}
 
-    def fastest(self, n: int) -> Table:
-        """Where it is not the default, the fastest tile of every product of so many models."""
-        best = {product: found.tiles for (product, m), found in self.found.items() if m == n}
-        return {product: tiles for product, tiles in best.items() if tiles is not None}
-
     def table(self) -> Table:
-        """One tile per product for any number of models: the fastest by the mean of its ratios, where that is worth
-        a line."""
+        """The fastest tiles with few models and with many, where they are worth a line."""
         found: Table = {}
         for product in self.layers:
-            every = list(self.timed(product).values())
-            common = [tiles for tiles in every[0].times if all(tiles in of.times for of in every)] if every else []
-            ratios = {tiles: sum(of.ratio(tiles) for of in every) / len(every) for tiles in common}
-            best = min(ratios, key=lambda tiles: ratios[tiles], default=None)
-            if best is not None and ratios[best] <= WORTH:
-                found[product] = best
+            worth = Chosen(None, None)
+            for n, of in self.timed(product).items():
+                if of.ratio(of.tiles) <= WORTH:
+                    worth = worth._replace(**{"many" if n >= MANY else "few": of.tiles})
+            if any(worth):
+                found[product] = worth
         return found
 
     def total(self, kind: str, n: int, table: Table) -> float:
         """Microseconds of all products of a step, one after the other; tiles that were not timed count as usual."""
         mine = {product: of for (product, m), of in self.found.items() if m == n and product.kind == kind}
-        return sum(of.times.get(table.get(product), of.usual) for product, of in mine.items())
+        return sum(of.times.get(tiles_of(table, product, n), of.usual) for product, of in mine.items())
+
+
+def tiles_of(table: Table, product: LayerProduct, n: int) -> WideTiles | None:
+    """What a table has for a product of n models."""
+    found = table.get(product, Chosen(None, None))
+    return found.many if n >= MANY else found.few
 
 
 def best_of(rows: list[dict[str, Any]], product: LayerProduct, layers: tuple[str, ...], n: int) -> Found | None:
@@ -94,7 +94,7 @@ def best_of(rows: list[dict[str, Any]], product: LayerProduct, layers: tuple[str
     every: dict[WideTiles | None, dict[str, float]] = {}
     for row in rows:
         if (row["kind"], row["product"], row["models"]) == (product.kind, product.name, n) and row["layer"] in layers:
-            times = every.setdefault(row["tiles"] and WideTiles(*row["tiles"]), {})
+            times = every.setdefault(row["tiles"] and WideTiles(*row["tiles"][:5]), {})
             times[row["layer"]] = min(row["microseconds"], times.get(row["layer"], float("inf")))
     whole = {tiles: sum(times.values()) for tiles, times in every.items() if len(times) == len(layers)}
     return Found(whole) if None in whole else None
@@ -103,9 +103,9 @@ def best_of(rows: list[dict[str, Any]], product: LayerProduct, layers: tuple[str
 def read(path: Path) -> Choice:
     """The choice that a sweep's file leads to; tiles that today's code refuses are an error."""
     choice = Choice(json.loads(path.read_text())["tiles"])
-    for table in (choice.table(), *map(choice.fastest, choice.models)):
-        for product, tiles in table.items():
-            if (why := misfit(product, tiles)) is not None:
+    for product, both in choice.table().items():
+        for tiles in both:
+            if tiles is not None and (why := misfit(product, tiles)) is not None:
                 raise ValueError(f"{path}: {product}, {tiles}: {why}")
     return choice
 
@@ -126,20 +126,18 @@ def report(choice: Choice, batch: int) -> list[str]:
                     others = (f", with {m} models {other.change(of.tiles)}"
                               for m, other in choice.timed(product).items() if m != n)  # fmt: skip
                     lines[-1] += f" {tuple(of.tiles)}{''.join(others)}"
-            usual, best, ours = (choice.total(kind, n, of) for of in ({}, choice.fastest(n), table))
+            usual, ours = (choice.total(kind, n, of) for of in ({}, table))
             if usual:
-                lines.append(f"{kind} {n:4d} all products {usual:.0f} us, with the best {best:.0f} us, with the table "
-                             f"below {ours:.0f} us")  # fmt: skip
-    return [*lines, "CHOSEN = {", *(line_of(*entry, choice) for entry in table.items()), "}"]
+                lines.append(f"{kind} {n:4d} all products {usual:.0f} us, with the table below {ours:.0f} us")
+    return [*lines, "CHOSEN = {", *(line_of(*entry) for entry in table.items()), "}"]
 
 
-def line_of(product: LayerProduct, tiles: WideTiles, choice: Choice) -> str:
+def line_of(product: LayerProduct, both: Chosen) -> str:
     """A product's line in the table."""
     name, *shape, kind = product
     key = f'LayerProduct("{name}", {", ".join(map(str, shape))}, "{kind}")'
-    numbers = ", ".join(map(str, tiles if tiles.specialised else tiles[:5]))
-    changes = ", ".join(f"{n} models {of.change(tiles)}" for n, of in choice.timed(product).items())
-    return f"    {key}: WideTiles({numbers}),  # {changes}"
+    few, many = (f"WideTiles({', '.join(map(str, tiles))})" if tiles else "None" for tiles in both)
+    return f"    {key}: Chosen({few}, {many}),"
 
 
 def main() -> int:

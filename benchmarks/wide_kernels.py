@@ -1,12 +1,12 @@
 """Time VGG-11's step on a CUDA device, in every form, and its products layer by layer with other tiles.
 
     python benchmarks/wide_kernels.py [--out wide.json] [--models 10 100] [--batch 64] [--seconds 220] [--steps-only]
-    python benchmarks/wide_kernels.py --tiles [step input ... specialised] [--out tiles.json] [--seconds 80]
+    python benchmarks/wide_kernels.py --tiles [step input ...] [--out tiles.json] [--seconds 80]
     python benchmarks/wide_kernels.py --chosen tiles.json [--out tables.json] [--seconds 60]
 
 First whole steps in every form (`wide_forms.py`), then, or with `--tiles` alone, the products of every layer with other
-tiles (`wide_tiles.py`), with `specialised` those whose further warps only bring tiles. `--chosen` takes what such a
-sweep has found (`wide_choice.py`) and times whole steps with it beside those with the default tiles.
+tiles (`wide_tiles.py`). `--chosen` takes what such a sweep has found (`wide_choice.py`) and times whole steps with it
+beside those with the table that the code has, and with none.
 What does not compile or gives something else is said and left out. Kernels are compiled by several processes first.
 After `--seconds` nothing new is begun; the tables hold what there is.
 """
@@ -33,8 +33,9 @@ import wide_forms
 import wide_tiles
 from kernels import time_us
 
+from fedentopt.simulation.triton.wide_tiles import CHOSEN
+
 FEW = {"calls": 3, "replays": 5}
-SPECIALISED = "specialised"
 
 
 def rates() -> dict[str, float]:
@@ -89,10 +90,7 @@ def save(report: dict[str, Any], out: Path | None) -> None:
 def time_tiles(report: dict[str, Any], options: argparse.Namespace, begin: float, until: float) -> None:
     """The products of every layer with other tiles: those that have run by themselves before."""
     report["tiles"] = []
-    asked = options.tiles or []
-    names = [name for name in asked if name != SPECIALISED]
-    every = [job for kind in wide_tiles.KINDS
-             for job in wide_tiles.jobs(kind, options.batch, names, specialised=SPECIALISED in asked)]  # fmt: skip
+    every = [job for kind in wide_tiles.KINDS for job in wide_tiles.jobs(kind, options.batch, options.tiles)]
     every.sort(key=lambda job: job.tiles is not None)  # what the others are compared with comes first
     end = time.time() + 0.55 * (until - time.time())
     wanted = {str(job): (job, options.batch) for job in every}
@@ -124,10 +122,8 @@ def time_forms(report: dict[str, Any], options: argparse.Namespace, begin: float
 
 
 def time_chosen(report: dict[str, Any], options: argparse.Namespace, begin: float, until: float) -> None:
-    """Whole steps with a sweep's tiles: one table for any number of models, and the fastest of each."""
-    choice = wide_choice.read(options.chosen)
-    tables = {"no table": {}, "one table": choice.table()}
-    tables |= {f"fastest with {n}": choice.fastest(n) for n in choice.models}
+    """Whole steps with a sweep's tiles, with those of the code's own table, and with none."""
+    tables = {"no table": {}, "the code's": dict(CHOSEN), "the sweep's": wide_choice.read(options.chosen).table()}
     wanted = {}
     for precision, (name, table) in itertools.product(wide_forms.PRECISIONS, tables.items()):
         variant = wide_forms.Variant(wide_forms.DEFAULT[precision], {"wide_tiles.CHOSEN": table})
@@ -146,7 +142,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=220)
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--steps-only", action="store_true", help="whole steps alone")
-    only.add_argument("--tiles", nargs="*", choices=(*wide_tiles.NAMES, SPECIALISED),
+    only.add_argument("--tiles", nargs="*", choices=wide_tiles.NAMES,
                       help="other tiles alone, of these products or of all")  # fmt: skip
     only.add_argument("--chosen", type=Path, help="whole steps with the tiles that this sweep's JSON file leads to")
     parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1), help="processes that compile")

@@ -1,8 +1,7 @@
 """Other tiles for every product of a VGG-11 step: timed for each layer in the form that a Hopper GPU takes by default.
 
 The part of `wide_kernels.py` behind `--tiles`. Every candidate is checked against the tiles that the code takes; what
-the times say is worked out by `wide_choice.py`. Candidates with warps that only bring tiles (`WideTiles.specialised`)
-are a list of their own: Triton's documentation promises those for Blackwell GPUs alone, and a kernel may hang.
+the times say is worked out by `wide_choice.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from kernels import time_us
 from torch import Tensor
 
-from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_pooled, wide_update
+from fedentopt.simulation.triton import wide_descriptors, wide_lines, wide_maps, wide_pooled, wide_update
 from fedentopt.simulation.triton.interface import Optimiser
 from fedentopt.simulation.triton.wide_tiles import LayerProduct, WideTiles, misfit
 
@@ -58,12 +57,7 @@ TILES = {
               (128, 64, 4, 4)],
     "masked input": [(128, 128, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4), (128, 64, 4, 4), (256, 64, 8, 4)],
     "small input": [(64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (128, 128, 8, 4)],
-    "weight": [(128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 4), (64, 64, 4, 4)],
-    "step": [(64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (64, 64, 4, 4), (64, 64, 4, 6)],
-}  # fmt: skip
-SPECIALISED = {
-    "forward": [(128, 128, 4, 4), (128, 256, 4, 3)], "input": [(128, 128, 4, 4), (128, 256, 4, 3)],
-    "masked input": [(64, 128, 4, 4)],
+    "step": [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 8, 3), (128, 64, 8, 3), (128, 128, 8, 3)],
 }  # fmt: skip
 
 
@@ -84,14 +78,13 @@ class Case(NamedTuple):
         """Whether the layer below has no pool, so that its ReLU is gone back through at once."""
         return self.name == "input" and not LAYERS[self.layer - 1].pooled if self.layer else False
 
-    def tiles(self, batch: int, *, specialised: bool) -> list[WideTiles]:
+    def tiles(self, batch: int) -> list[WideTiles]:
         """Candidates."""
         summed = {"forward": self.product.inputs, "pooled": self.product.inputs, "input": self.product.outputs}
         step = min(summed.get(self.name, batch), 64 if self.kind == "bf16" else 32)
         small = LAYERS[self.layer].side == 2 and self.name in ("forward", "input")
         key = ("small " if small else "masked " if self.masked else "") + self.name
-        shapes = (SPECIALISED if specialised else TILES).get(key, [])
-        every = [WideTiles(rows, columns, step, *rest, specialised) for rows, columns, *rest in shapes]
+        every = [WideTiles(rows, columns, step, *rest) for rows, columns, *rest in TILES.get(key, [])]
         return [tiles for tiles in every if misfit(self.product, tiles, batch) is None]
 
 
@@ -117,17 +110,10 @@ def cases(kind: str) -> list[Case]:
     return found
 
 
-def jobs(kind: str, batch: int, names: list[str] | None, *, specialised: bool) -> list[Job]:
-    """The default tiles of every case that has others, or of all, and then those others."""
-    found: list[list[Job]] = [[], []]
-    for case in cases(kind):
-        if names and case.name not in names:
-            continue
-        others = case.tiles(batch, specialised=specialised)
-        if others or not specialised:
-            found[0].append(Job(case, None))
-        found[1] += [Job(case, tiles) for tiles in others]
-    return [*found[0], *found[1]]
+def jobs(kind: str, batch: int, names: list[str] | None) -> list[Job]:
+    """The default tiles of every case, and then others."""
+    mine = [case for case in cases(kind) if not names or case.name in names]
+    return [*(Job(case, None) for case in mine), *(Job(case, tiles) for case in mine for tiles in case.tiles(batch))]
 
 
 class Tensors:
@@ -185,11 +171,11 @@ class Tensors:
                 return [tensor for tensor in given if tensor is not None]
 
             return run_back
-        if case.name == "weight":
+        if case.name == "weight":  # has no other tiles
             into = self.g.view(self.n, layer.outputs, 9, layer.inputs)
 
             def run_gradient() -> list[Tensor]:
-                wide.weight_grad(self.xt, self.dyt, into, self.size, 1, turned=self.turned, described=True, **common)
+                wide_lines.weight_grad(self.xt, self.dyt, into, self.size, 1, turned=self.turned, precision="tf32")
                 return [self.g]
 
             return run_gradient

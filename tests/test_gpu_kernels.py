@@ -255,3 +255,99 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
             assert wanted is not None
             assert_near(slot.view(gradient)[i], wanted, STEP_NEAR[precision], (name, form, slot.name))
         assert_near(logits[i], model.eval()(x[0]), STEP_NEAR[precision], (name, form, "logits"))
+
+
+def whole_numbers(*shape: int) -> Tensor:
+    """Small enough that every product and every sum is exact in every precision."""
+    return torch.randint(-2, 3, shape).double()
+
+
+def stacked_maps(x: Tensor, precision: str, turned: bool) -> Tensor:
+    """Maps (n, H * W, B, C) as products take them."""
+    x = put(x).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    return x.transpose(2, 3).contiguous() if turned else x
+
+
+def weight_gradients(x: Tensor, dy: Tensor, size: tuple[int, int]) -> Tensor:
+    """(n, Co, 9, Ci) of convolutions of 3x3 taps, padded by one, in float64."""
+    weight = torch.zeros(len(x), dy.shape[3], x.shape[3], 3, 3, dtype=torch.float64, requires_grad=True)
+    for i in range(len(x)):
+        image, back = (maps[i].unflatten(0, size).permute(2, 3, 0, 1) for maps in (x, dy))
+        F.conv2d(image, weight[i], padding=1).backward(back)
+    assert weight.grad is not None
+    return weight.grad.permute(0, 1, 3, 4, 2).flatten(2, 3)
+
+
+needs_hopper = pytest.mark.skipif(
+    not INTERPRETED and (not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0)),
+    reason="needs tensor descriptors",
+)
+LINES = [(16, 48, (5, 3), 32), (32, 16, (2, 2), 16), (64, 128, (16, 16), 64), (96, 32, (4, 7), 128)]
+
+
+@needs_hopper
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+@pytest.mark.parametrize("layer", LINES[:2] if INTERPRETED else LINES, ids=str)
+def test_weight_gradients_line_by_line(layer: tuple[int, int, tuple[int, int], int], precision: str) -> None:
+    from fedentopt.simulation.triton import wide_lines
+
+    ci, co, size, batch = layer
+    x, dy = (whole_numbers(2, size[0] * size[1], batch, c) for c in (ci, co))
+    wanted = weight_gradients(x, dy, size)
+    for turned in (True, False) if precision == "bf16" else (True,):
+        into = in_rows(torch.zeros(2, co, 9, ci))
+        maps = (stacked_maps(m, precision, turned) for m in (x, dy))
+        wide_lines.weight_grad(*maps, into, size, 1, turned=turned, precision="tf32")
+        assert torch.equal(into.cpu().double(), wanted)
+
+
+UPDATED = [(512, 512, (2, 2)), (256, 512, (4, 4)), (128, 256, (8, 8))]  # one of each kind of tile
+
+
+@needs_hopper
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+@pytest.mark.parametrize("layer", [(32, 16, (2, 2))] if INTERPRETED else UPDATED, ids=str)
+def test_weights_moved_by_their_gradients(layer: tuple[int, int, tuple[int, int]], precision: str) -> None:
+    """Against the optimiser by itself: a proximal term, both places of a push, the first step and a later one."""
+    from fedentopt.simulation.triton import wide_update
+    from fedentopt.simulation.triton.interface import Optimiser
+
+    ci, co, size = layer
+    n, width, bf16 = 3, co * 9 * ci, precision == "bf16"
+    x, dy = (whole_numbers(n, size[0] * size[1], 64, c) for c in (ci, co))
+    gradient = weight_gradients(x, dy, size).flatten(1)
+    w, v, start, correction = (whole_numbers(n, width) for _ in range(4))
+    rates = {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.25}  # exact, too
+    settings = {name: torch.full((n,), value) for name, value in rates.items()} | {"mu": torch.tensor([0.5, 0, 0])}
+    settings |= {
+        "start_row": torch.tensor([2, 0, 1]), "steps": torch.tensor([9, 9, 1]),
+        "correction_row": torch.tensor([-1, 0, 2]), "correction_mode": torch.tensor([0, IN_GRADIENT, AFTER_STEP]),
+    }  # fmt: skip
+    settings = {name: value if value.is_floating_point() else value.int() for name, value in settings.items()}
+    for step in (0, 1):
+        wanted_w, wanted_v = w.clone(), v.clone() if step else torch.zeros_like(v)
+        given = {name: value.double() if value.is_floating_point() else value for name, value in settings.items()}
+        now = torch.tensor([step])
+        plain.sgd_update(wanted_w, wanted_v, gradient, n=n, start=start, step=now, correction=correction, **given)
+        own = Optimiser(
+            w=put(w), v=put(v), g=put(gradient), start=put(start), correction=put(correction), step=now.to(DEVICE),
+            **{name: value.to(DEVICE) for name, value in settings.items()},
+        )  # fmt: skip
+        if step == 0:
+            own.v.fill_(math.nan)  # of a round before
+        turned = torch.full((n, 9, ci, co), math.nan, device=DEVICE)
+        rounded = torch.full((n, co, 9, ci), math.nan, device=DEVICE, dtype=torch.bfloat16 if bf16 else torch.float32)
+        copies = wide_update.Copies(rounded if bf16 else None, None if bf16 else turned)
+        maps = (stacked_maps(m, precision, not bf16) for m in (x, dy))
+        wide_update.weight_step(
+            *maps, 0, own, copies, size, 1, side=3, turned=not bf16, described=True, precision="tf32"
+        )
+        moving = slice(0, 3 if step == 0 else 2)  # the third has finished after its first step
+        assert torch.equal(own.w[moving].cpu().double(), wanted_w[moving])
+        assert torch.equal(own.v[moving].cpu().double(), wanted_v[moving])
+        new = own.w[moving].unflatten(1, (co, 9, ci))
+        made = rounded if bf16 else turned.permute(0, 3, 1, 2)
+        assert torch.equal(made[moving], new.to(made.dtype))
+        if step:
+            assert torch.equal(own.w[2].cpu().double(), w[2])
+            assert made[2].isnan().all()

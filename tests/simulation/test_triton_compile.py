@@ -130,8 +130,9 @@ deep = nn.Sequential(
 )
 layout, form = FlatLayout(deep, channels_last=True), WideForm(descriptors=True, joined=True)
 rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
-net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(form=form))
-net.step(rows, rows.clone(), x, labels, None, None)
+for bf16 in (False, True):
+    net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(bf16=bf16, form=form._replace(untransposed=bf16)))
+    net.step(rows, rows.clone(), x, labels, None, None)
 print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 
@@ -173,7 +174,8 @@ KERNELS = {
     ],
     MANY_CHANNELS: [
         "wide.convolution_kernel", "wide.weight_grad_kernel", "wide_descriptors.convolution_kernel",
-        "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_maps.add_parts_kernel",
+        "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_lines.weight_grad_kernel",
+        "wide_maps.add_parts_kernel",
         "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
         "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_start.start_kernel",
         "wide_update.weight_step_kernel",

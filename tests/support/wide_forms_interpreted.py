@@ -30,13 +30,14 @@ from fedentopt.simulation.triton import (
     wide,
     wide_descriptors,
     wide_first,
+    wide_lines,
     wide_maps,
     wide_pooled,
     wide_tiles,
     wide_update,
 )
 from fedentopt.simulation.triton.interface import Optimiser
-from fedentopt.simulation.triton.wide_tiles import LayerProduct, WideTiles, misfit
+from fedentopt.simulation.triton.wide_tiles import Chosen, LayerProduct, WideTiles, misfit
 from fedentopt.simulation.work import Row, build_work
 
 pytest_plugins = ["interpreting"]
@@ -129,8 +130,10 @@ def optimiser(rows: Tensor) -> Optimiser:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("held", [wide_update.HELD, 0], ids=["weights fetched ahead", "when wanted"])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
-def test_an_optimiser_in_the_weight_gradient(turned: bool) -> None:
+def test_an_optimiser_in_the_weight_gradient(turned: bool, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_update, "HELD", held)
     ci, co, size = 32, 16, (2, 3)
     x, dy = torch.randn(2, 6, 16, ci), torch.randn(2, 6, 16, co)
     if turned:
@@ -305,14 +308,15 @@ def test_tiles_through_descriptors() -> None:
 TABLE = {
     LayerProduct("forward", 16, 32, 2, "tf32"): WideTiles(128, 32, 16, 4, 2),
     LayerProduct("pooled", 16, 32, 2, "tf32"): WideTiles(128, 16, 16, 4, 2),
-    LayerProduct("input", 16, 32, 2, "tf32"): WideTiles(32, 16, 32, 4, 2, True),
-    LayerProduct("weight", 16, 32, 2, "tf32"): WideTiles(16, 16, 32, 4, 2),
+    LayerProduct("input", 16, 32, 2, "tf32"): WideTiles(32, 16, 32, 4, 2),
     LayerProduct("step", 16, 32, 2, "tf32"): WideTiles(32, 16, 32, 4, 2),
 }
 
 
-def test_tiles_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products that it names take its tiles, and come to the same."""
+@pytest.mark.parametrize("many", [1, 2], ids=["one model is many", "one model is few"])
+def test_tiles_of_the_table(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products that it names take its tiles for so many models, and come to the same."""
+    monkeypatch.setattr(wide_tiles, "MANY", many)
     x, dy, w = whole(1, 4, 64, 16), whole(1, 4, 64, 32), whole(1, 32, 9, 16)
     across = [m.transpose(2, 3).contiguous() for m in (x, dy)]
     _, turned = wide_maps.turn(w, torch.float32, copy=False, turned=True)
@@ -328,30 +332,76 @@ def test_tiles_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         common = {"models": 1, "precision": "tf32"}
         o = optimiser(torch.cat([w.flatten(1)] * 2))
         o = o._replace(w=o.w[:1], v=torch.zeros_like(o.v[:1]), start=o.start * 0, correction=None, step=o.step + 1)
-        into = torch.full((1, 32, 9, 16), math.nan)
         settings = {"described": True, "precision": "tf32"}
-        wide.weight_grad(*across, into, size, 1, **settings)  # type: ignore[arg-type]
         moves = o._replace(**{name: torch.ones(1) for name in ("lr", "momentum", "weight_decay", "mu")})
         wide_update.weight_step(*across, 0, moves, wide_update.Copies(None, None), size, 1, side=3, **settings)  # type: ignore[arg-type]
         y, _, code = wide_pooled.forward(x, w, bias, size, 1, keep=True, turned=False, **common)  # type: ignore[arg-type]
         assert code is not None
         return [
             wide_descriptors.convolution(x, w, bias, size, 1, **common),
-            wide_descriptors.convolution(dy, turned, None, size, 1, taps_first=True, **common), into, moves.w, y, code,
+            wide_descriptors.convolution(dy, turned, None, size, 1, taps_first=True, **common), moves.w, y, code,
         ]  # fmt: skip
 
     describe = wide_descriptors.described
     for module in (wide_descriptors, wide_pooled):
         monkeypatch.setattr(module, "described", made)
     usual, blocks = products(), list(taken)
-    assert all(misfit(product, tiles) is None for product, tiles in (TABLE | wide_tiles.CHOSEN).items())
     for product, tiles in TABLE.items():
-        monkeypatch.setitem(wide_tiles.CHOSEN, product, tiles)
+        assert misfit(product, tiles) is None
+        wrong = WideTiles(0, 0, 0, 0, 0)  # nothing could be cut into these
+        both = Chosen(few=wrong, many=tiles) if many == 1 else Chosen(few=tiles, many=wrong)
+        monkeypatch.setitem(wide_tiles.CHOSEN, product, both)
     taken.clear()
     for ours, theirs in zip(products(), usual, strict=True):
         assert torch.equal(ours, theirs)
     assert blocks != taken
     assert taken == [(1, 1, 128, 16), (1, 16, 16), (1, 1, 128, 16), (1, 32, 16), (1, 1, 32, 32), (1, 16, 32)]
+
+
+def test_the_table() -> None:
+    """Tiles that fit their products; of one product, such as sum in the same order."""
+    for product, both in wide_tiles.CHOSEN.items():
+        tiles = [one for one in both if one is not None]
+        assert tiles
+        assert [misfit(product, one) for one in tiles] == [None] * len(tiles)
+        assert {one.step for one in tiles} == {128 // (2 if product.kind == "bf16" else 4)}
+        if product.name == "input" and product.inputs == product.outputs:  # goes back through a ReLU, with sums
+            usual = wide.convolution_tiles(
+                product.outputs, product.inputs, 64, product.width,
+                torch.bfloat16 if product.kind == "bf16" else torch.float32, "tf32",
+            )  # fmt: skip
+            assert {one._replace(stages=0) for one in tiles} == {usual._replace(stages=0)}
+
+
+@pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
+@pytest.mark.parametrize(
+    ("ci", "co", "padding", "size"),
+    [(16, 32, 1, (2, 3)), (48, 16, 0, (4, 3)), (16, 16, 2, (1, 4)), (32, 48, 1, (5, 1))],
+)
+def test_a_line_of_taps_at_a_time(ci: int, co: int, padding: int, size: tuple[int, int], turned: bool) -> None:
+    """Whole numbers, whose sums are the same in any order; maps of a single line or column among them."""
+    height, width = (length + 2 * padding - 2 for length in size)
+    x, dy = whole(2, size[0] * size[1], 32, ci), whole(2, height * width, 32, co)
+    image = x.unflatten(1, size).permute(0, 3, 4, 1, 2).double()
+    weight = torch.zeros(2, co, ci, 3, 3, dtype=torch.float64, requires_grad=True)
+    for i in range(2):
+        back = dy[i].unflatten(0, (height, width)).permute(2, 3, 0, 1).double()
+        F.conv2d(image[i], weight[i], padding=padding).backward(back)
+    assert weight.grad is not None
+    if turned:
+        x, dy = (m.transpose(2, 3).contiguous() for m in (x, dy))
+    rows = torch.full((2, co * 9 * ci + 5), math.nan)
+    into = rows[:, :-5].unflatten(1, (co, 9, ci))
+    wide_lines.weight_grad(x, dy, into, size, padding, turned=turned, precision="tf32")
+    assert torch.equal(into, weight.grad.permute(0, 1, 3, 4, 2).flatten(2, 3).float())
+    assert rows[:, -5:].isnan().all()
+    assert into.any()
+
+
+def test_which_layers_go_line_by_line() -> None:
+    assert wide_lines.fits(3, "tf32")
+    assert not wide_lines.fits(5, "tf32")
+    assert not wide_lines.fits(3, "tf32x3")
 
 
 @pytest.mark.parametrize(
@@ -360,9 +410,7 @@ def test_tiles_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         ("forward", (128, 256, 32, 8, 3), None), ("forward", (96, 256, 32, 8, 3), "96 rows are no whole pixels"),
         ("input", (512, 256, 32, 8, 3), "no part of a line of 4 pixels"), ("pooled", (64, 64, 32, 4, 3), "two pixels"),
         ("input", (128, 256, 32, 8, 5), "bytes of shared memory"), ("step", (128, 96, 32, 8, 3), "256 columns"),
-        ("step", (128, 128, 128, 8, 1), "64 entries"), ("weight", (1024, 64, 32, 4, 3), "512 outputs"),
-        ("input", (128, 256, 32, 4, 3, True), "bytes of shared memory"), ("input", (128, 256, 32, 4, 2, True), None),
-        ("step", (64, 64, 32, 4, 2, True), "warps that only bring tiles"),
+        ("step", (128, 128, 128, 8, 1), "64 entries"), ("step", (1024, 64, 32, 4, 3), "512 outputs"),
     ],
 )  # fmt: skip
 def test_tiles_that_a_layer_cannot_be_cut_into(name: str, tiles: tuple[int, ...], words: str | None) -> None:

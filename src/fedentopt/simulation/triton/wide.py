@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedentopt.simulation.triton.linear import aligned
 from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, add_parts, cut
-from fedentopt.simulation.triton.wide_tiles import WideTiles, chosen
+from fedentopt.simulation.triton.wide_tiles import WideTiles
 
 SHARED = 26  # programs that may share the sums of one model's layer: those of ten models then fill a large GPU
 FEW_PROGRAMS = 132  # with fewer than this, multiprocessors of a large GPU have nothing to do
@@ -273,8 +273,6 @@ def weight_grad(
     co = dy.shape[2 if turned else 3]
     side = math.isqrt(dw.shape[2])
     height, width = (length + 2 * padding - side + 1 for length in size)
-    if tiles is None and described:
-        tiles = chosen("weight", ci, co, size[1], batch, x.dtype, precision)
     if tiles is None:
         tiles = weight_tiles(ci, co, batch, width, x.dtype, precision)
         programs = side * side * (co // tiles.rows) * (ci // tiles.columns)

@@ -40,8 +40,7 @@ def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_
                        WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
                        CO: tl.constexpr, SIDE: tl.constexpr, ORDER: tl.constexpr, BIASED: tl.constexpr,
                        MASKED: tl.constexpr, TURN: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, SPECIALISED: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
+                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     BLOCKS: tl.constexpr = CI // STEP
     TILES: tl.constexpr = CO // COLUMNS
     column = (tl.program_id(0) % TILES) * COLUMNS
@@ -58,7 +57,7 @@ def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_
     right = tl.minimum(SIDE, WI + PAD - v)
     across = right - left
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in tl.range(0, (bottom - top) * across * BLOCKS, warp_specialize=SPECIALISED):
+    for i in range((bottom - top) * across * BLOCKS):
         block = i % BLOCKS
         tap = i // BLOCKS
         ky = top + tap // across
@@ -122,7 +121,7 @@ def joined(
     height, width = (length + 2 * padding - side + 1 for length in size)
     back = taps_first or inputs_first
     of_layer = ("input", co, ci, width) if back else ("forward", ci, co, size[1])
-    tiles = tiles or chosen(*of_layer, batch, x.dtype, precision)
+    tiles = tiles or chosen(*of_layer, models, batch, x.dtype, precision)
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:
@@ -149,7 +148,7 @@ def joined(
         maps, described(weights, 1, *block), bias, left, y, yt, sums, 0 if bias is None else bias.stride(0), batch,
         X_MODELS=int(n > 1), HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
         ORDER=order, BIASED=bias is not None, MASKED=left is not None, TURN=turned, PIXELS=together, ROWS=tiles.rows,
-        COLUMNS=tiles.columns, STEP=tiles.step, SPECIALISED=tiles.specialised, PRECISION=precision,
+        COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return Joined(y, yt, sums)

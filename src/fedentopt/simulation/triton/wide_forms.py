@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from fedentopt.simulation.triton import wide, wide_descriptors, wide_maps, wide_pooled, wide_update
+from fedentopt.simulation.triton import wide, wide_descriptors, wide_lines, wide_maps, wide_pooled, wide_update
 from fedentopt.simulation.triton.interface import Optimiser, Products
 from fedentopt.simulation.triton.wide_maps import Size
 
@@ -55,9 +56,11 @@ class WideLayers:
 
     def weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int) -> None:
         """See `wide.weight_grad`."""
-        wide.weight_grad(
-            x, dy, dw, size, padding, turned=self.turned, described=self._described, precision=self.precision
-        )
+        settings: dict[str, Any] = {"turned": self.turned, "precision": self.precision}
+        if self._described and wide_lines.fits(math.isqrt(dw.shape[2]), self.precision):
+            wide_lines.weight_grad(x, dy, dw, size, padding, **settings)
+        else:
+            wide.weight_grad(x, dy, dw, size, padding, described=self._described, **settings)
 
     def weight_step(
         self, x: Tensor, dy: Tensor, offset: int, optimiser: Optimiser, copies: wide_update.Copies, size: Size,

@@ -110,7 +110,7 @@ def forward(
     co, taps = w.shape[1:3]
     side = math.isqrt(taps)
     height, width = ((length + 2 * padding - side + 1) // 2 for length in size)
-    tiles = tiles or chosen("pooled", ci, co, size[1], batch, x.dtype, precision)
+    tiles = tiles or chosen("pooled", ci, co, size[1], models, batch, x.dtype, precision)
     tiles = tiles or pooled_tiles(ci, co, batch, x.dtype, precision)
     shape = (models, height * width, batch, co)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
