@@ -126,9 +126,7 @@ for bf16 in (False, True):
     net.step(rows, rows.clone(), x, labels, None, None, None, terms)
 deep = nn.Sequential(
     nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(),
-    nn.Conv2d(64, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
-    nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
-    nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10),
+    nn.Conv2d(64, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 16, 10),
 )
 layout, form = FlatLayout(deep, channels_last=True), WideForm(descriptors=True, joined=True)
 rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
@@ -179,8 +177,8 @@ KERNELS = {
         "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_lines.weight_grad_kernel",
         "wide_maps.add_parts_kernel",
         "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
-        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_small.convolution_kernel",
-        "wide_start.start_kernel", "wide_update.weight_step_kernel",
+        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_start.start_kernel",
+        "wide_update.weight_step_kernel",
     ],
     MAPS: [
         "depthwise.forward_kernel", "depthwise.input_grad_kernel", "depthwise.weight_grad_kernel",

@@ -33,7 +33,6 @@ from fedentopt.simulation.triton import (
     wide_lines,
     wide_maps,
     wide_pooled,
-    wide_small,
     wide_tiles,
     wide_update,
 )
@@ -442,68 +441,6 @@ def test_a_pool_in_the_convolution(ci: int, co: int, side: int, padding: int, si
             assert theirs is not None
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
         assert keep or found[1:] == (None, None)
-
-
-SMALL = {"forward": (16, 48, False, "plain"), "pooled": (32, 16, True, "plain"), "input": (48, 16, False, "turned"),
-         "input, as they lie": (16, 32, False, "as they lie")}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_maps_of_four_pixels(name: str) -> None:
-    """What the general kernels give, with all that comes behind them; a batch of two tiles, equal pixels, NaN."""
-    ci, co, pooled, order = SMALL[name]
-    x, w = whole(2, 4, 128, ci), whole(2, co, 9, ci)
-    x[1, 2, 3, 0] = math.nan
-    size, common = (2, 2), {"models": 2, "precision": "tf32"}
-    if order == "plain":
-        bias = whole(2, co)
-        dense = wide.convolution(x, w, bias, size, 1, **common)  # type: ignore[arg-type]
-        wanted = wide_maps.pool(dense, size, pooled=pooled, keep=True)
-        for keep in (True, False):
-            found = wide_small.convolution(
-                x,
-                w,
-                bias,
-                turned=keep,
-                pooled=pooled,
-                keep=keep,
-                **common,  # type: ignore[arg-type]
-            )
-            given = [found.maps, found.turned, found.code]
-            if not keep:
-                assert given[1:] == [None, None]
-                wanted = (wanted[0], None, None)
-            for ours, theirs in zip(given, wanted, strict=True):
-                assert (ours is None) == (theirs is None)
-                if ours is not None and theirs is not None:
-                    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-        assert found.sums is None
-        shared = wide_small.convolution(x[:1], w, bias, pooled=pooled, **common)  # type: ignore[arg-type]
-        assert torch.equal(shared.maps[0], wanted[0][0])
-        return
-    back = {"taps_first": True} if order == "turned" else {"inputs_first": True}
-    weight = w.permute(0, 2, 1, 3).contiguous() if order == "turned" else w.permute(0, 3, 2, 1).contiguous()
-    wanted_maps = wide.convolution(x, weight, None, size, 1, **common, **back)  # type: ignore[arg-type]
-    maps = wide_small.convolution(x, weight, None, **common, **back)  # type: ignore[arg-type]
-    torch.testing.assert_close(maps.maps, wanted_maps, rtol=0, atol=0, equal_nan=True)
-    assert maps[1:] == (None, None, None)
-    left = whole(2, 4, 128, co)
-    wanted_left = wide_maps.unpool(wanted_maps, left, None, size, passes=True)
-    masked = wide_small.convolution(x, weight, None, turned=True, left=left, **common, **back)  # type: ignore[arg-type]
-    assert masked.sums is not None
-    assert masked.sums.shape == (2, 8, co)
-    for ours, theirs in ((masked.maps, wanted_left[0]), (masked.turned, wanted_left[1]),
-                         (masked.sums.sum(1), wanted_left[2].sum(1))):  # fmt: skip
-        assert ours is not None
-        assert theirs is not None
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-
-
-def test_which_maps_are_small() -> None:
-    assert wide_small.fits((2, 2), 3, 1, 64, "tf32")
-    others = [((2, 4), 3, 1, 64, "tf32"), ((2, 2), 1, 0, 64, "tf32"), ((2, 2), 3, 0, 64, "tf32"),
-              ((2, 2), 3, 1, 32, "tf32"), ((2, 2), 3, 1, 64, "tf32x3")]  # fmt: skip
-    assert not any(wide_small.fits(*other) for other in others)
 
 
 def test_images_with_their_batch_last() -> None:

@@ -8,15 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedentopt.simulation.triton import (
-    wide,
-    wide_descriptors,
-    wide_lines,
-    wide_maps,
-    wide_pooled,
-    wide_small,
-    wide_update,
-)
+from fedentopt.simulation.triton import wide, wide_descriptors, wide_lines, wide_maps, wide_pooled, wide_update
 from fedentopt.simulation.triton.interface import Optimiser, Products
 from fedentopt.simulation.triton.wide_maps import Size
 
@@ -36,11 +28,6 @@ class WideLayers:
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """Convolution of maps of `size` to `grown`, bias, ReLU and perhaps a pool: see `wide_maps.pool`."""
         turned, models = keep and self.turned, len(weight)
-        if self._small(size, weight.shape[2], padding, maps.shape[2]):
-            small = wide_small.convolution(
-                maps, weight, bias, models=models, turned=turned, pooled=pooled, keep=keep, precision=self.precision
-            )
-            return small.maps, small.turned, small.code
         if self._joined and pooled and wide_pooled.fits(maps.shape[2], grown):
             return wide_pooled.forward(
                 maps, weight, bias, size, padding, models=models, keep=keep, turned=turned, precision=self.precision
@@ -63,18 +50,9 @@ class WideLayers:
         settings: dict[str, Any] = {
             "models": len(dy), "taps_first": self.turned, "inputs_first": not self.turned, "precision": self.precision,
         }  # fmt: skip
-        if self._small(size, weight.shape[1 if self.turned else 2], padding, dy.shape[2]):
-            small = wide_small.convolution(
-                dy, weight, None, left=left, turned=self.turned and left is not None, **settings
-            )
-            return small.maps if left is None else wide_descriptors.Joined(small.maps, small.turned, small.sums)
         if self._joined and left is not None:
             return wide_descriptors.joined(dy, weight, None, size, padding, turned=self.turned, left=left, **settings)
         return self._convolve(dy, weight, None, size, padding, **settings)
-
-    def _small(self, size: Size, taps: int, padding: int, batch: int) -> bool:
-        """Whether `wide_small` takes a layer."""
-        return self._joined and wide_small.fits(size, math.isqrt(taps), padding, batch, self.precision)
 
     def weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int) -> None:
         """See `wide.weight_grad`."""
