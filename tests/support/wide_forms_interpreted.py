@@ -398,6 +398,50 @@ def test_a_line_of_taps_at_a_time(ci: int, co: int, padding: int, size: tuple[in
     assert into.any()
 
 
+@pytest.mark.parametrize("kernel", ["convolution", "pooled", "line of taps", "first"])
+def test_models_that_have_finished_are_left_out(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever memory holds for them stays; the others come out as they do without them."""
+    monkeypatch.setattr(torch, "empty", lambda *shape, **how: torch.full(*shape, 7, **how))
+    monkeypatch.setattr(wide_lines, "empty", torch.empty)
+    x, w, bias, size = whole(3, 8, 32, 16), whole(3, 16, 9, 16), whole(3, 16), (2, 4)
+    images, across = whole(3, 3, 4, 4, 16), [m.transpose(2, 3).contiguous() for m in (x, whole(3, 8, 32, 16))]
+
+    def products(running: wide_maps.Running | None) -> list[Tensor | None]:
+        common = {"precision": "tf32", "running": running}
+        if kernel == "convolution":
+            return [*wide_descriptors.joined(x, w, bias, size, 1, models=3, turned=True, **common)]  # type: ignore[arg-type]
+        if kernel == "pooled":
+            return [*wide_pooled.forward(x, w, bias, size, 1, models=3, keep=True, turned=True, **common)]  # type: ignore[arg-type]
+        if kernel == "line of taps":
+            into = torch.zeros(3, 16, 9, 16)
+            wide_lines.weight_grad(*across, into, size, 1, turned=True, **common)  # type: ignore[arg-type]
+            return [into]
+        first = wide_first.forward(
+            images,
+            whole_weights,
+            bias,
+            3,
+            32,
+            1,
+            torch.float32,
+            models=3,
+            keep=True,
+            turned=True,
+            **common,  # type: ignore[arg-type]
+        )
+        return [*first[:3]]
+
+    whole_weights = whole(3, 16, 27)
+    wanted = products(None)
+    steps, step = torch.tensor([2, 1, 5], dtype=torch.int32), torch.tensor([1])
+    for ours, theirs in zip(products(wide_maps.Running(steps, step)), wanted, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert torch.equal(ours[[0, 2]], theirs[[0, 2]])
+            assert not torch.equal(ours[1], theirs[1])
+            assert (ours[1] % 7 == 0).all()  # sums of what was there
+
+
 def test_which_layers_go_line_by_line() -> None:
     assert wide_lines.fits(3, "tf32")
     assert not wide_lines.fits(5, "tf32")

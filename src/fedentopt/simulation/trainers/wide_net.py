@@ -24,6 +24,7 @@ from fedentopt.simulation.triton import Kernels, Optimiser
 
 if TYPE_CHECKING:
     from fedentopt.simulation.triton import wide_descriptors, wide_update
+    from fedentopt.simulation.triton.wide_maps import Running
 
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
@@ -157,7 +158,7 @@ class WideNet:
         return forward, (turned if self._turned else forward) if back else None
 
     def _first_maps(
-        self, rows: torch.Tensor, x: torch.Tensor, keep: bool
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: Running | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, list[_Kept], tuple[int, int]]:
         """The first layer as one kernel: its maps, the same turned, what its backward pass needs, their size."""
         from fedentopt.simulation.triton import wide_first
@@ -168,22 +169,23 @@ class WideNet:
         maps, maps_t, code, grown = wide_first.forward(
             images, weight, self._slots[block.bias].view(rows), block.side, block.window, block.padding, self._dtype,
             models=len(rows), keep=keep, turned=keep and self._turned, precision=self.products.precision,
+            running=running,
         )  # fmt: skip
         size = (int(x.shape[-2]), int(x.shape[-1]))
         kept = [_Kept(images, maps, code, size, grown, block.padding, None)] if keep else []
         return maps, maps_t, kept, (grown[0] // 2, grown[1] // 2)
 
     def _maps(
-        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, moving: bool = False
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: Running | None = None
     ) -> tuple[torch.Tensor, list[_Kept]]:
-        """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs; `moving` says that the copies
-        of weights are those of `rows`."""
+        """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs; `running` says that the copies
+        of weights are those of `rows`, and which rows are wanted."""
         from fedentopt.simulation.triton import wide_maps
 
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
         if self._first_alone:
-            maps, maps_t, kept, size = self._first_maps(rows, x, keep)
+            maps, maps_t, kept, size = self._first_maps(rows, x, keep, running)
         else:
             maps, maps_t = wide_maps.windows(
                 x, first.window, first.side, first.padding, self._dtype, keep and self._turned
@@ -193,13 +195,13 @@ class WideNet:
         for i, block in enumerate(self.blocks.convolutions):
             if not i and self._first_alone:
                 continue
-            weight, back = self._operands(rows, i, keep, moving)
+            weight, back = self._operands(rows, i, keep, running is not None)
             padding = 0 if block.window else block.padding
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
             bias = self._slots[block.bias].view(rows)
             out, out_t, code = self._layers.forward(
-                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep
+                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep, running=running
             )
             if keep:
                 entered = maps_t if self._turned else maps
@@ -234,16 +236,20 @@ class WideNet:
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
         optimiser: Optimiser | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `StackedNet`. With an optimiser, the weights in `rows`, which are its own, have moved afterwards."""
+        """See `StackedNet`. With an optimiser, the weights in `rows`, which are its own, have moved afterwards, and
+        logits of models that have finished mean nothing."""
+        from fedentopt.simulation.triton import wide_maps
+
         n, samples = x.shape[:2]
         rows, gradient = rows[:n], gradient[:n]
-        maps, kept = self._maps(rows, x, keep=True, moving=optimiser is not None)
+        running = None if optimiser is None else wide_maps.Running(optimiser.steps, optimiser.step)
+        maps, kept = self._maps(rows, x, keep=True, running=running)
         *entered, logits = self._linears(rows, self._features(maps, samples), keys)
         upstream, _ = self.kernels.softmax_xent_grad(logits, labels, scale, shift)
         back = self._linears_back(rows, gradient, entered, upstream, drops=keys is not None)
         dy = torch.zeros_like(maps)  # samples that only pad the batch have no gradient
         dy[:, :, :samples].copy_(back.unflatten(2, (maps.shape[3], maps.shape[1])).permute(0, 3, 1, 2))
-        self._convolutions_back(gradient, kept, dy, optimiser)
+        self._convolutions_back(gradient, kept, dy, optimiser, running)
         return logits
 
     def _linears_back(
@@ -273,8 +279,9 @@ class WideNet:
                 self.kernels.sgd_update(n=n, **optimiser.columns(begin, end)._asdict())
 
     def _convolutions_back(
-        self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None
-    ) -> None:
+        self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None,
+        running: Running | None,
+    ) -> None:  # fmt: skip
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
         from fedentopt.simulation.triton import wide_first, wide_maps
 
@@ -292,10 +299,9 @@ class WideNet:
                     precision=self.products.precision,
                 )  # fmt: skip
                 continue
+            how = {"passes": i > 0 or not self._turned, "turned": self._turned}
             dx, dx_t, sums = (
-                wide_maps.unpool(
-                    back, layer.left, layer.code, layer.grown, passes=i > 0 or not self._turned, turned=self._turned
-                )
+                wide_maps.unpool(back, layer.left, layer.code, layer.grown, **how)
                 if isinstance(back, torch.Tensor)
                 else back
             )
@@ -306,7 +312,8 @@ class WideNet:
                 assert dx is not None
                 assert layer.weight is not None
                 below = None if self.blocks.convolutions[i - 1].pooled else kept[i - 1].left
-                back = self._layers.input_grad(dx, layer.weight, layer.grown, block.side - 1 - block.padding, below)
+                padding = block.side - 1 - block.padding
+                back = self._layers.input_grad(dx, layer.weight, layer.grown, padding, below, running)
             # After the input gradient, which wants the weights as they were.
             if self._beside is not None:
                 lent += [out, sums]
@@ -317,7 +324,7 @@ class WideNet:
                         layer.entered, out, offset, optimiser, copies, layer.size, layer.padding, block.side
                     )
                 else:
-                    self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding)
+                    self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding, running)
                 wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
                 if i:
                     self._move_rest(optimiser, i, n)

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedentopt.simulation.triton import wide
-from fedentopt.simulation.triton.wide_maps import Size, pool, unpool
+from fedentopt.simulation.triton.wide_maps import NOBODY_WAITS, Running, Size, pool, trains, unpool
 from fedentopt.simulation.triton.wide_tiles import WideTiles, chosen
 
 
@@ -36,59 +36,61 @@ def weights_of_tap(w, model, which, column, block, CI: tl.constexpr, CO: tl.cons
 
 
 @triton.jit
-def convolution_kernel(x, w, bias, left_over, y, yt, sums, bias_model, batch, X_MODELS: tl.constexpr, HI: tl.constexpr,
-                       WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
-                       CO: tl.constexpr, SIDE: tl.constexpr, ORDER: tl.constexpr, BIASED: tl.constexpr,
-                       MASKED: tl.constexpr, TURN: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr,
-                       COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    BLOCKS: tl.constexpr = CI // STEP
-    TILES: tl.constexpr = CO // COLUMNS
-    column = (tl.program_id(0) % TILES) * COLUMNS
-    tile = tl.program_id(0) // TILES
-    model = tl.program_id(1)
-    first = tile * ROWS // batch
-    sample = tile * ROWS % batch
-    h = first // WO
-    v = first % WO
-    # Taps that fall outside the map for all of the tile's pixels are left out.
-    top = tl.maximum(0, PAD - h)
-    bottom = tl.minimum(SIDE, HI + PAD - h)
-    left = tl.maximum(0, PAD - (v + PIXELS - 1))
-    right = tl.minimum(SIDE, WI + PAD - v)
-    across = right - left
-    product = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range((bottom - top) * across * BLOCKS):
-        block = i % BLOCKS
-        tap = i // BLOCKS
-        ky = top + tap // across
-        kx = left + tap % across
-        a = x.load([model * X_MODELS, h + ky - PAD, (v + kx - PAD) * batch + sample, block * STEP])
-        a = tl.reshape(a, (ROWS, STEP))
-        which = ky * SIDE + kx
-        if ORDER != 0:
-            which = SIDE * SIDE - 1 - which
-        b = weights_of_tap(w, model, which, column, block, CI, CO, ORDER, COLUMNS, STEP)
-        product = tl.dot(a, b, product, input_precision=PRECISION)
-    columns = column + tl.arange(0, COLUMNS)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    place = model.to(tl.int64)
-    base = place * (HO * WO * CO) * batch
-    at = row[:, None] * CO + columns[None, :]
-    if BIASED:
-        product += tl.load(bias + place * bias_model + columns)[None, :]
-        product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if MASKED:
-        product = product.to(y.dtype.element_ty).to(tl.float32)
-        product = tl.where(tl.load(left_over + base + at).to(tl.float32) <= 0, 0.0, product)
-        slot = tile * PIXELS + tl.arange(0, PIXELS)
-        total = tl.sum(tl.reshape(product, (PIXELS, ROWS // PIXELS, COLUMNS)), axis=1)
-        slots = tl.num_programs(0) // TILES * PIXELS
-        tl.store(sums + (place * slots + slot)[:, None] * CO + columns[None, :], total)
-    value = product.to(y.dtype.element_ty)
-    tl.store(y + base + at, value)
-    if TURN:
-        turned_at = columns[:, None] * batch + (row // batch * (CO * batch) + row % batch)[None, :]
-        tl.store(yt + base + turned_at, tl.trans(value))
+def convolution_kernel(x, w, bias, left_over, y, yt, sums, steps, step, bias_model, batch, X_MODELS: tl.constexpr,
+                       HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr,
+                       CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, ORDER: tl.constexpr,
+                       BIASED: tl.constexpr, MASKED: tl.constexpr, TURN: tl.constexpr, PIXELS: tl.constexpr,
+                       ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
+    if trains(steps, step, tl.program_id(1)):
+        BLOCKS: tl.constexpr = CI // STEP
+        TILES: tl.constexpr = CO // COLUMNS
+        column = (tl.program_id(0) % TILES) * COLUMNS
+        tile = tl.program_id(0) // TILES
+        model = tl.program_id(1)
+        first = tile * ROWS // batch
+        sample = tile * ROWS % batch
+        h = first // WO
+        v = first % WO
+        # Taps that fall outside the map for all of the tile's pixels are left out.
+        top = tl.maximum(0, PAD - h)
+        bottom = tl.minimum(SIDE, HI + PAD - h)
+        left = tl.maximum(0, PAD - (v + PIXELS - 1))
+        right = tl.minimum(SIDE, WI + PAD - v)
+        across = right - left
+        product = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for i in range((bottom - top) * across * BLOCKS):
+            block = i % BLOCKS
+            tap = i // BLOCKS
+            ky = top + tap // across
+            kx = left + tap % across
+            a = x.load([model * X_MODELS, h + ky - PAD, (v + kx - PAD) * batch + sample, block * STEP])
+            a = tl.reshape(a, (ROWS, STEP))
+            which = ky * SIDE + kx
+            if ORDER != 0:
+                which = SIDE * SIDE - 1 - which
+            b = weights_of_tap(w, model, which, column, block, CI, CO, ORDER, COLUMNS, STEP)
+            product = tl.dot(a, b, product, input_precision=PRECISION)
+        columns = column + tl.arange(0, COLUMNS)
+        row = tile * ROWS + tl.arange(0, ROWS)
+        place = model.to(tl.int64)
+        base = place * (HO * WO * CO) * batch
+        at = row[:, None] * CO + columns[None, :]
+        if BIASED:
+            product += tl.load(bias + place * bias_model + columns)[None, :]
+            product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if MASKED:
+            product = product.to(y.dtype.element_ty).to(tl.float32)
+            product = tl.where(tl.load(left_over + base + at).to(tl.float32) <= 0, 0.0, product)
+            slot = tile * PIXELS + tl.arange(0, PIXELS)
+            total = tl.sum(tl.reshape(product, (PIXELS, ROWS // PIXELS, COLUMNS)), axis=1)
+            slots = tl.num_programs(0) // TILES * PIXELS
+            tl.store(sums + (place * slots + slot)[:, None] * CO + columns[None, :], total)
+        value = product.to(y.dtype.element_ty)
+        tl.store(y + base + at, value)
+        if TURN:
+            turned_at = columns[:, None] * batch + (row // batch * (CO * batch) + row % batch)[None, :]
+            tl.store(yt + base + turned_at, tl.trans(value))
 
 
 def described(matrix: Tensor, *block: int) -> Any:
@@ -108,7 +110,7 @@ class Joined(NamedTuple):
 def joined(
     x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, taps_first: bool = False,
     inputs_first: bool = False, precision: str, turned: bool = False, left: Tensor | None = None,
-    tiles: WideTiles | None = None,
+    running: Running | None = None, tiles: WideTiles | None = None,
 ) -> Joined:  # fmt: skip
     """`wide.convolution` and what comes behind it, in one kernel where descriptors fit its tiles, otherwise in several.
 
@@ -145,8 +147,9 @@ def joined(
     slots = rows // tiles.rows * together
     sums = None if left is None else torch.empty((models, slots, co), dtype=torch.float32, device=x.device)
     convolution_kernel[(co // tiles.columns * (rows // tiles.rows), models)](
-        maps, described(weights, 1, *block), bias, left, y, yt, sums, 0 if bias is None else bias.stride(0), batch,
-        X_MODELS=int(n > 1), HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
+        maps, described(weights, 1, *block), bias, left, y, yt, sums, *(running or NOBODY_WAITS),
+        0 if bias is None else bias.stride(0), batch, X_MODELS=int(n > 1),
+        HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, SIDE=side,
         ORDER=order, BIASED=bias is not None, MASKED=left is not None, TURN=turned, PIXELS=together, ROWS=tiles.rows,
         COLUMNS=tiles.columns, STEP=tiles.step, PRECISION=precision,
         num_warps=tiles.warps, num_stages=tiles.stages,

@@ -16,7 +16,17 @@ from torch import Tensor
 
 from fedentopt.simulation.triton.interface import DEAD
 from fedentopt.simulation.triton.linear import aligned
-from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, add_parts, cut, padded, turn
+from fedentopt.simulation.triton.wide_maps import (
+    BATCH_TILE,
+    NOBODY_WAITS,
+    Running,
+    Size,
+    add_parts,
+    cut,
+    padded,
+    trains,
+    turn,
+)
 
 _DEAD = tl.constexpr(DEAD)
 PARTS = 16  # programs that share the pixels of a model's weight gradient
@@ -36,41 +46,41 @@ def window(x, pixel_h, pixel_v, row, batch, H: tl.constexpr, W: tl.constexpr, PA
 
 
 @triton.jit
-def forward_kernel(x, w, bias, y, yt, code, x_model, w_model, bias_model, batch, H: tl.constexpr, W: tl.constexpr,
-                   HP: tl.constexpr, WP: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, SIDE: tl.constexpr,
-                   WIDTH: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, KEEP: tl.constexpr,
-                   TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
-    NAN: tl.constexpr = tl.PropagateNan.ALL
-    pixel = tl.program_id(0)
-    row = (tl.program_id(1) // (C // COLUMNS)) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(1) % (C // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
-    model = tl.program_id(2).to(tl.int64)
-    x += model * x_model
-    entry = tl.arange(0, WIDTH)
-    ENTRIES: tl.constexpr = SIDE * SIDE * CI
-    at = column[:, None] * ENTRIES + entry[None, :]
-    f = tl.load(w + model * w_model * ALIGNED + at, mask=(entry < ENTRIES)[None, :], other=0.0)
-    f = tl.trans(f.to(y.dtype.element_ty))
-    best = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
-    top = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for place in tl.static_range(4):
-        seen = window(x, pixel // WP * 2 + place // 2, pixel % WP * 2 + place % 2, row, batch, H, W, PAD, CI, SIDE,
-                      WIDTH)  # fmt: skip
-        value = tl.dot(tl.trans(seen).to(y.dtype.element_ty), f, input_precision=PRECISION)
-        better = (value > best) | (value != value)  # NaN wins, so that a diverged model shows
-        best = tl.where(better, value, best)
-        top = tl.where(better, place, top)
-    best += tl.load(bias + model * bias_model + column)[None, :]
-    top = tl.where(best <= 0, _DEAD, top)
-    best = tl.maximum(best, 0.0, propagate_nan=NAN).to(y.dtype.element_ty)
-    base = (model * (HP * WP) + pixel) * batch * C
-    at = row[:, None] * C + column[None, :]
-    tl.store(y + base + at, best)
-    if KEEP:
-        tl.store(code + base + at, top.to(tl.uint8))
-    if TURN:
-        tl.store(yt + base + column[:, None] * batch + row[None, :], tl.trans(best))
+def forward_kernel(x, w, bias, y, yt, code, steps, step, x_model, w_model, bias_model, batch, H: tl.constexpr,
+                   W: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr,
+                   SIDE: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, KEEP: tl.constexpr,
+                   TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    if trains(steps, step, tl.program_id(2)):
+        NAN: tl.constexpr = tl.PropagateNan.ALL
+        pixel = tl.program_id(0)
+        row = (tl.program_id(1) // (C // COLUMNS)) * ROWS + tl.arange(0, ROWS)
+        column = (tl.program_id(1) % (C // COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
+        model = tl.program_id(2).to(tl.int64)
+        x += model * x_model
+        entry = tl.arange(0, WIDTH)
+        ENTRIES: tl.constexpr = SIDE * SIDE * CI
+        at = column[:, None] * ENTRIES + entry[None, :]
+        f = tl.load(w + model * w_model * ALIGNED + at, mask=(entry < ENTRIES)[None, :], other=0.0)
+        f = tl.trans(f.to(y.dtype.element_ty))
+        best = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
+        top = tl.zeros((ROWS, COLUMNS), tl.int32)
+        for place in tl.static_range(4):
+            seen = window(x, pixel // WP * 2 + place // 2, pixel % WP * 2 + place % 2, row, batch, H, W, PAD, CI, SIDE,
+                          WIDTH)  # fmt: skip
+            value = tl.dot(tl.trans(seen).to(y.dtype.element_ty), f, input_precision=PRECISION)
+            better = (value > best) | (value != value)  # NaN wins, so that a diverged model shows
+            best = tl.where(better, value, best)
+            top = tl.where(better, place, top)
+        best += tl.load(bias + model * bias_model + column)[None, :]
+        top = tl.where(best <= 0, _DEAD, top)
+        best = tl.maximum(best, 0.0, propagate_nan=NAN).to(y.dtype.element_ty)
+        base = (model * (HP * WP) + pixel) * batch * C
+        at = row[:, None] * C + column[None, :]
+        tl.store(y + base + at, best)
+        if KEEP:
+            tl.store(code + base + at, top.to(tl.uint8))
+        if TURN:
+            tl.store(yt + base + column[:, None] * batch + row[None, :], tl.trans(best))
 
 
 @triton.jit
@@ -121,7 +131,7 @@ def batch_last(x: Tensor, whole: bool = False) -> Tensor:
 
 def forward(
     x: Tensor, w: Tensor, bias: Tensor, side: int, width: int, padding: int, dtype: torch.dtype, *, models: int,
-    keep: bool, turned: bool, precision: str,
+    keep: bool, turned: bool, precision: str, running: Running | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Size]:  # fmt: skip
     """Convolution, bias, ReLU and pool of images from `batch_last` (n or 1, Ci, H, W, B), w (n, Co, entries).
 
@@ -139,7 +149,8 @@ def forward(
     rows, columns = min(batch, BATCH_TILE), cut(co, 64)
     w_row, factor = aligned(w.stride(0))
     forward_kernel[(shape[1], batch // rows * (co // columns), models)](
-        x, w, bias, y, yt, code, 0 if len(x) == 1 else x.stride(0), w_row, bias.stride(0), batch, H=h, W=v,
+        x, w, bias, y, yt, code, *(running or NOBODY_WAITS), 0 if len(x) == 1 else x.stride(0),
+        w_row, bias.stride(0), batch, H=h, W=v,
         HP=pooled[0], WP=pooled[1], PAD=padding, CI=ci, SIDE=side, WIDTH=width, C=co, ALIGNED=factor, KEEP=keep,
         TURN=turned, ROWS=rows, COLUMNS=columns, PRECISION=precision, num_warps=WARPS,
         maxnreg=80 if WARPS == 8 and precision == "tf32" else None,

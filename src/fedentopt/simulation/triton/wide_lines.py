@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor, empty, float32
 
 from fedentopt.simulation.triton.wide_descriptors import described
-from fedentopt.simulation.triton.wide_maps import BATCH_TILE, Size, add_parts, cut
+from fedentopt.simulation.triton.wide_maps import BATCH_TILE, NOBODY_WAITS, Running, Size, add_parts, cut, trains
 
 SIDE = 3
 SHARED = 13  # programs that may share the sums of one model's layer: those of ten models then fill a large GPU once
@@ -29,48 +29,49 @@ def maps_of_pixel(x, line, pixel, column, chunk, TURNED: tl.constexpr, COLUMNS: 
 
 
 @triton.jit
-def weight_grad_kernel(x, dy, sums, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                       PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PARTS: tl.constexpr,
+def weight_grad_kernel(x, dy, sums, steps, step, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
+                       WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PARTS: tl.constexpr,
                        TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
-    column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
-    rest = tl.program_id(0) // (CI // COLUMNS)
-    row = (rest % (CO // ROWS)) * ROWS
-    ky = rest // (CO // ROWS)
-    part = tl.program_id(1)
-    model = tl.program_id(2)
-    down = ky - PAD
-    top = tl.maximum(0, -down)  # lines of the output whose input under these taps lies inside the map
-    lines = tl.maximum(0, tl.minimum(HO, HI - down) - top)
-    chunks = batch // STEP
-    steps = lines * WO * chunks
-    left = tl.zeros((COLUMNS, ROWS), tl.float32)
-    middle = tl.zeros((COLUMNS, ROWS), tl.float32)
-    right = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for i in range(steps * part // PARTS, steps * (part + 1) // PARTS):
-        chunk = i % chunks
-        h = top + i // chunks // WO
-        v = i // chunks % WO
-        pixel = (model * HO + h) * WO + v
-        if TURNED:
-            d = tl.trans(dy.load([pixel * CO + row, chunk * STEP]))
-        else:
-            d = dy.load([pixel * batch + chunk * STEP, row])
-        line = model * HI + h + down
-        at = v - PAD
-        a = maps_of_pixel(x, line, at, column, chunk, TURNED, COLUMNS, STEP)
-        left = tl.dot(a, d, left, input_precision=PRECISION)
-        a = maps_of_pixel(x, line, at + 1, column, chunk, TURNED, COLUMNS, STEP)
-        middle = tl.dot(a, d, middle, input_precision=PRECISION)
-        a = maps_of_pixel(x, line, at + 2, column, chunk, TURNED, COLUMNS, STEP)
-        right = tl.dot(a, d, right, input_precision=PRECISION)
-    rows = row + tl.arange(0, ROWS)
-    columns = column + tl.arange(0, COLUMNS)
-    to = rows[:, None] * (9 * CI) + ky * 3 * CI + columns[None, :]
-    sums += (model.to(tl.int64) * PARTS + part) * (CO * 9 * CI)
-    tl.store(sums + to, tl.trans(left))
-    tl.store(sums + to + CI, tl.trans(middle))
-    tl.store(sums + to + 2 * CI, tl.trans(right))
+    if trains(steps, step, tl.program_id(2)):
+        column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
+        rest = tl.program_id(0) // (CI // COLUMNS)
+        row = (rest % (CO // ROWS)) * ROWS
+        ky = rest // (CO // ROWS)
+        part = tl.program_id(1)
+        model = tl.program_id(2)
+        down = ky - PAD
+        top = tl.maximum(0, -down)  # lines of the output whose input under these taps lies inside the map
+        lines = tl.maximum(0, tl.minimum(HO, HI - down) - top)
+        chunks = batch // STEP
+        count = lines * WO * chunks
+        left = tl.zeros((COLUMNS, ROWS), tl.float32)
+        middle = tl.zeros((COLUMNS, ROWS), tl.float32)
+        right = tl.zeros((COLUMNS, ROWS), tl.float32)
+        for i in range(count * part // PARTS, count * (part + 1) // PARTS):
+            chunk = i % chunks
+            h = top + i // chunks // WO
+            v = i // chunks % WO
+            pixel = (model * HO + h) * WO + v
+            if TURNED:
+                d = tl.trans(dy.load([pixel * CO + row, chunk * STEP]))
+            else:
+                d = dy.load([pixel * batch + chunk * STEP, row])
+            line = model * HI + h + down
+            at = v - PAD
+            a = maps_of_pixel(x, line, at, column, chunk, TURNED, COLUMNS, STEP)
+            left = tl.dot(a, d, left, input_precision=PRECISION)
+            a = maps_of_pixel(x, line, at + 1, column, chunk, TURNED, COLUMNS, STEP)
+            middle = tl.dot(a, d, middle, input_precision=PRECISION)
+            a = maps_of_pixel(x, line, at + 2, column, chunk, TURNED, COLUMNS, STEP)
+            right = tl.dot(a, d, right, input_precision=PRECISION)
+        rows = row + tl.arange(0, ROWS)
+        columns = column + tl.arange(0, COLUMNS)
+        to = rows[:, None] * (9 * CI) + ky * 3 * CI + columns[None, :]
+        sums += (model.to(tl.int64) * PARTS + part) * (CO * 9 * CI)
+        tl.store(sums + to, tl.trans(left))
+        tl.store(sums + to + CI, tl.trans(middle))
+        tl.store(sums + to + 2 * CI, tl.trans(right))
 
 
 def fits(side: int, precision: str) -> bool:
@@ -78,7 +79,10 @@ def fits(side: int, precision: str) -> bool:
     return side == SIDE and precision == "tf32"
 
 
-def weight_grad(x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, *, turned: bool, precision: str) -> None:
+def weight_grad(
+    x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, *, turned: bool, precision: str,
+    running: Running | None = None,
+) -> None:  # fmt: skip
     """See `wide.weight_grad`."""
     n, pixels = dy.shape[:2]
     ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])
@@ -92,7 +96,8 @@ def weight_grad(x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, *, 
     of_maps, of_gradient = ((columns, step), (rows, step)) if turned else ((step, columns), (step, rows))
     weight_grad_kernel[(programs, parts, n)](
         described(x.view(n * size[0], size[1], *x.shape[2:]), 1, 1, *of_maps),
-        described(dy.view(-1, dy.shape[3]), *of_gradient), sums, batch, HI=size[0], WI=size[1], HO=height, WO=width,
+        described(dy.view(-1, dy.shape[3]), *of_gradient), sums, *(running or NOBODY_WAITS), batch,
+        HI=size[0], WI=size[1], HO=height, WO=width,
         PAD=padding, CI=ci, CO=co, PARTS=parts, TURNED=turned, ROWS=rows, COLUMNS=columns, STEP=step,
         PRECISION=precision, num_warps=4, num_stages=5,
     )  # fmt: skip

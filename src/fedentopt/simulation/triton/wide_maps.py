@@ -7,6 +7,8 @@ back through pooling and ReLU with the sums that are the bias gradient, turned w
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,26 @@ _DEAD = tl.constexpr(DEAD)
 _GOLDEN = tl.constexpr(signed(GOLDEN))
 
 Size = tuple[int, int]  # height and width of a map
+
+
+class Running(NamedTuple):
+    """Which models of a stack still train in step number `step` (1,): those with more `steps` (n,). The rows of all
+    others, which only fill the stack up, are left as they are."""
+
+    steps: Tensor
+    step: Tensor
+
+
+NOBODY_WAITS = (None, None)  # instead of `Running`, where all models are wanted
+
+
+@triton.jit
+def trains(steps, step, model):
+    """Whether a model is among those that `Running` names; all are where there is none."""
+    if steps is None:
+        return True
+    else:  # noqa: RET505  (Triton compiles one of two branches)
+        return tl.load(steps + model) > tl.load(step)
 
 
 @triton.jit
