@@ -23,8 +23,7 @@ from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideC
 from fedentopt.simulation.triton import Kernels, Optimiser
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.triton import wide_descriptors, wide_update
-    from fedentopt.simulation.triton.wide_maps import Running
+    from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_update
 
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
@@ -158,7 +157,7 @@ class WideNet:
         return forward, (turned if self._turned else forward) if back else None
 
     def _first_maps(
-        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: Running | None
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: wide_maps.Running | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, list[_Kept], tuple[int, int]]:
         """The first layer as one kernel: its maps, the same turned, what its backward pass needs, their size."""
         from fedentopt.simulation.triton import wide_first
@@ -176,7 +175,7 @@ class WideNet:
         return maps, maps_t, kept, (grown[0] // 2, grown[1] // 2)
 
     def _maps(
-        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: Running | None = None
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: wide_maps.Running | None = None
     ) -> tuple[torch.Tensor, list[_Kept]]:
         """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs; `running` says that the copies
         of weights are those of `rows`, and which rows are wanted."""
@@ -280,7 +279,7 @@ class WideNet:
 
     def _convolutions_back(
         self, gradient: torch.Tensor, kept: list[_Kept], dy: torch.Tensor, optimiser: Optimiser | None,
-        running: Running | None,
+        running: wide_maps.Running | None,
     ) -> None:  # fmt: skip
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
         from fedentopt.simulation.triton import wide_first, wide_maps
