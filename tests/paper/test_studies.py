@@ -13,14 +13,18 @@ import pytest
 
 from command_line import commander
 from fedentopt.paper.bf16_table import Pair, bf16_table, pairs, verdict
-from fedentopt.paper.blocks import paper_cells
+from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell, distinct_runs
 from fedentopt.paper.comparison import Comparison, compare
+from fedentopt.paper.exported import export, read_exported
+from fedentopt.paper.layouts import changes
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.open_choices import AS_CHOSEN, change, found, open_choices_table
 from fedentopt.paper.pretraining_table import found as found_of_pretraining
 from fedentopt.paper.pretraining_table import pretraining_table
+from fedentopt.paper.reproduction import Reproduction
 from fedentopt.paper.results_page import page
+from fedentopt.simulation.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BF16 = [cell for cell in paper_cells() if cell.table == "bf16"]
@@ -461,3 +465,115 @@ def test_known_results_of_table_1_are_not_run_again(
     assert sharing["runs"] == alone["runs"] - sum(c.config.digest() in TABLE1 for c in cells if c.config)
     assert len(distinct_runs(cells)) == wanted
     assert all(stack["seconds"] or stack["samples"] is None for stack in sharing["stacks"]), "every model has a speed"
+
+
+# --- runs in another precision that count
+VGG = next(
+    cell for cell in paper_cells()
+    if (cell.table, cell.model, cell.dataset, cell.partition, cell.method)
+    == ("table2", "vgg11", "cifar10", "dir:0.1", "fedprox+fedentopt")
+)  # fmt: skip
+
+
+def measured(config: RunConfig, seed: int, accuracy: float) -> Measured:
+    return Measured(settings=settings_key(config), seed=seed, rounds=500, accuracy=accuracy)
+
+
+def test_bf16_counts_where_it_was_shown_to_cost_nothing() -> None:
+    """Every model whose cells take it has the committed study's word for it, and no study counts it as TF32."""
+    cells = paper_cells()
+    taking = {cell.model for cell in cells if cell.stand_ins}
+    assert taking == {"vgg11"}
+    assert all(
+        cell.stand_ins == ("bf16",) for cell in cells if cell.model == "vgg11" and cell.config and cell not in BF16
+    )
+    assert not any(cell.stand_ins for cell in BF16)
+    if not (ROOT / "results").is_dir():
+        pytest.skip("results/ is not part of this copy")
+    made = pairs(compare(BF16, read_exported(ROOT / "results" / "paper"), lambda name: True))
+    for model in taking:
+        assert verdict([pair for pair in made if pair.bf16.cell.model == model]).endswith("tables may use bf16.")
+
+
+def test_a_run_in_bf16_stands_in_for_one_that_is_not_there() -> None:
+    assert VGG.config is not None
+    assert VGG.baseline is not None
+    other, base = (dataclasses.replace(config, precision="bf16") for config in (VGG.config, VGG.baseline))
+    runs = [
+        measured(VGG.config, 0, 60.0), measured(other, 0, 10.0), measured(VGG.baseline, 0, 50.0),
+        measured(other, 1, 64.0), measured(VGG.baseline, 1, 61.0), measured(base, 1, 20.0),
+        measured(other, 2, 66.0), measured(base, 2, 61.0),
+    ]  # fmt: skip
+    [entry] = entries([VGG], *runs)
+    assert entry.values == {0: 10.0, 1: 3.0, 2: 5.0}  # its own first, for the run and for what it is compared with
+    assert entry.stand_ins == {"bf16": [1, 2]}
+    assert entry.state == "done"
+    assert entry.listed()["seeds_bf16"] == [1, 2]
+    table = changes("table2", [entry])
+    assert table.sections[0].rows[0][-1] == "3 (2 in bf16)"
+    assert "in bf16 had" in table.note
+    [entry] = entries([VGG], *runs[:1], runs[2])
+    assert "seeds_bf16" not in entry.listed()
+    assert "bf16" not in changes("table2", [entry]).note
+
+
+def test_what_stands_in_is_exported_and_read_again(tmp_path: Path) -> None:
+    assert VGG.config is not None
+    assert VGG.baseline is not None
+    other = dataclasses.replace(VGG.config, precision="bf16")
+    runs = [measured(other, 1, 64.0), measured(VGG.baseline, 1, 61.0)]
+    curve = [(25, 30.0, 2.5), (500, 64.0, 2.5)]
+    results = Results(None, {(run.settings, run.seed): run for run in runs}, {(settings_key(other), 1): curve})
+    export(tmp_path, [VGG], results)
+    again = read_exported(tmp_path)
+    assert again.value(VGG, 1) == 3.0
+    assert again.curve_of(VGG, VGG.config, 1) == curve
+    assert again.get(VGG.config, 1) is None
+    export(tmp_path, [VGG], Results(None, {(run.settings, run.seed): run for run in [measured(VGG.config, 1, 65.0)]}))
+    assert read_exported(tmp_path).value(VGG, 1) == 3.0  # half of a change is none
+    own = [measured(VGG.config, 1, 65.0), runs[1]]
+    export(tmp_path, [VGG], Results(None, {(run.settings, run.seed): run for run in own}))
+    assert read_exported(tmp_path).value(VGG, 1) == 4.0
+    assert read_exported(tmp_path).get(other, 1) is not None
+
+
+def test_what_is_to_do_in_bf16() -> None:
+    assert VGG.config is not None
+    assert VGG.baseline is not None
+    there = measured(VGG.baseline, 0, 50.0)
+    results = Results(None, {(there.settings, 0): there})
+    todo = Reproduction([VGG], [VGG], results, precision="bf16").unfinished()
+    assert {run.precision for run in todo} == {"bf16"}
+    assert [(run.selector, run.seed) for run in todo] == [
+        ("fedentopt", 0), ("fedentopt", 1), ("random", 1), ("fedentopt", 2), ("random", 2),
+    ]  # fmt: skip
+    assert {run.precision for run in Reproduction([VGG], [VGG], results).unfinished()} == {"fp32"}
+
+
+def test_precisions_that_count_for_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = commander(monkeypatch, capsys)
+    done = run("reproduce", "table1", "--precision", "bf16", "--dry-run")
+    assert done.code == 2
+    assert "runs in 'bf16' do not count for lenet5 in table1; accepted there: fp32" in done.err
+    done = run("reproduce", "table3", "--model", "vgg11", "--precision", "bf16", "--dry-run", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["runs"] == 24 * 3
+    cells = tmp_path / "cells.toml"
+    text = (
+        '[[cells]]\ntable = "t"\nmetric = "accuracy"\nmodel = "lenet5"\ndataset = "digits"\npartition = "classes:2"\n'
+    )
+    text += 'method = "fedavg"\nclients = 10\ncohort = 2\nrounds = 1\nseeds = 1\n'
+    for given, words in (
+        ('stand_ins = ["fp16"]', "stand_ins: precision"),
+        ("stand_ins = [3]", "stand_ins: 3 cannot be used"),
+    ):
+        cells.write_text(f"{text}{given}\n")
+        done = run("reproduce", "t", "--cells", str(cells), "--dry-run")
+        assert done.code == 2
+        assert words in done.err
+    cells.write_text(f'{text}stand_ins = ["bf16", "fp32"]\n')
+    [cell] = cells_from_file(cells)
+    assert cell.stand_ins == ("bf16",)

@@ -61,6 +61,7 @@ def reproduce(
     device: Annotated[str, _where("auto, cpu, cuda or cuda:N")] = "auto",
     trainer: Annotated[str, _where("auto, stacked, streams or loop")] = "auto",
     workers: Annotated[int | None, _where("CPU workers of the loop trainer, one thread each", min=1)] = None,
+    precision: Annotated[str | None, _where("bf16: runs still to do in it, for cells that take it (VGG-11)")] = None,
     max_stack: Annotated[int | None, _where("most runs that train together (else all that can)", min=1)] = None,
     checkpoint_every: Annotated[int, _where("save unfinished runs every n rounds", min=1)] = 50,
     ray: Annotated[str | None, _where("address of a Ray cluster that gets the stacks; local starts one")] = None,
@@ -89,6 +90,7 @@ def reproduce(
         Reproduction,
         ask_for,
         check_export,
+        check_precision,
         find_results,
         plan_cells,
     )
@@ -122,7 +124,9 @@ def reproduce(
         participation=_numbers("participation", participation),
     )
     chosen = ask_for(chosen, wanted, rounds)
-    request = Reproduction(plan, chosen, found, None if data_dir is None else data_dir.expanduser())
+    if precision is not None:
+        check_precision(chosen, precision)
+    request = Reproduction(plan, chosen, found, None if data_dir is None else data_dir.expanduser(), precision)
     if list_cells:
         _list(request, as_json)
         return

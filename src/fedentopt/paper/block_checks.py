@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.simulation.config import known_keys
+from fedentopt.simulation.config import RunConfig, known_keys
 from fedentopt.simulation.methods import MOST_SEEDS
 
 Document = Mapping[str, Any]
@@ -16,6 +17,7 @@ Document = Mapping[str, Any]
 SECTIONS = ("dataset", "model", "partition", "method", "availability")
 AXES = ("availability", "model", "dataset", "partition", "participation", "method", "buffer", "metric")
 REQUIRED = ("table", "metric", "model", "dataset")
+STAND_INS = "stand_ins"
 LARGEST = sys.float_info.max
 TAKEN = ("all", "rounds-to-target")
 """Table names that mean something else already: every table, and the table that goes with Table 1."""
@@ -92,6 +94,19 @@ def as_list(name: str, value: Any) -> list[Any]:
         elif isinstance(item, list | dict):
             raise InputError(f"{name}: {item!r} cannot be used; accepted: a single value, or a list of such")
     return values
+
+
+def read_stand_ins(value: Any, config: RunConfig) -> tuple[str, ...]:
+    """Precisions that count instead of a cell's own."""
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"{STAND_INS}: {name!r} cannot be used; accepted: a list of precisions, such as bf16")
+        try:
+            dataclasses.replace(config, precision=name)
+        except InputError as error:
+            raise InputError(f"{STAND_INS}: {error}") from None
+    return tuple(dict.fromkeys(name for name in names if name != config.precision))
 
 
 def read_seeds(value: Any) -> tuple[int, ...]:

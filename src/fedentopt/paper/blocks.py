@@ -18,6 +18,7 @@ from fedentopt.paper.block_checks import (
     AXES,
     REQUIRED,
     SECTIONS,
+    STAND_INS,
     Document,
     as_list,
     check_known,
@@ -26,6 +27,7 @@ from fedentopt.paper.block_checks import (
     check_settings,
     check_table,
     read_seeds,
+    read_stand_ins,
 )  # fmt: skip
 from fedentopt.paper.cells import METRICS, Cell
 from fedentopt.paper.printed import Place, Printed, printed_figures
@@ -100,7 +102,7 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
         raise InputError(f"extra: {block['extra']!r} cannot be used; accepted: true or false")
     fixed = {"table", "extra", "paper", "seeds"}
     check_settings({name: value for name, value in block.items() if name not in ("dataset", "model", "partition")})
-    settings = [name for name in block if name not in fixed and name not in AXES]
+    settings = [name for name in block if name not in fixed and name not in AXES and name != STAND_INS]
     swept = [name for name in settings if isinstance(block[name], list)]
     axes = [name for name in AXES if name in block]
     values = [as_list(name, block[name]) for name in (*axes[:-1], *swept, axes[-1])]  # metric stays innermost
@@ -166,6 +168,7 @@ def _cell(
     if metric == "accuracy_change" and (own.selector != "fedentopt" or own.algorithm == "fedavg"):
         raise InputError(f"method: {method!r} has no baseline to change from; accepted: such as fedprox+fedentopt")
     merged = _layered(documents, chosen) | settings
+    stand_ins = () if "precision" in settings else read_stand_ins(block.get(STAND_INS, merged.get(STAND_INS, [])), own)
     return Cell(
         **common,
         participation=chosen.get("participation", _per_cent(own.cohort_size, own.clients)),
@@ -175,6 +178,7 @@ def _cell(
         baseline=config(own.algorithm) if metric == "accuracy_change" else None,
         reference=config("fedavg"),
         full_rounds=own.rounds,
+        stand_ins=stand_ins,
     )
 
 
@@ -206,7 +210,8 @@ def _over(merged: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]
 
 def _run_config(merged: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConfig:
     """A run from merged settings, without those its method does not look at."""
-    settings = {name: None if _open(name, value) else value for name, value in merged.items() if name != "seeds"}
+    of_run = {name: value for name, value in merged.items() if name not in ("seeds", STAND_INS)}
+    settings = {name: None if _open(name, value) else value for name, value in of_run.items()}
     for name, key in (("participation", "cohort"), ("buffer", "buffer")):
         if name in settings:
             value = settings.pop(name)

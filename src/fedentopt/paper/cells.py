@@ -21,7 +21,8 @@ class Cell:
     `participation` and `buffer` are per cent of the clients. `swept` names further settings that tell cells of
     one table apart (a grid's mu). `config` is the run that gives the figure, at seed 0; `baseline` the run it is
     compared with where the figure is a change; `reference` plain FedAvg under the same settings. All three are
-    None for a figure that needs no run. `full_rounds` is what the paper trains for, also after `cut`.
+    None for a figure that needs no run. `full_rounds` is what the paper trains for, also after `cut`. `stand_ins` are
+    precisions whose runs count where there is none in the cell's own.
     """
 
     table: str
@@ -42,6 +43,7 @@ class Cell:
     baseline: RunConfig | None = None
     reference: RunConfig | None = None
     full_rounds: int | None = None
+    stand_ins: tuple[str, ...] = ()
 
     @property
     def identity(self) -> Identity:
@@ -68,6 +70,10 @@ class Cell:
         """Every run the cell needs, for all its wanted seeds."""
         needed = [config for config in (self.config, self.baseline) if config is not None]
         return [dataclasses.replace(config, seed=seed) for seed in self.seeds for config in needed]
+
+    def versions(self, config: RunConfig) -> list[RunConfig]:
+        """The runs that count for one of the cell's, which comes first."""
+        return [config, *(dataclasses.replace(config, precision=other) for other in self.stand_ins)]
 
     def cut(self, rounds: int) -> Cell:
         """The same cell with runs of at most `rounds` rounds."""

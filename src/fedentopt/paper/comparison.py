@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.measures import Measured, Results
+from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.sizes import size
 from fedentopt.results.statistics import Interval, mean, mean_interval, paired_interval, sample_std
 
@@ -43,6 +43,15 @@ class Comparison:
         """How many of the seeds diverged; they count as chance from that round on."""
         return sum(run.diverged_round is not None for run in self.runs)
 
+    @property
+    def stand_ins(self) -> dict[str, list[int]]:
+        """The seeds whose run is in another precision than the cell's own, by precision."""
+        config = self.cell.config
+        others = {} if config is None else dict(zip(self.cell.stand_ins, self.cell.versions(config)[1:], strict=True))
+        found = {name: [run.seed for run in self.runs if run.settings == settings_key(other)]
+                 for name, other in others.items()}  # fmt: skip
+        return {name: seeds for name, seeds in found.items() if seeds}
+
     def listed(self) -> dict[str, Any]:
         """What `--list --json` says of it; the settings of a grid come on top."""
         cell = self.cell
@@ -50,6 +59,7 @@ class Comparison:
         entry: dict[str, Any] = {name: getattr(cell, name) for name in (*names, "metric", "paper")}
         entry |= {"ours": _short(self.ours), "std": _short(self.std)}
         entry |= {"seeds": sorted(self.values), "state": self.state}
+        entry |= {f"seeds_{name}": seeds for name, seeds in self.stand_ins.items()}
         return entry | ({"settings": dict(cell.swept)} if cell.swept else {})
 
 
@@ -106,5 +116,5 @@ def _known(values: dict[int, float | None]) -> dict[int, float]:
 
 def _runs(cell: Cell, seeds: Iterable[int], results: Results) -> tuple[Measured, ...]:
     assert cell.config is not None
-    found = [results.get(cell.config, seed) for seed in seeds]
+    found = [results.run_of(cell, cell.config, seed) for seed in seeds]
     return tuple(run for run in found if run is not None)

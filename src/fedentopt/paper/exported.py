@@ -75,7 +75,8 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
         for cell in (cell for cell in cells if cell.table == table and not cell.shortened):
             if cell.config is None:
                 continue
-            for seed in sorted({*cell.seeds, *known.seeds(cell.config), *results.seeds(cell.config)}):
+            there = {seed for of in (known, results) for run in cell.versions(cell.config) for seed in of.seeds(run)}
+            for seed in sorted({*cell.seeds, *there}):
                 source = results if results.value(cell, seed) is not None else known
                 row = _row(cell, seed, source)
                 if row is not None:
@@ -111,10 +112,10 @@ def _with_others(
 
 def _row(cell: Cell, seed: int, results: Results) -> list[Any] | None:
     value = results.value(cell, seed)
-    run = results.get(cell.config, seed) if cell.config else None
+    run = results.run_of(cell, cell.config, seed) if cell.config else None
     if value is None or run is None:
         return None
-    baseline = results.get(cell.baseline, seed) if cell.baseline else None
+    baseline = results.run_of(cell, cell.baseline, seed) if cell.baseline else None
     fields: Mapping[str, Any] = {
         **{name: getattr(cell, name) for name in (*CELL, "metric")},
         "swept": " ".join(f"{name}={value}" for name, value in cell.swept),
@@ -133,12 +134,17 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
     """
     if cell.table in ("figure2", "selectors", "selectors-tuned", "liars"):
         return []
-    curve = results.curve(config, seed)
+    run, curve = results.run_of(cell, config, seed), results.curve_of(cell, config, seed)
     last = curve[-1][0] if curve else 0
     every = 1 if cell.metric == "entropy" else max(1, config.rounds // POINTS)
-    key = settings_key(config)
     return [
-        (key, seed, number, accuracy, None if entropy is None else round(entropy, 4))
+        (
+            settings_key(config) if run is None else run.settings,
+            seed,
+            number,
+            accuracy,
+            None if entropy is None else round(entropy, 4),
+        )
         for number, accuracy, entropy in curve
         if number % every == 0 or number == last
     ]

@@ -164,7 +164,7 @@ def _curve(entry: Comparison, results: Results, column: int) -> Points:
         return []
     curves = []
     for seed in entry.values:
-        curve = results.curve(entry.cell.config, seed)
+        curve = results.curve_of(entry.cell, entry.cell.config, seed)
         curves.append({point[0]: point[column] for point in curve if point[column] is not None})
     shared = set.intersection(*(set(own) for own in curves)) if curves else set()
     points: Points = []

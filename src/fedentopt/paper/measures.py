@@ -124,6 +124,16 @@ class Results:
             self._read[key] = _measured(run, config, seed)
         return self._read[key]
 
+    def run_of(self, cell: Cell, config: RunConfig, seed: int) -> Measured | None:
+        """The run that counts for one of a cell's in this seed, if any of its versions is finished."""
+        found = (self.get(version, seed) for version in cell.versions(config))
+        return next((run for run in found if run is not None), None)
+
+    def curve_of(self, cell: Cell, config: RunConfig, seed: int) -> Curve:
+        """The rounds of that run; empty where nothing is known."""
+        finished = (version for version in cell.versions(config) if self.get(version, seed) is not None)
+        return self.curve(next(finished, config), seed)
+
     def curve(self, config: RunConfig, seed: int) -> Curve:
         """Its rounds; empty where nothing is known."""
         run = self._folder(config, seed)
@@ -157,12 +167,12 @@ class Results:
         """The cell's figure in one seed (or another metric of the same run), None while it is not known."""
         if cell.config is None:
             return None
-        measured = self.get(cell.config, seed)
+        measured = self.run_of(cell, cell.config, seed)
         if measured is None:
             return None
         metric = metric or cell.metric
         if metric == "accuracy_change":
-            baseline = self.get(cell.baseline, seed) if cell.baseline else None
+            baseline = self.run_of(cell, cell.baseline, seed) if cell.baseline else None
             if baseline is None or baseline.accuracy is None or measured.accuracy is None:
                 return None
             return round(measured.accuracy - baseline.accuracy, 4)

@@ -187,9 +187,12 @@ def limits(cell: Cell, interval: Interval) -> str:
 
 
 def seeds(entry: Comparison) -> str:
-    """How many of the wanted seeds stand behind a row, and whether their runs were cut short."""
+    """How many of the wanted seeds stand behind a row, how many in another precision, and whether their runs were cut
+    short."""
     wanted, found = len(entry.cell.seeds), len(entry.values)
     text = str(found) if found == wanted else f"{found} of {wanted}"
+    if entry.stand_ins:
+        text += f" ({', '.join(f'{len(own)} in {name}' for name, own in entry.stand_ins.items())})"
     if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
         return f"{text}, cut to {entry.cell.config.rounds} rounds"
     return text

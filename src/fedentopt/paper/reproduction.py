@@ -14,7 +14,7 @@ from fedentopt.errors import InputError
 from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
-from fedentopt.paper.cells import Cell, distinct_runs
+from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
@@ -45,7 +45,8 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Reproduction:
-    """`plan` are all cells as written down; `cells` those asked for, with the seeds and rounds asked for.
+    """`plan` are all cells as written down; `cells` those asked for, with the seeds and rounds asked for; `precision`
+    that of runs still to do, their cells' own by default.
 
     What is to be committed (`export`, the results page) is of the plan, whatever this command asks for.
     """
@@ -54,6 +55,7 @@ class Reproduction:
     cells: list[Cell]
     results: Results
     data_dir: Path | None = None
+    precision: str | None = None
 
     def compare(self, cells: Sequence[Cell] | None = None) -> list[Comparison]:
         """Cells (those asked for) beside what is known of them."""
@@ -62,11 +64,13 @@ class Reproduction:
 
     def unfinished(self) -> list[RunConfig]:
         """Runs of the cells that are still to do, whether their data is there or not."""
-        return [
-            run
-            for run in distinct_runs(self.cells)
-            if self.results.get(dataclasses.replace(run, seed=0), run.seed) is None
-        ]
+        runs = (
+            run if self.precision is None else dataclasses.replace(run, precision=self.precision)
+            for cell in self.cells
+            for run in cell.runs()
+            if self.results.run_of(cell, dataclasses.replace(run, seed=0), run.seed) is None
+        )
+        return list(dict.fromkeys(runs))
 
     def without_data(self, runs: Sequence[RunConfig]) -> dict[str, int]:
         """How many of these runs cannot start, by the data set that is not there."""
@@ -184,6 +188,17 @@ def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | No
     if seeds is not None:
         cells = [cell.with_seeds(seeds) for cell in cells]
     return list(cells) if rounds is None else [cell.cut(rounds) for cell in cells]
+
+
+def check_precision(cells: Sequence[Cell], precision: str) -> None:
+    """Refuse runs in a precision that does not count for all of these cells."""
+    for cell in cells:
+        own = [] if cell.config is None else [run.precision for run in cell.versions(cell.config)]
+        if own and precision not in own:
+            raise InputError(
+                f"precision: runs in {precision!r} do not count for {cell.model} in {cell.table}; accepted there: "
+                f"{', '.join(own)}"
+            )
 
 
 def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Results:
