@@ -25,6 +25,7 @@ from fedentopt.simulation.planning import RunPlanner
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 if not PEERS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
+STORED = PEERS / "results_gpu"
 LONG = 60.0  # seconds; nothing here comes near
 
 
@@ -172,6 +173,24 @@ def test_the_table_marks_what_was_not_measured() -> None:
     assert "| 2 | as shipped | failed: refused |" in text
     assert "| 5 | gloo | 0.5000, stopped after 9 rounds |" in text, "it may have been chosen for its speed"
     assert "pfl-research 0.6.0, Flower 1.41.0, Ray 2" in text
+
+
+@pytest.mark.skipif(not STORED.is_dir(), reason="the results are not part of this copy")
+def test_the_stored_contest_is_what_the_documents_say() -> None:
+    head = module("head_to_head")
+    report = json.loads((STORED / "head_to_head.json").read_text())
+    assert (STORED / "head_to_head.md").read_text() == head.table(report)
+    page = (PEERS.parents[1] / "docs" / "benchmarks.md").read_text()
+    for run in report["runs"]:
+        assert (run["whole_run_seconds"], run["reckoned"]) == contest.whole_run(run, report["rounds"])
+        _, _, processes, first, *_, accuracy = head.row(run)
+        seconds = f"about {int(run['whole_run_seconds']):,}, reckoned" if run["reckoned"] else head.row(run)[7]
+        mean = f"{run['seconds_a_round']:.{4 if run['who'] == 'ours' else 3 if run['who'] == 'pfl' else 2}f}"
+        wanted = f"| {processes} | {first} | {mean} | {run['rounds']:,}"
+        assert any(wanted in line and f"| {seconds} | {accuracy} %" in line for line in page.splitlines()), run["who"]
+    logs = sorted(log.read_text() for log in (STORED / "logs").iterdir())
+    assert len(logs) == len(report["runs"]) + len(report["probes"])
+    assert not [text for text in logs if any(place in text for place in ("/tmp/", "/root/", "/home/", "/work/"))]
 
 
 def test_a_long_log_is_shown_by_its_end() -> None:
