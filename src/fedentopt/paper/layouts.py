@@ -25,8 +25,8 @@ READING = (
 )
 
 IN_ANOTHER = (
-    " Seeds in bf16 had bf16's matrix products instead of TF32's, which cost no accuracy by the table of arithmetic; "
-    "they are compared with runs in either."
+    " Seeds in bf16 had bf16's matrix products instead of TF32's, which cost less than a point by the table of "
+    "arithmetic; they are compared with runs in either."
 )
 
 
