@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+import torch
 from wide_tiles import KINDS, LAYERS, cases
 
-from fedentopt.simulation.triton.wide_tiles import MANY, Chosen, LayerProduct, WideTiles, misfit
+from fedentopt.simulation.triton.wide import convolution_tiles
+from fedentopt.simulation.triton.wide_tiles import MANY, MEASURED_BATCH, Chosen, LayerProduct, WideTiles, misfit
 
 WORTH = 0.98  # of the usual time, from which on tiles are worth a line in the table
 Table = dict[LayerProduct, Chosen]
@@ -69,18 +71,32 @@ class Choice:
         """The fastest tiles with few models and with many, where they are worth a line."""
         found: Table = {}
         for product in self.layers:
+            if product.name == "weight":  # its kernel has tiles of its own
+                continue
             worth = Chosen(None, None)
             for n, of in self.timed(product).items():
                 if of.ratio(of.tiles) <= WORTH:
                     worth = worth._replace(**{"many" if n >= MANY else "few": of.tiles})
-            if any(worth):
+            if any(worth) and not (self.masked(product) and differ(product, worth)):
                 found[product] = worth
         return found
+
+    def masked(self, product: LayerProduct) -> bool:
+        """Whether one of its layers goes back through a ReLU, with sums over a tile's samples."""
+        return any(case.masked for kind in KINDS for case in cases(kind) if case.product == product)
 
     def total(self, kind: str, n: int, table: Table) -> float:
         """Microseconds of all products of a step, one after the other; tiles that were not timed count as usual."""
         mine = {product: of for (product, m), of in self.found.items() if m == n and product.kind == kind}
         return sum(of.times.get(tiles_of(table, product, n), of.usual) for product, of in mine.items())
+
+
+def differ(product: LayerProduct, both: Chosen) -> bool:
+    """Whether tiles for few models and for many differ in more than their stages, the default ones where there are
+    none."""
+    dtype = torch.bfloat16 if product.kind == "bf16" else torch.float32
+    usual = convolution_tiles(product.outputs, product.inputs, MEASURED_BATCH, product.width, dtype, "tf32")
+    return len({(tiles or usual)._replace(stages=0) for tiles in both}) > 1
 
 
 def tiles_of(table: Table, product: LayerProduct, n: int) -> WideTiles | None:

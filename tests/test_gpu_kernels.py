@@ -282,7 +282,10 @@ needs_hopper = pytest.mark.skipif(
     not INTERPRETED and (not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0)),
     reason="needs tensor descriptors",
 )
-LINES = [(16, 48, (5, 3), 32), (32, 16, (2, 2), 16), (64, 128, (16, 16), 64), (96, 32, (4, 7), 128)]
+LINES = [
+    (16, 48, (5, 3), 32), (32, 16, (2, 2), 16), (64, 128, (16, 16), 64), (96, 32, (4, 7), 128), (128, 64, (4, 4), 64),
+    (256, 32, (3, 4), 64), (512, 512, (2, 2), 64),
+]  # fmt: skip
 
 
 @needs_hopper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -17,13 +18,13 @@ from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell, distinct_runs
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.exported import export, read_exported
-from fedentopt.paper.layouts import changes
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.open_choices import AS_CHOSEN, change, found, open_choices_table
 from fedentopt.paper.pretraining_table import found as found_of_pretraining
 from fedentopt.paper.pretraining_table import pretraining_table
 from fedentopt.paper.reproduction import Reproduction
 from fedentopt.paper.results_page import page
+from fedentopt.paper.tables import summary_csv, tables
 from fedentopt.simulation.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -480,7 +481,7 @@ def measured(config: RunConfig, seed: int, accuracy: float) -> Measured:
 
 
 def test_bf16_counts_where_it_was_shown_to_cost_nothing() -> None:
-    """Every model whose cells take it has the committed study's word for it, and no study counts it as TF32."""
+    """Every model whose cells take it has the committed study's word for it; that study itself does not take it."""
     cells = paper_cells()
     taking = {cell.model for cell in cells if cell.stand_ins}
     assert taking == {"vgg11"}
@@ -509,12 +510,28 @@ def test_a_run_in_bf16_stands_in_for_one_that_is_not_there() -> None:
     assert entry.stand_ins == {"bf16": [1, 2]}
     assert entry.state == "done"
     assert entry.listed()["seeds_bf16"] == [1, 2]
-    table = changes("table2", [entry])
+    [table] = tables([entry])
     assert table.sections[0].rows[0][-1] == "3 (2 in bf16)"
     assert "in bf16 had" in table.note
+    header, row = csv.reader(summary_csv([entry]).splitlines())
+    assert dict(zip(header, row, strict=True))["seeds_bf16"] == "1 2"
     [entry] = entries([VGG], *runs[:1], runs[2])
     assert "seeds_bf16" not in entry.listed()
-    assert "bf16" not in changes("table2", [entry]).note
+    assert "bf16" not in tables([entry])[0].note
+    assert "bf16" not in summary_csv([entry])
+    # Of a change, what it is compared with counts as well.
+    [entry] = entries([VGG], measured(VGG.config, 1, 60.0), measured(base, 1, 50.0))
+    assert (entry.values, entry.stand_ins) == ({1: 10.0}, {"bf16": [1]})
+
+
+def test_figures_by_participation_say_what_stands_in() -> None:
+    figure2 = [cell for cell in paper_cells() if cell.table == "figure2"]
+    cells = of(figure2, model="vgg11", dataset="cifar10", partition="dir:0.1", method="kl")
+    assert len(cells) == 6
+    runs = [measured(dataclasses.replace(cell.config, precision="bf16"), 0, 40.0) for cell in cells[:1] if cell.config]
+    [table] = tables(entries(cells, *runs))
+    assert table.sections[0].rows[0][1:3] == ("40.00 (1 in bf16)", "–")
+    assert "in bf16 had" in table.note
 
 
 def test_what_stands_in_is_exported_and_read_again(tmp_path: Path) -> None:
@@ -535,6 +552,9 @@ def test_what_stands_in_is_exported_and_read_again(tmp_path: Path) -> None:
     export(tmp_path, [VGG], Results(None, {(run.settings, run.seed): run for run in own}))
     assert read_exported(tmp_path).value(VGG, 1) == 4.0
     assert read_exported(tmp_path).get(other, 1) is not None
+    kept = (tmp_path / "table2.csv").read_text()
+    export(tmp_path, [VGG], results)  # nothing that only stands in comes before it
+    assert (tmp_path / "table2.csv").read_text() == kept
 
 
 def test_what_is_to_do_in_bf16() -> None:
@@ -548,6 +568,14 @@ def test_what_is_to_do_in_bf16() -> None:
         ("fedentopt", 0), ("fedentopt", 1), ("random", 1), ("fedentopt", 2), ("random", 2),
     ]  # fmt: skip
     assert {run.precision for run in Reproduction([VGG], [VGG], results).unfinished()} == {"fp32"}
+    for seed in VGG.seeds:
+        for config in (VGG.config, VGG.baseline):
+            run = measured(dataclasses.replace(config, precision="bf16"), seed, 50.0)
+            results = Results(None, {**results._exported, (run.settings, seed): run})
+    assert Reproduction([VGG], [VGG], results).unfinished() == []
+    asked = Reproduction([VGG], [VGG], results, precision="fp32").unfinished()  # by name, so nothing stands in
+    assert len(asked) == 5
+    assert {run.precision for run in asked} == {"fp32"}
 
 
 def test_precisions_that_count_for_nothing_are_refused(
@@ -574,6 +602,16 @@ def test_precisions_that_count_for_nothing_are_refused(
         done = run("reproduce", "t", "--cells", str(cells), "--dry-run")
         assert done.code == 2
         assert words in done.err
-    cells.write_text(f'{text}stand_ins = ["bf16", "fp32"]\n')
-    [cell] = cells_from_file(cells)
-    assert cell.stand_ins == ("bf16",)
+    done = run("reproduce", "table5", "--precision", "bf16", "--dry-run")
+    assert done.code == 2
+    assert "these cells need none" in done.err
+    vgg = text.replace("lenet5", "vgg11")
+    for file, wanted in (
+        (f'{text}stand_ins = ["bf16", "fp32"]\n', ("bf16",)), (text, ()), (vgg, ("bf16",)),
+        (f"{vgg}stand_ins = []\n", ()),
+        (f'[settings]\nprecision = "fp32-exact"\n{vgg}', ()), (f'{vgg}precision = "fp32-exact"\n', ()),
+        (f'{vgg}precision = "fp32-exact"\nstand_ins = ["fp32"]\n', ("fp32",)),
+    ):  # fmt: skip
+        cells.write_text(file)
+        [cell] = cells_from_file(cells)
+        assert cell.stand_ins == wanted, file

@@ -44,7 +44,10 @@ def compile_instead(self, *args, grid, warmup, **named):
             signature[parameter.name], hints[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-    triton.compile(ASTSource(self, signature, constants, hints), target=GPUTarget("cuda", 90, 32), options=options)
+    kernel = triton.compile(
+        ASTSource(self, signature, constants, hints), target=GPUTarget("cuda", 90, 32), options=options
+    )
+    assert kernel.metadata.shared <= 227 * 1024, (self.fn, kernel.metadata.shared)  # what a Hopper GPU has
     compiled.add(self.fn.__module__.rsplit(".", 1)[1] + "." + self.fn.__name__)
 
 JITFunction.run = compile_instead
@@ -133,6 +136,11 @@ rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
 for bf16 in (False, True):
     net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(bf16=bf16, form=form._replace(untransposed=bf16)))
     net.step(rows, rows.clone(), x, labels, None, None)
+from fedentopt.simulation.triton import wide_lines
+for ci, co in ((128, 64), (256, 16)):
+    for dtype in (torch.float32, torch.bfloat16):
+        maps = [zeros(n, 16, 64, c, dtype=dtype) for c in (ci, co)]
+        wide_lines.weight_grad(*maps, zeros(n, co, 9, ci), (4, 4), 1, turned=False, precision="tf32")
 print(" ".join(sorted(name for name in compiled if name.startswith("wide"))))
 """
 

@@ -376,7 +376,7 @@ def test_the_table() -> None:
 @pytest.mark.parametrize("turned", [True, False], ids=["turned maps", "maps as they lie"])
 @pytest.mark.parametrize(
     ("ci", "co", "padding", "size"),
-    [(16, 32, 1, (2, 3)), (48, 16, 0, (4, 3)), (16, 16, 2, (1, 4)), (32, 48, 1, (5, 1))],
+    [(16, 32, 1, (2, 3)), (48, 16, 0, (4, 3)), (16, 16, 2, (1, 4)), (32, 48, 1, (5, 1)), (16, 16, 1, (4, 4))],
 )
 def test_a_line_of_taps_at_a_time(ci: int, co: int, padding: int, size: tuple[int, int], turned: bool) -> None:
     """Whole numbers, whose sums are the same in any order; maps of a single line or column among them."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,8 +21,18 @@ if TYPE_CHECKING:
     from fedentopt.results.reading import RunResult
 
 
+@contextmanager
+def terminated_with_care() -> Iterator[None]:
+    """SIGTERM, by which a cluster ends a job, is taken like Ctrl-C: what was done is saved first."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
-    """Bring all runs to their end and return them in order; Ctrl-C ends the command with code 130.
+    """Bring all runs to their end and return them in order; Ctrl-C and SIGTERM end the command with code 130.
 
     Packages that are missing are named before anything trains: those of the simulator, and `also_needs`, which
     the command will want for what it makes of the runs.
@@ -35,7 +47,8 @@ def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[st
             f"out: {options.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
         )
     try:
-        return _sweep(jobs, options)
+        with terminated_with_care():
+            return _sweep(jobs, options)
     except KeyboardInterrupt:
         again = "" if options.resume else " without --no-resume"
         note(f"stopped; what was done is saved in {options.out}: the same command{again} continues there")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedentopt.cli.conduct import terminated_with_care
 from fedentopt.cli.console import note, print_json
 from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
@@ -240,8 +240,6 @@ def _run(
     for name, count in request.without_data(unfinished).items():
         note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
     started, clock = time.time(), time.monotonic()
-    # Whoever ends a job on a cluster sends this; it deserves the same care as Ctrl-C.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
     def stack_done() -> None:
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
@@ -250,13 +248,12 @@ def _run(
             request.export(export, *sources)
 
     try:
-        with Reporter(runs).shown() as reporter:
+        with terminated_with_care(), Reporter(runs).shown() as reporter:
             request.run(runs, options, reporter, stack_done, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     except KeyboardInterrupt:
         note(f"stopped; what was done is saved in {folder}: the same command goes on there")
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
         if folder.is_dir():
             stack_done()
 

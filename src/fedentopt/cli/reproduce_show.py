@@ -33,6 +33,8 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
         for cell in cells:
             figures = ("" if cell[name] is None else f"{cell[name]:.4g}" for name in ("paper", "ours"))
             seeds = str(len(cell["seeds"])) if cell["metric"] != "model_mb" else ""
+            others = {name.removeprefix("seeds_"): own for name, own in cell.items() if name.startswith("seeds_")}
+            seeds += "".join(f", {len(own)} in {name}" for name, own in others.items())
             table.add_row(Text(_setting(cell, shared) or cell["model"]), *figures, seeds, cell["state"])
         _out().print(table)
     _print_states(cell["state"] for cell in listed)

@@ -36,6 +36,8 @@ from fedentopt.settings import amount
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
 from fedentopt.simulation.methods import parse_method
 
+PRECISION = "fp32"
+
 
 def paper_cells() -> list[Cell]:
     """Every cell of the paper, and the extras, with the printed figure where there is one."""
@@ -168,7 +170,9 @@ def _cell(
     if metric == "accuracy_change" and (own.selector != "fedentopt" or own.algorithm == "fedavg"):
         raise InputError(f"method: {method!r} has no baseline to change from; accepted: such as fedprox+fedentopt")
     merged = _layered(documents, chosen) | settings
-    stand_ins = () if "precision" in settings else read_stand_ins(block.get(STAND_INS, merged.get(STAND_INS, [])), own)
+    # What was measured of bf16 was measured beside the paper's own arithmetic; a block may say more of its own runs.
+    inherited = merged.get(STAND_INS, []) if own.precision == PRECISION and "precision" not in settings else []
+    stand_ins = read_stand_ins(block.get(STAND_INS, inherited), own)
     return Cell(
         **common,
         participation=chosen.get("participation", _per_cent(own.cohort_size, own.clients)),

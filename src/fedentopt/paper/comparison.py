@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedentopt.paper.cells import Cell
@@ -21,7 +21,8 @@ class Comparison:
 
     `against` compares with FedAvg under the same settings, seed by seed (None for FedAvg itself, and where fewer
     than two seeds are shared); `interval` is that of a change's own mean. `state` is one of done, partly,
-    missing-data and not-run.
+    missing-data and not-run. `stand_ins` are, by precision, the seeds in which the run, or the one it is compared with
+    where the figure is a change, has another precision than the cell's own.
     """
 
     cell: Cell
@@ -32,6 +33,7 @@ class Comparison:
     against: Interval | None = None
     interval: Interval | None = None
     runs: tuple[Measured, ...] = ()
+    stand_ins: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def difference(self) -> float | None:
@@ -42,15 +44,6 @@ class Comparison:
     def diverged(self) -> int:
         """How many of the seeds diverged; they count as chance from that round on."""
         return sum(run.diverged_round is not None for run in self.runs)
-
-    @property
-    def stand_ins(self) -> dict[str, list[int]]:
-        """The seeds whose run is in another precision than the cell's own, by precision."""
-        config = self.cell.config
-        others = {} if config is None else dict(zip(self.cell.stand_ins, self.cell.versions(config)[1:], strict=True))
-        found = {name: [run.seed for run in self.runs if run.settings == settings_key(other)]
-                 for name, other in others.items()}  # fmt: skip
-        return {name: seeds for name, seeds in found.items() if seeds}
 
     def listed(self) -> dict[str, Any]:
         """What `--list --json` says of it; the settings of a grid come on top."""
@@ -92,6 +85,7 @@ def _compare(cell: Cell, results: Results, has_data: Callable[[str], bool]) -> C
         against=_against(cell, values, results),
         interval=mean_interval(numbers) if cell.metric == "accuracy_change" else None,
         runs=_runs(cell, values, results),
+        stand_ins=_stand_ins(cell, values, results),
     )
 
 
@@ -118,3 +112,17 @@ def _runs(cell: Cell, seeds: Iterable[int], results: Results) -> tuple[Measured,
     assert cell.config is not None
     found = [results.run_of(cell, cell.config, seed) for seed in seeds]
     return tuple(run for run in found if run is not None)
+
+
+def _stand_ins(cell: Cell, seeds: Iterable[int], results: Results) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for seed in seeds if cell.stand_ins else ():
+        for config in (cell.config, cell.baseline):
+            run = None if config is None else results.run_of(cell, config, seed)
+            if config is None or run is None:
+                continue
+            others = zip(cell.stand_ins, cell.versions(config)[1:], strict=True)
+            name = next((name for name, other in others if settings_key(other) == run.settings), None)
+            if name is not None and seed not in found.setdefault(name, []):
+                found[name].append(seed)
+    return found

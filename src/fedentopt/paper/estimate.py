@@ -56,13 +56,15 @@ def training_samples(config: RunConfig, train: int) -> int:
 def estimate(
     runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], Speed | None]
 ) -> list[Estimate]:
-    """One line for each model and data set. `train_size` is by data set, `speed` by model."""
+    """One line for each model (and precision, where that is another than usual) and data set. `train_size` is by data
+    set, `speed` by model, or by model and precision."""
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
-        groups.setdefault((run.model, run.dataset), []).append(run)
+        name = run.model if run.precision == "fp32" else f"{run.model} {run.precision}"
+        groups.setdefault((name, run.dataset), []).append(run)
     lines = []
     for (model, dataset), own in groups.items():
-        train, fast = train_size(dataset), speed(model)
+        train, fast = train_size(dataset), speed(model) or speed(own[0].model)
         samples = None if train is None else sum(training_samples(run, train) for run in own)
         if fast is None:
             lines.append(Estimate(model, dataset, len(own), samples, None))

@@ -21,7 +21,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.files import make_folder, write_text
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.measures import LATER, Curve, Measured, Results, settings_key
+from fedentopt.paper.measures import LATER, Curve, Measured, Results
 from fedentopt.simulation.config import RunConfig
 
 CELL = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer", "swept")
@@ -77,7 +77,9 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
                 continue
             there = {seed for of in (known, results) for run in cell.versions(cell.config) for seed in of.seeds(run)}
             for seed in sorted({*cell.seeds, *there}):
-                source = results if results.value(cell, seed) is not None else known
+                new, old = (of.get(cell.config, seed) is not None for of in (results, known))
+                # A run in the cell's own precision is not put aside for one that only stands in.
+                source = known if results.value(cell, seed) is None or (old and not new) else results
                 row = _row(cell, seed, source)
                 if row is not None:
                     rows.append(row)
@@ -135,16 +137,12 @@ def _curve_rows(cell: Cell, config: RunConfig, seed: int, results: Results) -> l
     if cell.table in ("figure2", "selectors", "selectors-tuned", "liars"):
         return []
     run, curve = results.run_of(cell, config, seed), results.curve_of(cell, config, seed)
+    if run is None:
+        return []
     last = curve[-1][0] if curve else 0
     every = 1 if cell.metric == "entropy" else max(1, config.rounds // POINTS)
     return [
-        (
-            settings_key(config) if run is None else run.settings,
-            seed,
-            number,
-            accuracy,
-            None if entropy is None else round(entropy, 4),
-        )
+        (run.settings, seed, number, accuracy, None if entropy is None else round(entropy, 4))
         for number, accuracy, entropy in curve
         if number % every == 0 or number == last
     ]

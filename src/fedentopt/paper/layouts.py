@@ -24,15 +24,6 @@ READING = (
     "(same partition, same start model) with Student's 95 % interval, bold where zero lies outside."
 )
 
-IN_ANOTHER = (
-    " Seeds in bf16 had bf16's matrix products instead of TF32's, which cost less than a point by the table of "
-    "arithmetic; they are compared with runs in either."
-)
-
-
-def _reading(entries: Sequence[Comparison]) -> str:
-    return READING + (IN_ANOTHER if any(entry.stand_ins for entry in entries) else "")
-
 
 def plain(name: str, entries: Sequence[Comparison]) -> Table:
     """Tables 1, 3, 4 and the grids: a section per setting, a row per method."""
@@ -51,7 +42,7 @@ def plain(name: str, entries: Sequence[Comparison]) -> Table:
     return Table(
         name,
         names.table(name),
-        f"Test accuracy in per cent, mean of the last ten rounds. {_reading(entries)}",
+        f"Test accuracy in per cent, mean of the last ten rounds. {READING}",
         columns,
         _sections(entries, row),
     )
@@ -87,7 +78,7 @@ def changes(name: str, entries: Sequence[Comparison]) -> Table:
 
     note = (
         "Change in test accuracy, in points, when FedEntOpt selects the clients of a baseline that selects at random; "
-        f"seed by seed. {_reading(entries)}"
+        f"seed by seed. {READING}"
     )
     return Table(name, names.table(name), note, columns, _sections(entries, row))
 
@@ -235,7 +226,7 @@ def participation(name: str, entries: Sequence[Comparison]) -> Table:
         lines = by_participation(group)
         rows = []
         for label, line in zip(row_names([line[0].cell for line in lines], names.row_name), lines, strict=True):
-            found = {entry.cell.participation: names.ours(entry) for entry in line}
+            found = {entry.cell.participation: names.ours(entry) + names.in_others(entry) for entry in line}
             rows.append((label, *(found.get(share, names.NOTHING) for share in shares)))
         sections.append(Section(heading, tuple(rows)))
     note = "Test accuracy in per cent by the share of the clients that train each round."

@@ -186,13 +186,18 @@ def limits(cell: Cell, interval: Interval) -> str:
     return f"[{_figure(cell, interval.low, signed=True)}, {_figure(cell, interval.high, signed=True)}]"
 
 
+def in_others(entry: Comparison) -> str:
+    """How many of a row's seeds are in another precision than its cell's own; nothing where none is."""
+    said = [f"{len(own)} in {name}" for name, own in entry.stand_ins.items()]
+    return f" ({', '.join(said)})" if said else ""
+
+
 def seeds(entry: Comparison) -> str:
     """How many of the wanted seeds stand behind a row, how many in another precision, and whether their runs were cut
     short."""
     wanted, found = len(entry.cell.seeds), len(entry.values)
     text = str(found) if found == wanted else f"{found} of {wanted}"
-    if entry.stand_ins:
-        text += f" ({', '.join(f'{len(own)} in {name}' for name, own in entry.stand_ins.items())})"
+    text += in_others(entry)
     if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
         return f"{text}, cut to {entry.cell.config.rounds} rounds"
     return text

@@ -18,7 +18,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
-from fedentopt.paper.measures import Results
+from fedentopt.paper.measures import Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.simulation.config import RunConfig
@@ -68,9 +68,14 @@ class Reproduction:
             run if self.precision is None else dataclasses.replace(run, precision=self.precision)
             for cell in self.cells
             for run in cell.runs()
-            if self.results.run_of(cell, dataclasses.replace(run, seed=0), run.seed) is None
+            if self._run(cell, dataclasses.replace(run, seed=0), run.seed) is None
         )
         return list(dict.fromkeys(runs))
+
+    def _run(self, cell: Cell, config: RunConfig, seed: int) -> Measured | None:
+        """What counts as finished: where a cell's own precision is asked for by name, nothing stands in for it."""
+        own = self.precision == config.precision
+        return self.results.get(config, seed) if own else self.results.run_of(cell, config, seed)
 
     def without_data(self, runs: Sequence[RunConfig]) -> dict[str, int]:
         """How many of these runs cannot start, by the data set that is not there."""
@@ -192,6 +197,9 @@ def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | No
 
 def check_precision(cells: Sequence[Cell], precision: str) -> None:
     """Refuse runs in a precision that does not count for all of these cells."""
+    taken = [run.precision for cell in cells if cell.config for run in cell.versions(cell.config)]
+    if not taken:
+        raise InputError(f"precision: {precision!r} is for runs, and these cells need none")
     for cell in cells:
         own = [] if cell.config is None else [run.precision for run in cell.versions(cell.config)]
         if own and precision not in own:

@@ -44,6 +44,12 @@ BY_NAME: dict[str, Layout] = {
 """Tables whose accuracies have a layout of their own."""
 
 
+IN_ANOTHER = (
+    "Seeds in bf16 had bf16's matrix products instead of TF32's, which cost less than a point by the table of "
+    "arithmetic; they are compared with runs in either."
+)
+
+
 def tables(comparisons: Sequence[Comparison]) -> list[Table]:
     """Every table or figure among the cells; Table 1 brings the rounds to a target with it.
 
@@ -55,7 +61,7 @@ def tables(comparisons: Sequence[Comparison]) -> list[Table]:
         made += _parts(name, own)
         accuracies = [entry for entry in own if entry.cell.metric == "accuracy"]
         if name == "table1" and accuracies:
-            made.append(layouts.rounds_to_target(accuracies))
+            made.append(_noted(layouts.rounds_to_target(accuracies), accuracies))
     return made
 
 
@@ -65,8 +71,11 @@ def summary_csv(comparisons: Iterable[Comparison]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     cell_columns = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer")
     measures = ("ours", "std", "paper", "paper_std", "difference", "against_fedavg", "low", "high", "shared_seeds")
-    writer.writerow([*cell_columns, "swept", "metric", *measures, "diverged", "never_selected", "seeds", "state"])
-    for entry in comparisons:
+    entries = list(comparisons)
+    others = list(dict.fromkeys(name for entry in entries for name in entry.stand_ins))  # mostly none
+    columns = ("diverged", "never_selected", "seeds", *(f"seeds_{name}" for name in others), "state")
+    writer.writerow([*cell_columns, "swept", "metric", *measures, *columns])
+    for entry in entries:
         cell, gap = entry.cell, entry.against
         writer.writerow(
             [
@@ -79,6 +88,7 @@ def summary_csv(comparisons: Iterable[Comparison]) -> str:
                 entry.diverged,
                 " ".join(str(run.never_selected) for run in entry.runs if run.never_selected is not None),
                 " ".join(map(str, sorted(entry.values))),
+                *(" ".join(map(str, sorted(entry.stand_ins.get(name, [])))) for name in others),
                 NOT_RUN if entry.state == MISSING_DATA else entry.state,  # the same on machines with other data
             ]
         )
@@ -97,11 +107,17 @@ def _parts(name: str, entries: Sequence[Comparison]) -> list[Table]:
         layout, title = LAYOUTS[kind] if kind in LAYOUTS else (_accuracy_layout(own), "test accuracy")
         if kind == "accuracy":
             layout = BY_NAME.get(name, layout)
-        table = layout(name, own)
+        table = _noted(layout(name, own), own)
         if len(kinds) > 1:
             table = dataclasses.replace(table, title=f"{table.title}, {title}", part=kind)
         parts.append(table)
     return parts
+
+
+def _noted(table: Table, entries: Sequence[Comparison]) -> Table:
+    """The table with a word on runs in another precision, where there are any."""
+    said = any(entry.stand_ins for entry in entries)
+    return dataclasses.replace(table, note=f"{table.note} {IN_ANOTHER}") if said else table
 
 
 def _accuracy_layout(entries: Sequence[Comparison]) -> Layout:

@@ -49,7 +49,7 @@ OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
 
 HOPPER = (9, 0)  # the first to have the copy engine that descriptors are for
-FORM_SHARED_MEMORY = 200_000  # bytes of the stages that forms with descriptors keep
+FORM_SHARED_MEMORY = 210_000  # bytes of the stages that forms with descriptors keep
 FORM: WideForm | None = None  # of wide convolutions everywhere, instead of what suits a device best
 
 

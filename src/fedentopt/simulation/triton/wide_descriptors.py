@@ -122,8 +122,11 @@ def joined(
     side = math.isqrt(taps)
     height, width = (length + 2 * padding - side + 1 for length in size)
     back = taps_first or inputs_first
-    of_layer = ("input", co, ci, width) if back else ("forward", ci, co, size[1])
-    tiles = tiles or chosen(*of_layer, models, batch, x.dtype, precision)
+    if tiles is None and (left is None or ci == co):  # sums over a tile may differ with it: see `wide_tiles`
+        of_layer = ("input", co, ci, width) if back else ("forward", ci, co, size[1])
+        tiles = chosen(*of_layer, models, batch, x.dtype, precision)
+        if tiles is not None and not wide.pixels_together(tiles.rows, batch, width):
+            tiles = None  # measured on maps that stay as large as they are
     tiles = tiles or wide.convolution_tiles(ci, co, batch, width, x.dtype, precision)
     together = wide.pixels_together(tiles.rows, batch, width)
     if not together:

@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty, float32
 
+from fedentopt.simulation.triton.linear import aligned
 from fedentopt.simulation.triton.wide_descriptors import described
 from fedentopt.simulation.triton.wide_maps import BATCH_TILE, NOBODY_WAITS, Running, Size, add_parts, cut, trains
 
 SIDE = 3
 SHARED = 13  # programs that may share the sums of one model's layer: those of ten models then fill a large GPU once
-MOST_SUMS = 64 * 128  # of one tap in one program: three times as many fill the registers of four warps
+LARGEST = (128, 64)  # outputs and inputs of one program: three such tiles of sums fill the registers of four warps
 
 
 @triton.jit
@@ -29,10 +30,10 @@ def maps_of_pixel(x, line, pixel, column, chunk, TURNED: tl.constexpr, COLUMNS: 
 
 
 @triton.jit
-def weight_grad_kernel(x, dy, sums, steps, step, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
+def weight_grad_kernel(x, dy, dw, steps, step, dw_model, batch, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr,
                        WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PARTS: tl.constexpr,
-                       TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
+                       ALIGNED: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                       STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     if trains(steps, step, tl.program_id(2)):
         column = (tl.program_id(0) % (CI // COLUMNS)) * COLUMNS
         rest = tl.program_id(0) // (CI // COLUMNS)
@@ -68,10 +69,10 @@ def weight_grad_kernel(x, dy, sums, steps, step, batch, HI: tl.constexpr, WI: tl
         rows = row + tl.arange(0, ROWS)
         columns = column + tl.arange(0, COLUMNS)
         to = rows[:, None] * (9 * CI) + ky * 3 * CI + columns[None, :]
-        sums += (model.to(tl.int64) * PARTS + part) * (CO * 9 * CI)
-        tl.store(sums + to, tl.trans(left))
-        tl.store(sums + to + CI, tl.trans(middle))
-        tl.store(sums + to + 2 * CI, tl.trans(right))
+        dw += model.to(tl.int64) * dw_model * ALIGNED + part * (CO * 9 * CI)
+        tl.store(dw + to, tl.trans(left))
+        tl.store(dw + to + CI, tl.trans(middle))
+        tl.store(dw + to + 2 * CI, tl.trans(right))
 
 
 def fits(side: int, precision: str) -> bool:
@@ -88,17 +89,19 @@ def weight_grad(
     ci, batch = x.shape[2:] if turned else (x.shape[3], x.shape[2])
     co = dy.shape[2 if turned else 3]
     height, width = (length + 2 * padding - SIDE + 1 for length in size)
-    rows, step = cut(co, 128), min(batch, BATCH_TILE, 128 // x.dtype.itemsize)
-    columns = cut(ci, MOST_SUMS // rows)
+    rows, columns = cut(co, LARGEST[0]), cut(ci, LARGEST[1])
+    step = min(batch, BATCH_TILE, 128 // x.dtype.itemsize)
     programs = SIDE * (co // rows) * (ci // columns)
     parts = max(1, min(pixels // 4, SHARED // programs))
-    sums = empty((n, parts, co * SIDE**2 * ci), dtype=float32, device=x.device)
+    direct = parts == 1 and dw.shape[3] == ci
+    into = dw if direct else empty((n, parts, co, SIDE**2, ci), dtype=float32, device=x.device)
+    model, factor = aligned(into.stride(0))
     of_maps, of_gradient = ((columns, step), (rows, step)) if turned else ((step, columns), (step, rows))
     weight_grad_kernel[(programs, parts, n)](
         described(x.view(n * size[0], size[1], *x.shape[2:]), 1, 1, *of_maps),
-        described(dy.view(-1, dy.shape[3]), *of_gradient), sums, *(running or NOBODY_WAITS), batch,
-        HI=size[0], WI=size[1], HO=height, WO=width,
-        PAD=padding, CI=ci, CO=co, PARTS=parts, TURNED=turned, ROWS=rows, COLUMNS=columns, STEP=step,
-        PRECISION=precision, num_warps=4, num_stages=5,
+        described(dy.view(-1, dy.shape[3]), *of_gradient), into, *(running or NOBODY_WAITS), model, batch,
+        HI=size[0], WI=size[1], HO=height, WO=width, PAD=padding, CI=ci, CO=co, PARTS=parts, ALIGNED=factor,
+        TURNED=turned, ROWS=rows, COLUMNS=columns, STEP=step, PRECISION=precision, num_warps=4, num_stages=5,
     )  # fmt: skip
-    add_parts(sums, ci, dw, dw.shape[3])
+    if not direct:
+        add_parts(into.flatten(2), ci, dw, dw.shape[3])

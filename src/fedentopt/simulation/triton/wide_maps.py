@@ -27,8 +27,8 @@ Size = tuple[int, int]  # height and width of a map
 
 
 class Running(NamedTuple):
-    """Which models of a stack still train in step number `step` (1,): those with more `steps` (n,). The rows of all
-    others, which only fill the stack up, are left as they are."""
+    """Which models of a stack still train in step number `step` (1,): those with more `steps` (n,). Nothing is made for
+    the others, which have finished or only fill the stack up: their rows of new tensors hold whatever memory held."""
 
     steps: Tensor
     step: Tensor

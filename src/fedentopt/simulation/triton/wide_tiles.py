@@ -4,9 +4,9 @@
 other one what its kernel's module works out from the shape. `python benchmarks/wide_kernels.py --tiles` times other
 tiles and prints the lines to put here. Few models want small tiles, which fill a GPU, many want large ones, which
 multiply faster. A model's bits do not depend on it: all tiles of a product add the same entries in the same order.
-The way back through a ReLU also sums gradients over a tile's samples, in an order that may follow from the tile, so
-input gradients that do this (in VGG-11 those of layers with as many inputs as outputs) have the same rows, columns and
-warps for few and for many.
+The way back through a ReLU also sums gradients over a tile's samples, in an order that may follow from the tile. Input
+gradients that do this take what is here for layers with as many inputs as outputs alone, which have the same rows,
+columns and warps for few and for many.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def misfit(product: LayerProduct, tiles: WideTiles, batch: int = MEASURED_BATCH)
     summed, columns = product.inputs, product.outputs
     if product.name == "input":
         summed, columns = columns, summed
-    elif product.name in ("weight", "step"):
+    elif product.name == "step":
         summed, columns = batch, product.inputs
         if product.outputs % tiles.rows:
             return f"{product.outputs} outputs are no multiple of {tiles.rows} rows"
