@@ -188,7 +188,7 @@ def straight_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("signal_number", "at", "next_round"),
-    [(signal.SIGKILL, "end", 4), (signal.SIGKILL, "middle", 3), (signal.SIGTERM, "end", 5)],
+    [(signal.SIGKILL, "end", 4), (signal.SIGKILL, "middle", 3), (signal.SIGINT, "end", 5), (signal.SIGTERM, "end", 5)],
 )
 def test_stopped_in_the_middle_and_continued_is_the_straight_run(
     command: Callable[..., Said], tmp_path: Path, straight_out: Path, signal_number: int, at: str, next_round: int
@@ -207,7 +207,7 @@ def test_stopped_in_the_middle_and_continued_is_the_straight_run(
         assert code == -signal.SIGKILL
     assert command("run", *LONG, "--out", tmp_path / "stopped").code == 0
     (resumed,) = json.loads((folder / "run.json").read_text())["resumed"]
-    assert resumed["round"] == next_round  # SIGTERM, taken as Ctrl-C is, lets the round in work come to its end
+    assert resumed["round"] == next_round  # Ctrl-C and SIGTERM let the round in work come to its end
     assert not list(folder.glob("vectors-*"))
     if not straight_out.exists():
         assert command("run", *LONG, "--out", straight_out, "--no-page").code == 0

@@ -252,6 +252,25 @@ def test_what_is_at_chance_in_bf16_alone_is_a_cost() -> None:
     assert "No evidence" not in near
 
 
+def test_a_method_that_swings_does_not_hide_what_others_lose() -> None:
+    """FedAvg loses 0.3 to 0.5 in every seed of both partitions, SCAFFOLD gains 2 to 4."""
+    cells, runs = of(BF16, model="vgg11"), []
+    for cell in cells:
+        assert cell.config is not None
+        gains = (
+            {"fedavg": -0.3, "scaffold": 2.0}.get(cell.method or "", 0.0) if cell.config.precision == "bf16" else 0.0
+        )
+        spread = {"fedavg": -0.1, "scaffold": 1.0}.get(cell.method or "", 0.0) if gains else 0.0
+        runs += known([cell], {seed: 50.0 + gains + spread * seed for seed in (0, 1, 2)})
+    table = bf16_table("bf16", entries(cells, *runs))
+    assert table.sections[-1].heading == "VGG-11, all partitions together"
+    rows = {row[0]: row[3:] for row in table.sections[-1].rows}
+    # Twice -0.3, -0.4, -0.5: deviation sqrt(0.04 / 5), t(0.975, 5) = 2.5706, over sqrt(6).
+    assert rows["FedAvg"] == ("**-0.40 [-0.49, -0.31]**", "6 pairs")
+    assert rows["SCAFFOLD"] == ("**+3.00 [+2.06, +3.94]**", "6 pairs")
+    assert "together" not in bf16_table("bf16", entries(cells, *runs[1:])).sections[-1].heading
+
+
 def test_chance_is_that_of_the_data_set() -> None:
     """Of any that is known by name, and of the labels that are asked for."""
     plain = of(BF16, model="vgg11", method="fedavg", partition="dir:0.1")

@@ -122,7 +122,7 @@ def test_the_engine_trains_a_model_with_dropout_as_one_by_one() -> None:
         toy.config(model="toy:dropping", rounds=1, clients=4, cohort="2", epochs=1, precision="fp32-exact", **method)
         for method in ({"algorithm": "fedavg"}, {"algorithm": "scaffold", "seed": 1})
     ]
-    data = toy.images(samples=32)
+    data = toy.images(samples=48)
     said: list[str] = []
     stacked = toy.run(configs, data, trainer="stacked", say=said.append)
     assert "wide convolutions" in said[0]

@@ -82,7 +82,7 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
         name = "table1" if printed.name == "rounds-to-target" else printed.name
         # The benchmark of selectors says more than the heading of its cells.
         mine = tuple(heading for table, heading in known if table == name)
-        sections = [section for section in printed.sections if not section.heading or section.heading.startswith(mine)]
+        sections = [s for s in printed.sections if not s.heading or s.summary or s.heading.startswith(mine)]
         if sections:
             console.print(Text(printed.title, style="bold"))
         for section in sections:

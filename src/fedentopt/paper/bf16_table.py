@@ -126,9 +126,11 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
             f"Seeds whose run in TF32 ends at chance, at most {MARGIN:g} point above it, have no accuracy to lose and "
             "are not compared. "
         )
-    verdicts = " ".join(verdict([pair for pair in made if pair.bf16.cell.model == model]) for model in _models(made))
-    shown = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())
-    return Table(name, names.table(name), note + verdicts, columns, shown, found=verdicts)
+    of_models = [[pair for pair in made if pair.bf16.cell.model == model] for model in _models(made)]
+    verdicts = " ".join(map(verdict, of_models))
+    shown = [Section(heading, tuple(rows)) for heading, rows in sections.items()]
+    shown += [section for of_model in of_models for section in by_method(of_model)]
+    return Table(name, names.table(name), note + verdicts, columns, tuple(shown), found=verdicts)
 
 
 def verdict(of_model: Sequence[Pair]) -> str:
@@ -173,6 +175,19 @@ def verdict(of_model: Sequence[Pair]) -> str:
         f"{found} A cost of more than {MARGIN:g} point is ruled out, and no method by itself is clearly lower; tables "
         "may use bf16."
     )
+
+
+def by_method(of_model: Sequence[Pair]) -> list[Section]:
+    """The differences of each method over all partitions together: a method that swings hides what others lose. Nothing
+    before all runs are there."""
+    if not all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16)):
+        return []
+    differences: dict[str, list[float]] = {}
+    for pair in of_model:
+        differences.setdefault(names.method(pair.bf16.cell.method or ""), []).extend(pair.differences)
+    rows = [(method, names.NOTHING, names.NOTHING, difference(mean_interval(own)), f"{len(own)} pairs")
+            for method, own in differences.items()]  # fmt: skip
+    return [Section(f"{names.model(of_model[0].bf16.cell.model)}, all partitions together", tuple(rows), summary=True)]
 
 
 def _over(entry: Comparison, seeds: set[int]) -> Comparison:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Section:
-    """Rows under a common heading."""
+    """Rows under a common heading, that of a setting or, of a `summary`, of several."""
 
     heading: str
     rows: tuple[tuple[str, ...], ...]
+    summary: bool = False
 
 
 @dataclass(frozen=True)

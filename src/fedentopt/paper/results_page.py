@@ -196,7 +196,7 @@ def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str])
     """A table without its empty sections, and the figure that goes with it."""
     name = "table1" if table.name == "rounds-to-target" else table.name
     known = {names.heading(e.cell) for e in entries if e.cell.table == name and e.ours is not None}
-    sections = tuple(section for section in table.sections if not section.heading or section.heading in known)
+    sections = tuple(s for s in table.sections if not s.heading or s.summary or s.heading in known)
     own = [entry for entry in entries if entry.cell.table == name]
     with_results = sum(entry.ours is not None for entry in own)
     papers = {entry.cell.config for entry in entries if not entry.cell.extra}
