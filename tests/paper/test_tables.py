@@ -475,6 +475,33 @@ def test_methods_ahead_of_fedentopt_are_named_with_their_interval(tmp_path: Path
     assert "| FedAvg | 55" not in text.partition("## How")[0]
 
 
+def test_methods_are_compared_with_fedentopt_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    wanted = {  # seed 0 is an easy partition: FedLC's mean is the highest, and it is the lowest of its seed
+        "fedlc": {0: 80.0},
+        "scaffold": {0: 81.0, 1: 53.0, 2: 53.0},
+        "fedentopt": {0: 82.0, 1: 50.0, 2: 51.0},
+        "kl": {3: 99.0},  # shares no seed with anyone
+    }
+    cells = [cell for cell in LENET if cell.table == "table1" and cell.method in wanted]
+    runs = dict(
+        run(cell.config, seed, value)
+        for cell in cells
+        if cell.config
+        for seed, value in wanted[cell.method or ""].items()
+    )
+    results = Results(None, runs)
+    text = write_results_page(tmp_path / "page.md", Reproduction(cells, cells, results), tmp_path)[0].read_text()
+    section = text.partition("## Where another method is ahead")[2].partition("\n## ")[0]
+    [line] = [line for line in section.splitlines() if line.startswith("| LeNet-5")]
+    # Differences -1, 3 and 2: mean 4/3, deviation 2.0817, t(0.975, 2) = 4.3027, so half an interval is 5.17.
+    assert line.endswith("| SCAFFOLD | 62.33 ± 16.17 | 61.00 ± 18.19 | +1.33 [-3.84, +6.50] | 3 |")
+    assert "| Best in 0 of 1 settings; elsewhere SCAFFOLD. |" in text
+    runs |= dict(run(cell.config, 0, 83.0) for cell in cells if cell.config and cell.method == "fedlc")
+    results = Results(None, runs)
+    text = write_results_page(tmp_path / "page.md", Reproduction(cells, cells, results), tmp_path)[0].read_text()
+    assert "| FedLC | 83.00 | 82.00 | +1.00 | 1 |" in text
+
+
 def test_committed_results_give_the_committed_tables_byte_for_byte(tmp_path: Path) -> None:
     committed = ROOT / "results" / "paper"
     request = Reproduction(CELLS, CELLS, read_exported(committed), tmp_path)

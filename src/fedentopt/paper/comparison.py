@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,21 @@ class Comparison:
     def diverged(self) -> int:
         """How many of the seeds diverged; they count as chance from that round on."""
         return sum(run.diverged_round is not None for run in self.runs)
+
+    def over(self, seeds: Collection[int]) -> Comparison:
+        """Mean and deviation over these of its seeds alone, without intervals."""
+        values = {seed: value for seed, value in self.values.items() if seed in seeds}
+        numbers = list(values.values())
+        return dataclasses.replace(
+            self,
+            values=values,
+            ours=mean(numbers),
+            std=sample_std(numbers),
+            against=None,
+            interval=None,
+            runs=tuple(run for run in self.runs if run.seed in values),
+            stand_ins={name: [seed for seed in own if seed in values] for name, own in self.stand_ins.items()},
+        )
 
     def listed(self) -> dict[str, Any]:
         """What `--list --json` says of it; the settings of a grid come on top."""

@@ -12,7 +12,7 @@ from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.measures import TARGETS
 from fedentopt.paper.sizes import shapes
-from fedentopt.results.statistics import Interval, mean, paired_interval
+from fedentopt.results.statistics import Interval, mean, paired_differences, paired_interval
 
 NOT_YET = "Not run yet."
 FAR = 5.0
@@ -74,28 +74,34 @@ def far(entries: Entries) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A method whose mean accuracy is above FedEntOpt's in a setting.
+    """A method whose accuracy is above FedEntOpt's in a setting, both over the seeds they share.
 
-    `interval` is that of the difference seed by seed, None for fewer than two seeds in common.
+    `interval` is that of the difference seed by seed, None for fewer than two of them.
     """
 
     entry: Comparison
     fedentopt: Comparison
     interval: Interval | None
 
+    @property
+    def lead(self) -> float:
+        """How many points it is ahead."""
+        return (self.entry.ours or 0.0) - (self.fedentopt.ours or 0.0)
+
 
 def ahead(entries: Entries) -> list[Ahead] | None:
     """Every such method of the tables that compare all methods, farthest ahead first; None where no setting has results
-    of FedEntOpt and another method."""
-    found, met = [], False
+    of FedEntOpt and another method in one seed."""
     compared = [entry for entry in entries if entry.cell.table in ("table1", "table4") and entry.ours is not None]
-    for row in _rows(compared):
-        others = [entry for entry in row if not _ours(entry)]
-        for own in _by(row, "fedentopt")[:1]:
-            met = met or bool(others)
-            better = [entry for entry in others if (entry.ours or 0.0) > (own.ours or 0.0)]
-            found += [Ahead(entry, own, paired_interval(entry.values, own.values)) for entry in better]
-    return sorted(found, key=lambda one: (one.fedentopt.ours or 0.0) - (one.entry.ours or 0.0)) if met else None
+    pairs = [
+        (entry.over(own.values), own.over(entry.values))
+        for row in _rows(compared)
+        for own in _by(row, "fedentopt")[:1]
+        for entry in row
+        if not _ours(entry) and entry.values.keys() & own.values.keys()
+    ]
+    met = [Ahead(entry, own, paired_interval(entry.values, own.values)) for entry, own in pairs]
+    return sorted((one for one in met if one.lead > 0), key=lambda one: -one.lead) if met else None
 
 
 def _accuracies(entries: Entries) -> list[Comparison]:
@@ -108,11 +114,11 @@ def _beats_fedavg(entries: Entries) -> str:
         by_method = {entry.cell.method: entry for entry in row}
         if len(by_method) < 2:
             continue
-        own, theirs = by_method["fedentopt"], by_method["fedavg"].values
-        differences = [value - theirs[seed] for seed, value in own.values.items() if seed in theirs]
-        if not differences:  # seeds are only compared with themselves
+        own = by_method["fedentopt"]
+        gain = _gain(own, by_method["fedavg"])
+        if gain is None:
             continue
-        gains.append(statistics.fmean(differences))
+        gains.append(gain)
         clear += own.against is not None and own.against.low > 0
         below += own.against is not None and own.against.high < 0
     if not gains:
@@ -122,14 +128,30 @@ def _beats_fedavg(entries: Entries) -> str:
     return text + (f", clearly below in {below}." if below else ".")
 
 
+def _gain(entry: Comparison, other: Comparison) -> float | None:
+    """By how much an entry is above another over the seeds they share: every seed has a partition of its own."""
+    differences = paired_differences(entry.values, other.values)
+    return statistics.fmean(differences) if differences else None
+
+
 def _best(entries: Entries) -> str:
     full = [row for row in _rows(entries) if len(row) > 2 and any(_ours(entry) for entry in row)]
     if not full:
         return NOT_YET
-    best = [max(row, key=lambda entry: entry.ours or 0.0) for row in full]
-    others = sorted({names.method(entry.cell.method or "") for entry in best if not _ours(entry)})
-    text = f"Best in {sum(_ours(entry) for entry in best)} of {len(full)} settings"
+    leaders = [leader for leader in map(_leader, full) if leader is not None]
+    others = sorted({names.method(leader.cell.method or "") for leader in leaders})
+    text = f"Best in {len(full) - len(leaders)} of {len(full)} settings"
     return f"{text}; elsewhere {', '.join(others)}." if others else f"{text}."
+
+
+def _leader(row: Entries) -> Comparison | None:
+    """Who is farthest above FedEntOpt with noise and without; None where nobody is."""
+    leads: list[tuple[float, Comparison]] = []
+    for entry in (entry for entry in row if not _ours(entry)):
+        gains = [gain for own in row if _ours(own) and (gain := _gain(entry, own)) is not None]
+        if gains and min(gains) > 0:
+            leads.append((min(gains), entry))
+    return max(leads, key=lambda one: one[0])[1] if leads else None
 
 
 def _ours(entry: Comparison) -> bool:

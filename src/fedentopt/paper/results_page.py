@@ -127,15 +127,14 @@ def _ahead(entries: Sequence[Comparison]) -> str:
     if not found:
         return "\n".join([*lines, NOT_YET if found is None else "Nowhere among the settings that were run.", ""])
     lines += [
-        "Tables 1 and 4, farthest ahead first. FedEntOpt is the one without noise.",
+        "Tables 1 and 4, farthest ahead first, over the seeds that both have. FedEntOpt is the one without noise.",
         "",
         "| setting | method | its accuracy | FedEntOpt's | difference, 95 % interval | seeds |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for one in found:
         cell = one.entry.cell
-        gap = (one.entry.ours or 0.0) - (one.fedentopt.ours or 0.0)
-        shown = f"{gap:+.2f}"
+        shown = f"{one.lead:+.2f}"
         if one.interval is not None:
             shown = f"{one.interval.mean:+.2f} [{one.interval.low:+.2f}, {one.interval.high:+.2f}]"
             shown = f"**{shown}**" if one.interval.clear else shown
