@@ -240,6 +240,13 @@ def test_filters_choose_and_refuse() -> None:
     assert len(chosen) == 3 * 2
     assert {cell.table for cell in select(CELLS, "all")} == {*TABLES, "figure1", "figure2"}
     assert {cell.table for cell in select(CELLS, "single-class")} == {"single-class"}
+    both = select(CELLS, "table3, table2,table3")  # in this order, each cell once
+    assert both == [*select(CELLS, "table3"), *select(CELLS, "table2")]
+    assert select(CELLS, "all,table2,grid-mu") == [*select(CELLS, "all"), *select(CELLS, "grid-mu")]
+    with pytest.raises(InputError, match="'table7' is unknown; accepted: table1"):
+        select(CELLS, "table1,table7")
+    with pytest.raises(InputError, match="'' is unknown; accepted: table1"):
+        select(CELLS, "table1,")
     with pytest.raises(InputError, match="'table7' is unknown; accepted: table1"):
         select(CELLS, "table7")
     with pytest.raises(InputError, match=r"model: no cell of table4 has 'lenet5'; accepted: efficientnet-b0"):

@@ -148,6 +148,10 @@ def test_the_benchmark_is_no_part_of_the_paper() -> None:
     assert {cell.table for cell in select(plan, inner)} == {"selectors", "selectors-algorithms", "selectors-averaging"}
     plan, inner = plan_cells(None, "selectors-tuning")
     assert {cell.table for cell in select(plan, inner)} == {"selectors-tuning"}
+    plan, inner = plan_cells(None, "selectors-tuning,selectors")
+    assert len({cell.table for cell in select(plan, inner)}) == 4
+    with pytest.raises(InputError, match="'table1' and 'selectors' have results and pages of their own"):
+        plan_cells(None, "table1,selectors")
 
 
 def test_an_unknown_selector_in_a_file_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def reproduce(
     grid-weight-decay, grid-buffer, single-class, mri-pretraining, bf16, vgg11-open; or the benchmark of selectors
     (selectors), parts of it (selectors-algorithms, selectors-averaging), the grid behind it (selectors-tuning) and what
     that chose on the test split (selectors-tuned); or lying clients and the audit (liars), selection without label
-    reports (inferred); or, with --cells, a table named in that file.
+    reports (inferred); or, with --cells, a table named in that file. Several have commas between: table3,table2.
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
@@ -91,6 +91,7 @@ def reproduce(
         ask_for,
         check_export,
         check_precision,
+        family_of,
         find_results,
         plan_cells,
     )
@@ -105,7 +106,7 @@ def reproduce(
         raise InputError("known: does not go with --results, from which alone everything is made")
     if export is not None and rounds is not None:
         raise InputError("export: runs cut short with --rounds are no results; leave one of the two out")
-    family = next((name for name, own in FAMILIES.items() if cells is None and target in own), "paper")
+    family = (family_of(target) if cells is None else None) or "paper"
     (plan, inner), wanted = plan_cells(cells, target), None if seeds is None else parse_seeds(seeds)
     if list_cells and results is None and known is None and out_dir is None and cells is None:
         results = _committed(family)

@@ -98,22 +98,30 @@ def distinct_runs(cells: Iterable[Cell]) -> list[RunConfig]:
     return list(dict.fromkeys(run for cell in cells for run in cell.runs()))
 
 
+def named_tables(target: str) -> list[str]:
+    """The tables and figures that a target names, with commas between."""
+    return list(dict.fromkeys(name.strip() for name in target.split(",")))
+
+
 def select(
     cells: Sequence[Cell], target: str, *, elsewhere: Sequence[str] = (), **filters: Sequence[Any]
 ) -> list[Cell]:
-    """The cells of one table or figure (or `all`, which leaves extras out) that pass every filter.
+    """The cells of one table or figure, or of several with commas between (`all` leaves extras out), that pass every
+    filter; in the order in which the tables are named.
 
     A filter is a field of `Cell` and the values it may have; no values let everything pass. Refused: a table
     or a value that no cell has, and filters that together leave nothing. `elsewhere`: tables of other cells, to be
     named in such a refusal.
     """
     tables = list(dict.fromkeys(cell.table for cell in cells))
-    if target == "all":
-        chosen = [cell for cell in cells if not cell.extra]
-    elif target in tables:
-        chosen = [cell for cell in cells if cell.table == target]
-    else:
-        raise InputError(f"table or figure: {target!r} is unknown; accepted: {', '.join([*tables, 'all', *elsewhere])}")
+    chosen: list[Cell] = []
+    for name in named_tables(target):
+        if name != "all" and name not in tables:
+            accepted = ", ".join([*tables, "all", *elsewhere])
+            raise InputError(f"table or figure: {name!r} is unknown; accepted: {accepted}; several with commas between")
+        before = set(map(id, chosen))
+        own = [cell for cell in cells if (not cell.extra if name == "all" else cell.table == name)]
+        chosen += [cell for cell in own if id(cell) not in before]
     if not chosen:
         raise InputError(f"{target}: all cells are extra, which it leaves out; accepted: {', '.join(tables)}")
     for field, wanted in filters.items():

@@ -14,7 +14,7 @@ from fedentopt.errors import InputError
 from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
-from fedentopt.paper.cells import Cell
+from fedentopt.paper.cells import Cell, named_tables
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
@@ -181,11 +181,26 @@ def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]
     the target there."""
     if file is not None:
         return cells_from_file(file), target
-    if target in AUDIT_TABLES:
+    family = family_of(target)
+    if family == "audit":
         return audit_cells(), target
-    if target not in SELECTOR_TABLES:
+    if family is None:
         return paper_cells(), target
-    return selector_cells(), "all" if target == SELECTORS else target
+    return selector_cells(), ",".join("all" if name == SELECTORS else name for name in named_tables(target))
+
+
+def family_of(target: str) -> str | None:
+    """Which of the `FAMILIES` the tables that a target names belong to; None for the paper's own. Refused: a mixture,
+    since each has results and a page of its own."""
+    named = named_tables(target)
+    found = {name: next((family for family, own in FAMILIES.items() if name in own), None) for name in named}
+    for name in named[1:]:
+        if found[name] != found[named[0]]:
+            raise InputError(
+                f"table or figure: {named[0]!r} and {name!r} have results and pages of their own; accepted: a command "
+                f"for each"
+            )
+    return found[named[0]]
 
 
 def ask_for(cells: Sequence[Cell], seeds: Sequence[int] | None, rounds: int | None) -> list[Cell]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.paper import names
-from fedentopt.paper.cells import Cell
+from fedentopt.paper.cells import Cell, named_tables
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Results
@@ -30,10 +30,10 @@ NOT_RUN = "not run yet"
 
 
 def with_tuned(plan: list[Cell], results: Results, target: str) -> list[Cell]:
-    """The plan and the tuned cells that the grid's results lead to; none are refused where `target` is these."""
+    """The plan and the tuned cells that the grid's results lead to; none are refused where `target` names them."""
     groups = _groups(plan)
     made = _tuned_cells(groups, results)
-    if target == TUNED and groups and not made:
+    if TUNED in named_tables(target) and groups and not made:
         varied = [(default, own) for default, own in groups if len(own) > 1]
         most = sum(len(default.seeds) for default, _ in varied)
         raise InputError(
