@@ -14,6 +14,8 @@ import pytest
 from fedentopt.errors import InputError
 from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell, distinct_runs, select
+from fedentopt.paper.measures import Results
+from fedentopt.paper.reproduction import Reproduction
 from fedentopt.settings import amount
 from fedentopt.simulation.config import RunConfig
 
@@ -233,6 +235,14 @@ def test_cutting_keeps_the_paper_rounds_in_mind() -> None:
     assert short.shortened
     assert not cell.shortened
     assert not one("figure1", method="fedavg").cut(500).shortened  # 100 rounds are all it has
+
+
+def test_all_cells_of_a_seed_come_before_those_of_the_next() -> None:
+    cells = select(CELLS, "table3,table2", model=["vgg11"], dataset=["cifar10"])
+    runs = Reproduction(CELLS, cells, Results(None, {})).unfinished()
+    assert [run.seed for run in runs] == sorted([0, 1, 2] * (12 + 20))
+    first = [run for run in runs if run.seed == 0]
+    assert [run.dropout > 0 or run.stragglers > 0 for run in first] == [True] * 12 + [False] * 20  # tables as named
 
 
 def test_filters_choose_and_refuse() -> None:

@@ -63,14 +63,17 @@ class Reproduction:
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
 
     def unfinished(self) -> list[RunConfig]:
-        """Runs of the cells that are still to do, whether their data is there or not."""
+        """Runs of the cells that are still to do, whether their data is there or not.
+
+        All cells of a seed come before those of the next: who stops half-way has whole tables of fewer seeds.
+        """
         runs = (
             run if self.precision is None else dataclasses.replace(run, precision=self.precision)
             for cell in self.cells
             for run in cell.runs()
             if self._run(cell, dataclasses.replace(run, seed=0), run.seed) is None
         )
-        return list(dict.fromkeys(runs))
+        return sorted(dict.fromkeys(runs), key=lambda run: run.seed)
 
     def _run(self, cell: Cell, config: RunConfig, seed: int) -> Measured | None:
         """What counts as finished: where a cell's own precision is asked for by name, nothing stands in for it."""
