@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -9,6 +10,8 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
+
+from fedentopt.errors import InputError
 
 
 def out() -> Console:
@@ -24,8 +27,12 @@ def err() -> Console:
 
 
 def fail(message: str) -> None:
-    """Print a refusal. The text may hold anything a user typed, so markup in it is not interpreted."""
-    err().print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    """Print a refusal. The text may hold anything a user typed, so markup in it is not interpreted.
+
+    Where it cannot be printed, the exit code has to do.
+    """
+    with contextlib.suppress(OSError):
+        err().print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
 
 
 def note(message: str) -> None:
@@ -35,6 +42,8 @@ def note(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """Write one JSON document; NaN and infinity have no place in it."""
+    if sys.stdout is None:
+        raise InputError("--json: standard output is closed; accepted: one that can be written to")
     json.dump(value, sys.stdout, allow_nan=False)
     sys.stdout.write("\n")
 
