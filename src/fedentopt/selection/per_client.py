@@ -251,6 +251,8 @@ class ClientVectors:
         distances alone."""
         ids = self.ids
         n = len(ids)
+        if not n and not arrays:  # what `arrays` gives as long as nobody has a vector
+            return
         square = (n, n) if self._distance is not None else None
         rows, distances = arrays.get("vectors"), arrays.get("distances")
         if rows is None and not vectors:
