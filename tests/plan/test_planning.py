@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from command_line import Said, commander
 from fedentopt.errors import InputError
 from fedentopt.plan import Plan, make_plan
 from fedentopt.plan.carrying_out import command, python
+from fedentopt.plan.costs import privacy_words
 from fedentopt.plan.outcome import Choice, Federation, try_choice
 from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
 from fedentopt.plan.trying import own_settings
@@ -136,7 +138,7 @@ def test_the_same_few_clients_every_round_are_not_recommended() -> None:
 
 
 @pytest.mark.parametrize("cls", counts_only(), ids=lambda cls: cls.name)
-@pytest.mark.parametrize("epsilon", [None, 0.3])
+@pytest.mark.parametrize("epsilon", [None, 0.123456789])
 def test_the_command_and_the_lines_reproduce_the_figures(
     fedentopt: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: type[Selector], epsilon: float | None
 ) -> None:
@@ -148,6 +150,8 @@ def test_the_command_and_the_lines_reproduce_the_figures(
     outcome = try_choice(federation, choice, rounds=12, seeds=[7, 8], settings=own_settings(cls))
     words = shlex.split(command(source, outcome, rounds=12, seed=7, noisy=False, drop=()))
     assert words[0] == "fedentopt"
+    assert "--set" not in words  # all settings are at their defaults
+    assert epsilon is None or float(words[words.index("--epsilon") + 1]) == epsilon
     said = fedentopt(*words[1:], "--json")
     assert said.code == 0, said.err
     document = json.loads(said.out)
@@ -185,6 +189,30 @@ def test_noise_and_its_cost() -> None:
     assert "Down to ε = 2 at least 90 % of the gain" in plan.privacy
     assert plan.by_absence == ()
     assert plan.availability == ""
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        ((1.0, 1.0, 0.5), " Down to ε = 1 at least 90 % of the gain over random selection stays."),
+        ((1.0, 0.5, 1.0), " Down to ε = 2 at least 90 % of the gain over random selection stays."),
+        ((1.0, 1.0, 1.0), " Down to ε = 0.5 at least 90 % of the gain over random selection stays."),
+        ((0.5, 1.0, 1.0), ""),
+        ((0.5, 0.5, 0.5), " None of these budgets keeps 90 % of the gain over random selection."),
+    ],
+)
+def test_a_budget_is_affordable_where_all_larger_ones_are(skewed: Plan, kept: tuple, verdict: str) -> None:
+    best = skewed.recommendation
+    gained = best.chosen.entropy - best.random.entropy
+    by_noise = [
+        replace(
+            best.chosen, choice=replace(best.chosen.choice, epsilon=budget),
+            entropies=best.chosen.entropies - (1 - part) * gained,
+        )
+        for budget, part in zip((2.0, 1.0, 0.5), kept, strict=True)
+    ]  # fmt: skip
+    words = privacy_words(skewed.federation, best, skewed.by_size, by_noise, noisy=False)
+    assert words.rpartition(").")[2] == verdict
 
 
 def test_only_noise_is_recommended_with_noise() -> None:
