@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -81,6 +82,20 @@ def test_eighty_columns(counts: Path) -> None:
     assert after.rstrip().endswith("page: pages/ours.html")
     assert Path("pages/ours.html").is_file()
     assert "\x1b" not in said.stderr  # no progress bar in a pipe
+
+
+def test_a_narrow_terminal_loses_no_figure(counts: Path) -> None:
+    words = ["plan", counts.name, *map(str, FEW), "--drop", "total"]
+    rows = []
+    for width in ("40", "120"):
+        said = subprocess.run(
+            [sys.executable, "-c", "from fedentopt.cli import main; main()", *words],
+            env=os.environ | {"PYTHONIOENCODING": "utf-8", "COLUMNS": width}, capture_output=True, check=True,
+        )  # fmt: skip
+        lines = said.stdout.decode().splitlines()
+        rows.append([line for line in lines if re.search(r" \d\.\d{3}  \d\.\d{3}  ", line)])
+    assert len(rows[0]) > 20
+    assert rows[0] == rows[1]
 
 
 def test_a_page_is_renewed_and_other_files_are_left_alone(fedentopt: Command, counts: Path) -> None:

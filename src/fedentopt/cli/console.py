@@ -10,6 +10,8 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
 from fedentopt.errors import InputError
 
@@ -38,6 +40,16 @@ def fail(message: str) -> None:
 def note(message: str) -> None:
     """Print a line for people on standard error."""
     err().print(escape(message), soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table in which columns that may not wrap keep their width: where a terminal has no room for them, lines
+    run on, and no figure is cut."""
+    for column in table.columns:
+        if column.no_wrap:
+            cells = (column.header, *column.cells)
+            column.min_width = max(Measurement.get(console, console.options, cell).maximum for cell in cells)
+    console.print(table, crop=False)
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedentopt.cli.console import err, note, print_json
+from fedentopt.cli.console import err, note, print_json, print_table
 from fedentopt.cli.console import out as console
 from fedentopt.cli.select import COUNTS_HELP, DROP_HELP
 from fedentopt.tables import read_counts
@@ -151,10 +151,11 @@ def _table(screen: Console, heading: str, rows: Sequence[tuple[str, Outcome]], c
     """One line per outcome, the recommended one marked."""
     from rich.table import Table
 
+    from fedentopt.plan.costs import round_number
     from fedentopt.plan.recommendation import share
 
     table = Table(box=None, pad_edge=False)
-    table.add_column(heading, overflow="ellipsis", no_wrap=True)
+    table.add_column(heading, no_wrap=True)
     for name in ("entropy", "worst", "miss a class", "H_norm", "never"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, outcome in rows:
@@ -165,10 +166,10 @@ def _table(screen: Console, heading: str, rows: Sequence[tuple[str, Outcome]], c
             f"{outcome.entropies.min():.3f}",
             share(float(1 - outcome.covered.mean())),
             f"{outcome.h_norm.mean():.3f}",
-            f"{outcome.never.mean():.3g}",
+            round_number(float(outcome.never.mean())),
             style=style,
         )
-    screen.print(table)
+    print_table(screen, table)
 
 
 @contextmanager
