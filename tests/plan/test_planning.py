@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt.errors import InputError
-from fedentopt.plan import Plan, make_plan
+from fedentopt.plan import Plan, make_plan, write_page
 from fedentopt.plan.carrying_out import command, python
 from fedentopt.plan.costs import privacy_words
 from fedentopt.plan.outcome import Choice, Federation, try_choice
@@ -361,3 +362,14 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
 def test_bad_counts_are_refused(counts: object) -> None:
     with pytest.raises(InputError):
         make_plan(counts, rounds=2)
+
+
+def test_large_numbers_are_written_out(tmp_path: Path) -> None:
+    """Counts of millions, and hundreds of clients that few rounds cannot ask."""
+    counts = two_classes_each(300) * 123_457
+    plan = make_plan(counts, cohorts=["150"], buffers=["0"], epsilon=["none", "1"], rounds=2, repetitions=1)
+    page = re.sub(r"<(script|style).*?</\1>", "", write_page(plan, tmp_path / "plan.html").read_text(), flags=re.DOTALL)
+    shown = re.sub(r"<[^>]+>", " ", page)
+    assert not re.findall(r".{20}\de\+\d", shown + plan.privacy + plan.recommendation.reason)
+    assert f"n = {plan.samples:,.0f} samples per client" in plan.privacy
+    assert f" {counts[0].sum():,.0f} " in shown

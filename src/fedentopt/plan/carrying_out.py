@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from fedentopt.plan.outcome import Federation, Outcome
 from fedentopt.selection import EntropySelector, RandomSelector
@@ -22,10 +23,8 @@ def command(source: str, chosen: Outcome, *, rounds: int, seed: int, noisy: bool
         words += ["--selector", choice.selector.name]
     if choice.buffer is not None:
         words += ["--buffer", str(choice.buffer)]
-    declared = settings_of(choice.selector)
-    for name, value in chosen.settings.items():
-        if value != declared[name].default:
-            words += ["--set", f"{name}={value}"]
+    for name, value in _set(chosen).items():
+        words += ["--set", f"{name}={value}"]
     words += ["--rounds", str(rounds), "--seed", str(seed)]
     if choice.epsilon is not None:
         words += ["--epsilon", _exact(choice.epsilon)]
@@ -87,10 +86,16 @@ def _constructor(chosen: Outcome, seed: int, clients: str = "len(table.clients)"
         return made, "from fedentopt import EntropySelector"
     if choice.selector is RandomSelector:
         return f"RandomSelector({choice.cohort}, seed={seed})", "from fedentopt import RandomSelector"
-    settings = [f"{name}={value!r}" for name, value in chosen.settings.items()]
+    settings = [f"{name}={value!r}" for name, value in _set(chosen).items()]
     settings += [f'buffer="{choice.buffer}"'] if has_buffer(choice.selector) else []
     words = ", ".join([f"cohort_size={choice.cohort}", f"clients={clients}", f"seed={seed}", *settings])
     return f'SELECTORS.get("{choice.selector.name}").for_run({words})', "from fedentopt.selection import SELECTORS"
+
+
+def _set(chosen: Outcome) -> dict[str, Any]:
+    """The settings that are not at their defaults."""
+    declared = settings_of(chosen.choice.selector)
+    return {name: value for name, value in chosen.settings.items() if value != declared[name].default}
 
 
 def _exact(number: float) -> str:

@@ -40,8 +40,8 @@ def privacy_words(
         if o.choice.epsilon is not None
     ]
     text = (
-        f"Noise moves the mean entropy of {clean.name} ({buffer}cohorts of {size}; n = {samples:g} samples per client "
-        f"at the median) {', '.join(parts)}."
+        f"Noise moves the mean entropy of {clean.name} ({buffer}cohorts of {size}; n = {round_number(samples)} samples "
+        f"per client at the median) {', '.join(parts)}."
     )
     whole = gain(federation, clean, random)
     if whole <= NEAR:
