@@ -65,8 +65,9 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Plan cohorts for your own label counts: which selector, M, Q and ε, and why; a table and a page."""
-    from fedentopt.plan import make_plan, write_page
+    from fedentopt.plan import check_page, make_plan, write_page
 
+    check_page(out)  # before the work, which may take a minute
     table = read_counts(counts, noisy, drop or ())
     for line in table.notes:
         note(line)

@@ -32,19 +32,34 @@ MOST_POINTS = 400  # of a curve
 _OURS = b'<meta name="generator" content="fedentopt '
 
 
-def write_page(plan: Plan, path: Path) -> Path:
-    """Write the page; a file that is there and was not made by fedentopt is refused, not overwritten."""
+def check_page(path: Path | str) -> Path:
+    """The path of a page; refused: a folder, and a file that is there and was not made by fedentopt."""
     path = Path(path)
     try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; accepted: --out with the name of a file")
         if path.is_file() and path.stat().st_size and _OURS not in path.read_bytes()[:4096]:
             raise InputError(f"{path}: is there and no page of fedentopt; accepted: --out with another name")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def write_page(plan: Plan, path: Path | str) -> Path:
+    """Write the page; what `check_page` refuses is not overwritten."""
+    path = check_page(path)
+    try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written") from error
+        raise _unwritable(path, error) from error
     with written_aside(path) as file:
         file.write(render(plan).encode())
     return path
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")
 
 
 def render(plan: Plan) -> str:
