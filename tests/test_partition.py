@@ -288,6 +288,7 @@ def test_mixed_has_groups_of_their_own_skew() -> None:
 def test_huge_concentrations_are_even(beta: str) -> None:
     """The sum of so many gamma draws is beyond floats, which must not pass for the other limit, all to one."""
     assert partition(CIFAR_LIKE, f"mixed:{beta}", 100, 0).counts.max() <= 51
+    assert partition(CIFAR_LIKE, f"dir:{beta}", 20, 0).counts.max() <= 251
     sizes = partition(CIFAR_LIKE, f"quantity:{beta}", 100, 0).counts.sum(axis=1)
     assert sizes.max() - sizes.min() <= 2
 

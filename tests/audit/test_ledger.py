@@ -170,6 +170,19 @@ def test_bad_reports_and_states_are_refused() -> None:
         audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0, [0.5, 0.5], 0.1, 0.5, 10, 1]]})
     with pytest.raises(InputError, match="state: 2 entries for a client"):
         audit.load_state_dict({"policy": "warn", "seen": [["a", 1.0]]})
+    good = ["a", 1.0, [0.2] * CLASSES, 0.1, 0.5, 10, 1]
+    audit.load_state_dict({"policy": "warn", "seen": [good]})
+    kept = audit.state_dict()
+    odd = (None, True, "x", [], {}, np.nan, np.inf, 10**400, -1)
+    bad = [[*good[:place], value, *good[place + 1 :]] for place in (1, 2, 6) for value in (*odd, 0)]
+    bad += [[*good[:place], value, *good[place + 1 :]] for place in (3, 4, 5) for value in odd[:-1]]
+    bad += [[value, *good[1:]] for value in (None, True, 1.5, [])]
+    for seen in (None, 3, "abc", [None], [3], [good, good], *([entry] for entry in bad)):
+        with pytest.raises(InputError, match=r"state: .*; accepted: "):
+            audit.load_state_dict({"policy": "warn", "seen": seen})
+    with pytest.raises(InputError, match=r"state: .*; accepted: "):
+        audit.load_state_dict({"policy": "warn", "seen": [], "recalls": 3})
+    assert audit.state_dict() == kept, "nothing of it was taken"
     for wrong in (0, "3", True):
         with pytest.raises(InputError, match=r"num_classes: .* accepted: whole numbers from 1"):
             Audit(wrong)  # type: ignore[arg-type]

@@ -75,6 +75,35 @@ def test_a_path_that_the_system_refuses_is_no_traceback(
     assert (said.code, said.out, said.err) == (2, "", "error: some/file: Permission denied\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_does_not_get_out_is_told_by_the_exit_code(unbuffered: str) -> None:
+    def listed(out: int) -> tuple[int, bytes]:
+        said = subprocess.run(
+            [sys.executable, "-c", "from fedentopt.cli import main; main()", "methods", "--json"],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, stdout=out, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+        os.close(out)
+        return said.returncode, said.stderr
+
+    assert listed(os.open("/dev/full", os.O_WRONLY)) == (2, b"error: standard output: No space left on device\n")
+    unread, pipe = os.pipe()
+    os.close(unread)
+    assert listed(pipe) == (1, b"")
+
+
+def test_a_closed_standard_output_is_no_place_for_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = commander(monkeypatch, capsys)
+    monkeypatch.setattr(sys, "stdout", None)
+    said = command("methods", "--json")
+    assert (said.code, said.err) == (
+        2,
+        "error: --json: standard output is closed; accepted: one that can be written to\n",
+    )
+
+
 def test_the_root_help_has_one_line_per_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

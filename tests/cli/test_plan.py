@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -83,7 +84,23 @@ def test_eighty_columns(counts: Path) -> None:
     assert "\x1b" not in said.stderr  # no progress bar in a pipe
 
 
-def test_a_page_is_renewed_and_other_files_are_left_alone(fedentopt: Command, counts: Path) -> None:
+def test_a_narrow_terminal_loses_no_figure(counts: Path) -> None:
+    words = ["plan", counts.name, *map(str, FEW), "--drop", "total"]
+    rows = []
+    for width in ("40", "120"):
+        said = subprocess.run(
+            [sys.executable, "-c", "from fedentopt.cli import main; main()", *words],
+            env=os.environ | {"PYTHONIOENCODING": "utf-8", "COLUMNS": width}, capture_output=True, check=True,
+        )  # fmt: skip
+        lines = said.stdout.decode().splitlines()
+        rows.append([line for line in lines if re.search(r" \d\.\d{3}  \d\.\d{3}  ", line)])
+    assert len(rows[0]) > 20
+    assert rows[0] == rows[1]
+
+
+def test_a_page_is_renewed_and_other_files_are_left_alone(
+    fedentopt: Command, counts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("plan", counts.name, "--rounds", 2, "--repetitions", 1, "--drop", "total")
     assert fedentopt(*words).code == 0
     assert fedentopt(*words).code == 0
@@ -93,6 +110,10 @@ def test_a_page_is_renewed_and_other_files_are_left_alone(fedentopt: Command, co
     assert said.code == 2
     assert "plan.html: is there and no page of fedentopt; accepted: --out with another name" in said.err
     assert mine.read_text() == "<html>my own plan</html>"
+    monkeypatch.setattr("fedentopt.plan.make_plan", lambda *counts, **options: pytest.fail("refused after the work"))
+    assert fedentopt(*words).err == said.err
+    folder = fedentopt(*words, "--out", ".")
+    assert (folder.code, folder.err) == (2, "error: .: is a folder; accepted: --out with the name of a file\n")
 
 
 @pytest.mark.parametrize(

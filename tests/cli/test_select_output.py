@@ -64,6 +64,24 @@ def test_eighty_columns_and_a_pipe(fedentopt: Command, tmp_path: Path, more: lis
         assert "…, +7" in line  # names with a comma are quoted, and cut where there is no room
 
 
+@pytest.mark.parametrize("more", [[], ["--epsilon", "0.5"], ["--sweep"]])
+def test_a_narrow_terminal_loses_no_figure(tmp_path: Path, more: list[str]) -> None:
+    path = write(tmp_path / "counts.csv", table(40), LONG)
+    words = ["select", str(path), "--cohort", "8", "--rounds", "3", *more]
+    found = []
+    for width in ("40", "120"):
+        said = subprocess.run(
+            [sys.executable, "-c", "from fedentopt.cli import main; main()", *words],
+            env=os.environ | {"PYTHONIOENCODING": "utf-8", "COLUMNS": width}, capture_output=True, check=True,
+        )  # fmt: skip
+        rows = [line for line in said.stdout.decode().splitlines() if re.match(r"\s+\d+ .* \d\.\d\d\d ", line)]
+        found.append([re.sub(r"  \S*…|  \"the .*", "", row) for row in rows])
+    assert len(found[0]) == (5 if "--sweep" in more else 3)
+    narrow, wide = ([row.partition(", +")[0] for row in rows] for rows in found)
+    assert narrow == wide
+    assert "--sweep" in more or all(row.endswith(", +7") for row in found[0]), "how many more there are"
+
+
 def test_names_are_separated_visibly() -> None:
     names = ["a b", "c", "d, e", "two\nlines"]
     assert names_within(names, 80) == 'a b, c, "d, e", two lines'

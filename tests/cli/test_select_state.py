@@ -226,3 +226,23 @@ def test_a_cycle_goes_on_in_cohorts_of_the_size_that_follows(fedentopt: Command,
     served = [entry["clients"] for entry in json.loads(fedentopt(*words, (len(due) + 1) // 2).out)["rounds"]]
     assert all(len(cohort) <= 2 for cohort in served)
     assert sorted(client for cohort in served for client in cohort) == sorted(due)
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "other"), [("fedentopt", "release=fifo", "release=random"), ("fed-cbs", "lam=10", "lam=3")]
+)
+def test_a_setting_said_or_left_at_its_default_is_the_same(
+    fedentopt: Command, tmp_path: Path, name: str, usual: str, other: str
+) -> None:
+    counts, state = write(tmp_path / "counts.csv", range(20)), tmp_path / "state.json"
+    words = ("select", counts, "--selector", name, "--cohort", 4, "--json", "--rounds")
+    straight = json.loads(fedentopt(*words, 4).out)["rounds"]
+    pieces = []
+    for said in ((), ("--set", usual), ("--set", usual), ()):
+        pieces += json.loads(fedentopt(*words, 1, *said, "--state", state).out)["rounds"]
+    assert pieces == straight
+    before, key = state.read_bytes(), other.partition("=")[0]
+    said = fedentopt(*words, 1, "--set", other, "--state", state)
+    assert said.code == 2
+    assert f"{state}: state: {key} is " in said.err
+    assert state.read_bytes() == before

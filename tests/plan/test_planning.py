@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,9 @@ import pytest
 
 from command_line import Said, commander
 from fedentopt.errors import InputError
-from fedentopt.plan import Plan, make_plan
+from fedentopt.plan import Plan, make_plan, write_page
 from fedentopt.plan.carrying_out import command, python
+from fedentopt.plan.costs import privacy_words
 from fedentopt.plan.outcome import Choice, Federation, try_choice
 from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
 from fedentopt.plan.trying import own_settings
@@ -136,7 +139,7 @@ def test_the_same_few_clients_every_round_are_not_recommended() -> None:
 
 
 @pytest.mark.parametrize("cls", counts_only(), ids=lambda cls: cls.name)
-@pytest.mark.parametrize("epsilon", [None, 0.3])
+@pytest.mark.parametrize("epsilon", [None, 0.123456789])
 def test_the_command_and_the_lines_reproduce_the_figures(
     fedentopt: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: type[Selector], epsilon: float | None
 ) -> None:
@@ -148,6 +151,8 @@ def test_the_command_and_the_lines_reproduce_the_figures(
     outcome = try_choice(federation, choice, rounds=12, seeds=[7, 8], settings=own_settings(cls))
     words = shlex.split(command(source, outcome, rounds=12, seed=7, noisy=False, drop=()))
     assert words[0] == "fedentopt"
+    assert "--set" not in words  # all settings are at their defaults
+    assert epsilon is None or float(words[words.index("--epsilon") + 1]) == epsilon
     said = fedentopt(*words[1:], "--json")
     assert said.code == 0, said.err
     document = json.loads(said.out)
@@ -185,6 +190,30 @@ def test_noise_and_its_cost() -> None:
     assert "Down to ε = 2 at least 90 % of the gain" in plan.privacy
     assert plan.by_absence == ()
     assert plan.availability == ""
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        ((1.0, 1.0, 0.5), " Down to ε = 1 at least 90 % of the gain over random selection stays."),
+        ((1.0, 0.5, 1.0), " Down to ε = 2 at least 90 % of the gain over random selection stays."),
+        ((1.0, 1.0, 1.0), " Down to ε = 0.5 at least 90 % of the gain over random selection stays."),
+        ((0.5, 1.0, 1.0), ""),
+        ((0.5, 0.5, 0.5), " None of these budgets keeps 90 % of the gain over random selection."),
+    ],
+)
+def test_a_budget_is_affordable_where_all_larger_ones_are(skewed: Plan, kept: tuple, verdict: str) -> None:
+    best = skewed.recommendation
+    gained = best.chosen.entropy - best.random.entropy
+    by_noise = [
+        replace(
+            best.chosen, choice=replace(best.chosen.choice, epsilon=budget),
+            entropies=best.chosen.entropies - (1 - part) * gained,
+        )
+        for budget, part in zip((2.0, 1.0, 0.5), kept, strict=True)
+    ]  # fmt: skip
+    words = privacy_words(skewed.federation, best, skewed.by_size, by_noise, noisy=False)
+    assert words.rpartition(").")[2] == verdict
 
 
 def test_only_noise_is_recommended_with_noise() -> None:
@@ -333,3 +362,14 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
 def test_bad_counts_are_refused(counts: object) -> None:
     with pytest.raises(InputError):
         make_plan(counts, rounds=2)
+
+
+def test_large_numbers_are_written_out(tmp_path: Path) -> None:
+    """Counts of millions, and hundreds of clients that few rounds cannot ask."""
+    counts = two_classes_each(300) * 123_457
+    plan = make_plan(counts, cohorts=["150"], buffers=["0"], epsilon=["none", "1"], rounds=2, repetitions=1)
+    page = re.sub(r"<(script|style).*?</\1>", "", write_page(plan, tmp_path / "plan.html").read_text(), flags=re.DOTALL)
+    shown = re.sub(r"<[^>]+>", " ", page)
+    assert not re.findall(r".{20}\de\+\d", shown + plan.privacy + plan.recommendation.reason)
+    assert f"n = {plan.samples:,.0f} samples per client" in plan.privacy
+    assert f" {counts[0].sum():,.0f} " in shown

@@ -675,3 +675,43 @@ def test_degenerate_counts(cls: type[Selector], counts: np.ndarray) -> None:
     other.register(counts, noisy=True)
     restore(other, saved(selector))
     assert [play(other, r) for r in range(6, 9)] == [play(selector, r) for r in range(6, 9)]
+
+
+@pytest.mark.parametrize("name", SELECTORS.names)
+def test_damaged_states_are_refused_and_change_nothing(name: str) -> None:
+    """Every entry of a state in turn, down to single figures, replaced by what JSON may hold in its place."""
+
+    def made() -> Selector:
+        selector = make_for_run(SELECTORS.get(name), cohort_size=2, clients=6, rounds=9, seed=1)
+        selector.register({f"c{k}": [k + 1, 1, 6 - k] for k in range(6)})
+        return selector
+
+    def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
+        yield path
+        inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+        for key, one in inside:
+            yield from entries(one, (*path, key))
+
+    used = made()
+    if used.census() is not None:
+        used.observe({client: told(client, 1) for client in used.clients})
+    for round_ in range(3):
+        play(used, round_)
+    state = json.dumps(used.state_dict())
+    for path in entries(json.loads(state)):
+        for odd in (None, -1, "x", [], {}, [None], float("nan"), 10**400, [["c0", 10**400]]):
+            damaged = json.loads(state)
+            place = damaged
+            for key in path[:-1]:
+                place = place[key]
+            if path:
+                place[path[-1]] = odd
+            other = made()
+            before = other.state_dict()
+            try:
+                other.load_state_dict(damaged if path else odd)
+            except InputError:
+                after = other.state_dict()
+            else:  # another figure of the right kind
+                after = before
+            assert after == before, (path, odd)

@@ -15,7 +15,16 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 
 from fedentopt.errors import InputError
-from fedentopt.selection import ClientId, CohortWarning, DivFLSelector, Head, HiCSFLSelector, Observation, Selector
+from fedentopt.selection import (
+    ClientId,
+    ClusteredUpdateSelector,
+    CohortWarning,
+    DivFLSelector,
+    Head,
+    HiCSFLSelector,
+    Observation,
+    Selector,
+)
 from fedentopt.selection.hics_fl import bias_distances, softmax_entropies
 from fedentopt.selection.selector import make_for_run
 
@@ -97,6 +106,18 @@ def test_states_that_do_not_fit_are_refused(cls: type[Selector]) -> None:
     assert other.select().clients == selector.select().clients
     with pytest.raises(InputError, match=r"observe: .* numbers of client .*; accepted: .*, as before"):
         other.observe({"a": seen([1, 2, 3])})
+
+
+@pytest.mark.parametrize("cls", [*BOTH, ClusteredUpdateSelector])
+def test_a_state_from_before_anybody_trained_goes_on(cls: type[Selector]) -> None:
+    fresh, again = cls(2), cls(2)
+    for selector in (fresh, again):
+        selector.register({client: [1, 1] for client in "abc"})
+    again.load_state_dict(fresh.state_dict())
+    again.load_arrays(fresh.arrays())
+    assert again.select().clients == fresh.select().clients
+    with pytest.raises(InputError, match="accepted: those of the 0 clients"):
+        again.load_arrays({"vectors": np.zeros((1, 2), np.float32)})
 
 
 @pytest.mark.parametrize("cls", BOTH)

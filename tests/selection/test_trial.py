@@ -26,3 +26,13 @@ def test_counts_are_exact_unless_said_otherwise() -> None:
         sweep(empty, [(2, 0)], rounds=1, seed=0)
     (row,) = sweep(empty, [(5, 0)], rounds=1, seed=0, noisy=True)
     assert row.mean_entropy == pytest.approx(entropy(COUNTS.sum(axis=0)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_of_a_target_may_be_as_large_as_numbers_go() -> None:
+    """Their sum is beyond the largest one; only their shares count."""
+    counts = np.array([[3.0, 1.0], [1.0, 5.0], [2.0, 2.0]])
+    small, large = (
+        sweep(counts, [(2, 0), (2, None)], 4, 0, target=np.array([1.0, 1.0]) * scale) for scale in (1, 1e308)
+    )
+    assert large == small

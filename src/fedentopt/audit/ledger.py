@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedentopt.audit.estimate import Estimates, LabelEstimate, estimate_tables, medians
-from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, read_sums
 from fedentopt.errors import InputError
 
 ClientId: TypeAlias = str | int
@@ -346,22 +346,18 @@ class Audit:
         return state | ({"recalls": self._recalls.state()} if len(self._recalls) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the audit that made `state` stood."""
+        """Go on where the audit that made `state` stood; what is no such state is refused, with no change."""
         known = isinstance(state, Mapping) and set(state) - {"recalls"} == {"policy", "seen"}
         if not known or state["policy"] != self.policy:
             raise InputError(
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
         seen = {}
-        for entry in state["seen"]:
-            if len(entry) != 7:
-                raise InputError(f"state: {len(entry)} entries for a client; accepted: what state_dict() returned")
-            client, weight, shares, spread, level, samples, times = entry
-            if len(shares) != self.num_classes:
-                raise InputError(f"state: {len(shares)} classes; accepted: {self.num_classes}")
+        kept = read_sums(state["seen"], "nannn", self.num_classes)
+        for client, (weight, shares, spread, level, samples, times) in kept.items():
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
+        self._recalls.load(state.get("recalls", ()))
         self._seen, self._distances, self._agreements = seen, {}, {}
         for client in seen:
             self._measure(client)
-        self._recalls.load(state.get("recalls", ()))
         self._belied = None

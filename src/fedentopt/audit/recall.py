@@ -30,6 +30,7 @@ against them is not known from elsewhere. The constants were set on recorded rou
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -212,14 +213,45 @@ class Recalls:
             for client, seen in self._seen.items()
         ]
 
-    def load(self, state: Iterable[Any]) -> None:
-        """Go on where the one that gave `state` stood."""
+    def load(self, state: Any) -> None:
+        """Go on where the one that gave `state` stood; what is no such state is refused, with no change."""
         found = {}
-        for client, weight, short, gain, best, times in state:
-            if any(len(row) != self.num_classes for row in (short, gain, best)):
-                raise InputError(f"state: recalls of {len(short)} classes; accepted: {self.num_classes}")
+        kept = read_sums(state, "naaa", self.num_classes, "recalls of ")
+        for client, (weight, short, gain, best, times) in kept.items():
             found[client] = _Seen(weight, np.array(short), np.array(gain), np.array(best), times)
         self._seen = found
+
+
+def read_sums(entries: Any, form: str, num_classes: int, what: str = "") -> dict[ClientId, list[Any]]:
+    """Sums by client as a state lists them: the client, figures by `form` ("n" for a number, "a" for one per class),
+    the first of which is a weight, and how often it was observed. Anything else is refused."""
+    found: dict[ClientId, list[Any]] = {}
+    wrong = InputError("state: what was observed; accepted: what state_dict() returned")
+    if not isinstance(entries, list | tuple):
+        raise wrong
+    for entry in entries:
+        if not isinstance(entry, list | tuple):
+            raise wrong
+        if len(entry) != len(form) + 2:
+            raise InputError(f"state: {len(entry)} entries for a client; accepted: what state_dict() returned")
+        client, *figures, times = entry
+        for kind, figure in zip(form, figures, strict=True):
+            row = figure if kind == "a" else [figure]
+            if not isinstance(row, list | tuple) or not all(map(_is_finite, row)):
+                raise wrong
+            if kind == "a" and len(row) != num_classes:
+                raise InputError(f"state: {what}{len(row)} classes; accepted: {num_classes}")
+        known = isinstance(client, str | int) and not isinstance(client, bool) and client not in found
+        counted = isinstance(times, int) and not isinstance(times, bool) and 1 <= times <= 2**53
+        if not known or not counted or not figures[0] > 0:
+            raise wrong
+        found[client] = [*figures, times]
+    return found
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number, and one that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def claimed_shares(reports: np.ndarray, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 
 import typer
@@ -70,10 +73,21 @@ _BROUGHT_BY = {
 }  # fmt: skip
 
 
+# Of a standard stream these come without a path; whatever else is written tells it.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
 def main() -> None:
-    """Entry point: a wrong input or a missing extra ends with a message and exit code 2, never with a traceback."""
+    """Entry point: a wrong input or a missing extra ends with a message and exit code 2, never with a traceback.
+
+    So does a standard output that has no room; one that nobody reads any more ends with exit code 1, without a word.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # Python's own flush at the end would come too late for the exit code
     except InputError as error:
         fail(str(error))
         sys.exit(2)
@@ -84,8 +98,21 @@ def main() -> None:
             raise
         fail(f"this needs {missing}; pip install 'fedentopt[{extra}]' brings it")
         sys.exit(2)
+    except BrokenPipeError:
+        _give_up_output()
+        sys.exit(1)
     except OSError as error:  # a path that was given and that the system will not take
-        if error.filename is None:
+        if error.filename is None and error.errno not in _NO_ROOM:
             raise
-        fail(f"{error.filename}: {error.strerror or error}")
+        fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        if error.filename is None:
+            _give_up_output()
         sys.exit(2)
+
+
+def _give_up_output() -> None:
+    """Let what could not be printed go, or Python would try again at the end and have the last word."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream of a test's, or none
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

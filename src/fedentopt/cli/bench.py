@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedentopt.cli.console import err, note, out, print_json
+from fedentopt.cli.console import err, note, out, print_json, print_table
 
 
 def engine(
@@ -117,7 +117,7 @@ def _print_cases(speeds: list[Any]) -> None:
             "" if speed.times is None else f"{speed.times:.1f} x",
             "" if speed.peak_mb is None else f"{speed.peak_mb:,.0f} MB",
         )
-    out().print(table)
+    print_table(out(), table)
     out().print(
         "\nfirst: with all preparation; next: best of several; naive: NumPy as the definition suggests, where it fits"
     )
@@ -146,7 +146,7 @@ def _print_rounds(speeds: list[Any]) -> None:
             "" if speed.largest is None else f"{speed.largest:,}{'*' if speed.all_pairs else ''}",
             "" if speed.peak_mb is None else f"{speed.peak_mb:,.0f} MB",
         )
-    out().print(table)
+    print_table(out(), table)
     out().print("\nfirst: with all preparation; next: best of several; ratio: over FedEntOpt's on the same counts;")
     out().print("limit: the most clients it serves; * since it works with all distances between two of them")
 

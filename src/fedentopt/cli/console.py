@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -9,6 +10,10 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from fedentopt.errors import InputError
 
 
 def out() -> Console:
@@ -24,8 +29,12 @@ def err() -> Console:
 
 
 def fail(message: str) -> None:
-    """Print a refusal. The text may hold anything a user typed, so markup in it is not interpreted."""
-    err().print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    """Print a refusal. The text may hold anything a user typed, so markup in it is not interpreted.
+
+    Where it cannot be printed, the exit code has to do.
+    """
+    with contextlib.suppress(OSError):
+        err().print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
 
 
 def note(message: str) -> None:
@@ -33,8 +42,20 @@ def note(message: str) -> None:
     err().print(escape(message), soft_wrap=True)
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print a table in which columns that may not wrap keep their width: where a terminal has no room for them, lines
+    run on, and no figure is cut."""
+    for column in table.columns:
+        if column.no_wrap:
+            cells = (column.header, *column.cells)
+            column.min_width = max(Measurement.get(console, console.options, cell).maximum for cell in cells)
+    console.print(table, crop=False)
+
+
 def print_json(value: Any) -> None:
     """Write one JSON document; NaN and infinity have no place in it."""
+    if sys.stdout is None:
+        raise InputError("--json: standard output is closed; accepted: one that can be written to")
     json.dump(value, sys.stdout, allow_nan=False)
     sys.stdout.write("\n")
 

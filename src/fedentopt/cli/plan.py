@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedentopt.cli.console import err, note, print_json
+from fedentopt.cli.console import err, note, print_json, print_table
 from fedentopt.cli.console import out as console
 from fedentopt.cli.select import COUNTS_HELP, DROP_HELP
 from fedentopt.tables import read_counts
@@ -65,8 +65,9 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Plan cohorts for your own label counts: which selector, M, Q and ε, and why; a table and a page."""
-    from fedentopt.plan import make_plan, write_page
+    from fedentopt.plan import check_page, make_plan, write_page
 
+    check_page(out)  # before the work, which may take a minute
     table = read_counts(counts, noisy, drop or ())
     for line in table.notes:
         note(line)
@@ -151,10 +152,11 @@ def _table(screen: Console, heading: str, rows: Sequence[tuple[str, Outcome]], c
     """One line per outcome, the recommended one marked."""
     from rich.table import Table
 
+    from fedentopt.plan.costs import round_number
     from fedentopt.plan.recommendation import share
 
     table = Table(box=None, pad_edge=False)
-    table.add_column(heading, overflow="ellipsis", no_wrap=True)
+    table.add_column(heading, no_wrap=True)
     for name in ("entropy", "worst", "miss a class", "H_norm", "never"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, outcome in rows:
@@ -165,10 +167,10 @@ def _table(screen: Console, heading: str, rows: Sequence[tuple[str, Outcome]], c
             f"{outcome.entropies.min():.3f}",
             share(float(1 - outcome.covered.mean())),
             f"{outcome.h_norm.mean():.3f}",
-            f"{outcome.never.mean():.3g}",
+            round_number(float(outcome.never.mean())),
             style=style,
         )
-    screen.print(table)
+    print_table(screen, table)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.table import Table
 
-from fedentopt.cli.console import out
+from fedentopt.cli.console import out, print_table
 from fedentopt.cli.select_state import History
 from fedentopt.selection.trial import SweepRow, Trial, classes_held
 from fedentopt.tables import CountsFile
@@ -140,7 +140,7 @@ def show_trial(
         markup=False,
     )
     for line in _round_lines(trial, held, baseline, console.width):
-        console.print(line, markup=False, no_wrap=True, crop=True, overflow="ignore")
+        console.print(line, markup=False, no_wrap=True, crop=False, overflow="ignore")
 
     entropies = [result.entropy for result in trial.rounds]
     if len(entropies) > 1:
@@ -170,7 +170,7 @@ def _round_lines(trial: Trial, held: int, baseline: Trial | None, width: int) ->
             cells.append(f"{baseline.rounds[place].entropy:.3f}")
         rows.append([*cells, f"{result.classes_covered}/{held}"])
     widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
-    room = max(width - sum(widths) - 2 * len(widths), 8)
+    room = max(width - sum(widths) - 2 * len(widths), 0)
 
     def line(cells: Sequence[str], rest: str) -> str:
         return "  ".join([*(cell.rjust(size) for cell, size in zip(cells, widths, strict=True)), rest]).rstrip()
@@ -252,7 +252,7 @@ def show_sweep(rows: Sequence[SweepRow], counts: CountsFile, rounds: int, *, ran
         if not ranked:
             cells.append(f"{row.worst_entropy:.3f}")
         table.add_row(*cells, f"{100 * row.coverage:.0f} %", f"{row.selection_entropy:.3f}", str(row.never_selected))
-    console.print(table)
+    print_table(console, table)
     aim = "Ranked by the mean KL divergence to the target, in bits, 0 is best. " if ranked else ""
     console.print(
         f"\n{aim}Entropy of the cohort's labels in bits, at most {top:.3f}; all classes: rounds whose cohort held "

@@ -76,7 +76,7 @@ def sweep_sizes(cohorts: str | None, buffers: str | None, clients: int) -> list[
 
 _FORMAT = "fedentopt select 1"
 SIZES = ("cohort", "buffer")  # these may be rules, and then follow the number of clients
-NOTED = ("seed", "rules", "noise")  # kept in the file, and compared by those who use them
+NOTED = ("seed", "rules", "noise", "settings")  # kept in the file, and compared by those who use them
 
 
 def read_state(path: Path) -> dict[str, Any] | None:

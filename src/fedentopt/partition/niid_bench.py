@@ -83,6 +83,8 @@ def _draw_dirichlet(per_class: np.ndarray, beta: float, clients: int, seed: int,
         held = np.zeros(clients, dtype=np.int64)
         for c, n in enumerate(per_class):
             p = rng.dirichlet(np.full(clients, beta))
+            if beta > 1 and not p.sum() > 0:  # a sum beyond floats: as in the limit, all alike
+                p = np.full(clients, 1.0 / clients)
             p[held >= full] = 0.0
             total = p.sum()
             # With a tiny BETA all the mass can sit, to the last bit, on clients that are full: draw anew.

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from fedentopt.plan.outcome import Federation, Outcome
 from fedentopt.selection import EntropySelector, RandomSelector
 from fedentopt.selection.trial import has_buffer
+from fedentopt.settings import settings_of
 
 
 def command(source: str, chosen: Outcome, *, rounds: int, seed: int, noisy: bool, drop: Sequence[str]) -> str:
@@ -21,11 +23,11 @@ def command(source: str, chosen: Outcome, *, rounds: int, seed: int, noisy: bool
         words += ["--selector", choice.selector.name]
     if choice.buffer is not None:
         words += ["--buffer", str(choice.buffer)]
-    for name, value in chosen.settings.items():
+    for name, value in _set(chosen).items():
         words += ["--set", f"{name}={value}"]
     words += ["--rounds", str(rounds), "--seed", str(seed)]
     if choice.epsilon is not None:
-        words += ["--epsilon", f"{choice.epsilon:g}"]
+        words += ["--epsilon", _exact(choice.epsilon)]
     words += ["--noisy"] if noisy else []
     for name in drop:
         words += ["--drop", name]
@@ -47,7 +49,7 @@ def python(source: str, chosen: Outcome, *, seed: int, noisy: bool, drop: Sequen
     lines += [f"table = read_counts({', '.join(reading)})", f"selector = {made}"]
     counts, marks = "table.counts", ["noisy=True"] if noisy or choice.epsilon is not None else []
     if choice.epsilon is not None:
-        counts = f"keyed_laplace(table.counts, {choice.epsilon:g}, table.clients, seed={seed})"
+        counts = f"keyed_laplace(table.counts, {_exact(choice.epsilon)}, table.clients, seed={seed})"
     lines.append(f"selector.register({', '.join([counts, *marks, 'ids=table.clients'])})")
     lines.append("cohort = selector.select()  # once per round")
     return "\n".join(lines)
@@ -72,7 +74,7 @@ def flower(federation: Federation, chosen: Outcome, seed: int) -> str:
         )
     said = 'label-epsilon="none"'
     if choice.epsilon is not None:  # noise is drawn once, and kept in the node's file
-        said = f'label-epsilon={choice.epsilon:g} label-report-file="/var/lib/fl/report.json"'
+        said = f'label-epsilon={_exact(choice.epsilon)} label-report-file="/var/lib/fl/report.json"'
     return f"{text}\n# node config of every client: {said}"
 
 
@@ -84,7 +86,18 @@ def _constructor(chosen: Outcome, seed: int, clients: str = "len(table.clients)"
         return made, "from fedentopt import EntropySelector"
     if choice.selector is RandomSelector:
         return f"RandomSelector({choice.cohort}, seed={seed})", "from fedentopt import RandomSelector"
-    settings = [f"{name}={value!r}" for name, value in chosen.settings.items()]
+    settings = [f"{name}={value!r}" for name, value in _set(chosen).items()]
     settings += [f'buffer="{choice.buffer}"'] if has_buffer(choice.selector) else []
     words = ", ".join([f"cohort_size={choice.cohort}", f"clients={clients}", f"seed={seed}", *settings])
     return f'SELECTORS.get("{choice.selector.name}").for_run({words})', "from fedentopt.selection import SELECTORS"
+
+
+def _set(chosen: Outcome) -> dict[str, Any]:
+    """The settings that are not at their defaults."""
+    declared = settings_of(chosen.choice.selector)
+    return {name: value for name, value in chosen.settings.items() if value != declared[name].default}
+
+
+def _exact(number: float) -> str:
+    """The shortest text that is this number: another budget, however near, is other noise."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)

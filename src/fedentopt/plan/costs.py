@@ -40,16 +40,19 @@ def privacy_words(
         if o.choice.epsilon is not None
     ]
     text = (
-        f"Noise moves the mean entropy of {clean.name} ({buffer}cohorts of {size}; n = {samples:g} samples per client "
-        f"at the median) {', '.join(parts)}."
+        f"Noise moves the mean entropy of {clean.name} ({buffer}cohorts of {size}; n = {round_number(samples)} samples "
+        f"per client at the median) {', '.join(parts)}."
     )
     whole = gain(federation, clean, random)
     if whole <= NEAR:
         return text
-    fine = [o.choice.epsilon for o in noised if o.choice.epsilon and gain(federation, o, random) >= KEPT_GAIN * whole]
-    if fine:
-        return f"{text} Down to ε = {min(fine):g} at least {share(KEPT_GAIN)} of the gain over random selection stays."
-    return f"{text} None of these budgets keeps {share(KEPT_GAIN)} of the gain over random selection."
+    kept = [gain(federation, o, random) >= KEPT_GAIN * whole for o in noised]
+    if not any(kept):
+        return f"{text} None of these budgets keeps {share(KEPT_GAIN)} of the gain over random selection."
+    if not kept[0]:  # and a smaller one does: few rounds tell budgets apart only roughly
+        return text
+    least = noised[(*kept, False).index(False) - 1].choice.epsilon
+    return f"{text} Down to ε = {least:g} at least {share(KEPT_GAIN)} of the gain over random selection stays."
 
 
 def with_every_budget(outcomes: Sequence[Outcome], tried: Choice) -> list[Outcome]:

@@ -32,19 +32,34 @@ MOST_POINTS = 400  # of a curve
 _OURS = b'<meta name="generator" content="fedentopt '
 
 
-def write_page(plan: Plan, path: Path) -> Path:
-    """Write the page; a file that is there and was not made by fedentopt is refused, not overwritten."""
+def check_page(path: Path | str) -> Path:
+    """The path of a page; refused: a folder, and a file that is there and was not made by fedentopt."""
     path = Path(path)
     try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; accepted: --out with the name of a file")
         if path.is_file() and path.stat().st_size and _OURS not in path.read_bytes()[:4096]:
             raise InputError(f"{path}: is there and no page of fedentopt; accepted: --out with another name")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def write_page(plan: Plan, path: Path | str) -> Path:
+    """Write the page; what `check_page` refuses is not overwritten."""
+    path = check_page(path)
+    try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written") from error
+        raise _unwritable(path, error) from error
     with written_aside(path) as file:
         file.write(render(plan).encode())
     return path
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")
 
 
 def render(plan: Plan) -> str:
@@ -77,7 +92,7 @@ def _recommendation(plan: Plan) -> str:
             "of rounds miss a class",
         ),
         (both(f"{chosen.h_norm.mean():.2f}", f"{random.h_norm.mean():.2f}"), "H_norm: 1 asks everybody equally often"),
-        (both(f"{chosen.never.mean():.3g}", f"{random.never.mean():.3g}"), "clients never asked"),
+        (both(*(round_number(float(o.never.mean())) for o in (chosen, random))), "clients never asked"),
     ]
     listed = "".join(f"<li><b>{number}</b><span>{escape(text)}</span></li>" for number, text in tiles)
     ways = [
@@ -240,8 +255,8 @@ def _noise(plan: Plan) -> str:
     )  # fmt: skip
     return _section(
         "noise", "What noise costs",
-        escape(plan.privacy) + f" With ε every count gets Laplace noise of scale 1/ε; n is {samples:g}, the samples "
-        "per client at the median, and below ε·n of about 50 noise starts to tell.",
+        escape(plan.privacy) + f" With ε every count gets Laplace noise of scale 1/ε; n is {round_number(samples)}, "
+        "the samples per client at the median, and below ε·n of about 50 noise starts to tell.",
         legend([("Random", 0), (name, 1)]) + chart,
     )  # fmt: skip
 
@@ -271,7 +286,7 @@ def _sites(plan: Plan) -> str:
     for client in order.tolist():
         row = np.maximum(plan.federation.counts[client], 0)
         numbers = [float(row.sum()), float((row > 0).sum()), *(float(o.times[client]) for o, _ in shown)]
-        cells = "".join(cell(value, f"{value:.4g}") for value in numbers)
+        cells = "".join(cell(value, round_number(value)) for value in numbers)
         name = escape(plan.federation.clients[client])
         lines.append(f'<tr><th scope="row" data-value="{name}">{name}</th>{cells}</tr>')
     rounds = shown[0][0].entropies.shape[1]
@@ -321,11 +336,13 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        shown = [f"{name}: {number:g}" for name, number in list(value.items())[:30]]
+        shown = [f"{name}: {_value(number)}" for name, number in list(value.items())[:30]]
         return ", ".join(shown) + (f" and {len(value) - 30} more" if len(value) > 30 else "")
     if isinstance(value, list | tuple):
-        return ", ".join("none" if one is None else f"{one:g}" if isinstance(one, float) else str(one) for one in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return ", ".join("none" if one is None else _value(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1e6 else f"{value:g}"  # no powers of ten
+    return str(value)
 
 
 def _section(identity: str, title: str, lead: str, content: str) -> str:

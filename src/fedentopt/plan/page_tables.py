@@ -8,6 +8,7 @@ from html import escape
 
 import numpy as np
 
+from fedentopt.plan.costs import round_number
 from fedentopt.plan.outcome import Outcome
 from fedentopt.plan.planning import Plan
 from fedentopt.plan.recommendation import share
@@ -37,8 +38,8 @@ def outcome_table(
             f'<td class="text">{escape(which)}</td>',
             spread(outcome.h_norm, 3),
             spread(outcome.never, 1),
-            cell(float(outcome.times.min()), f"{outcome.times.min():.3g}"),
-            cell(float(outcome.times.max()), f"{outcome.times.max():.3g}"),
+            cell(float(outcome.times.min()), round_number(float(outcome.times.min()))),
+            cell(float(outcome.times.max()), round_number(float(outcome.times.max()))),
         ]
         name = escape(outcome.name)
         mark = ' class="is-chosen"' if outcome is plan.recommendation.chosen else ""
@@ -50,7 +51,8 @@ def _choice_cell(outcome: Outcome, column: str) -> str:
     value = getattr(outcome.choice, column)
     if column == "away":
         return cell(value, share(value) if value else "–")
-    return '<td class="number" data-value="">–</td>' if value is None else cell(float(value), f"{value:g}")
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return '<td class="number" data-value="">–</td>' if value is None else cell(float(value), shown)
 
 
 def table(identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Iterable[str]) -> str:

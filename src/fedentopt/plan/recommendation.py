@@ -183,7 +183,8 @@ def _never(outcome: Outcome) -> str:
     never, reachable = float(outcome.never.mean()), outcome.entropies.shape[1] * outcome.choice.cohort
     if reachable < len(outcome.times):
         return f"the rounds tried reach at most {reachable} of {len(outcome.times)} clients"
-    return "everybody is asked" if not never else f"{never:.2g} clients never asked, on average"
+    told = f"{never:.2g}" if never < 10 else f"{never:,.0f}"
+    return "everybody is asked" if not never else f"{told} clients never asked, on average"
 
 
 def _as_good(federation: Federation, outcomes: Sequence[Outcome], chosen: Outcome, random: Outcome) -> str:

@@ -201,6 +201,12 @@ class EntropySelector(Selector):
         )  # as states were before there was a choice
         return super().state_dict() | {"buffer_size": self.buffer_size, "target": target} | release
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        release = state.get("release", "fifo") if isinstance(state, Mapping) else self.release
+        if release != self.release:
+            raise InputError(f"state: release is {release!r}; accepted: {self.release!r}, as set here")
+        super().load_state_dict(state)
+
     def memory(self) -> dict[str, Any]:
         return {"buffer": list(self._buffer), "most_clients": self._most_clients}
 

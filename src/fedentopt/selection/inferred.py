@@ -136,11 +136,13 @@ class InferredSelector(EntropySelector):
         return super().memory() | {"audit": None if self._audit is None else self._audit.state_dict()}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        super().remember(memory)
-        self._audit = None
+        audit = None
         if memory["audit"] is not None:
-            self._audit = Audit(self.num_classes or 1, "replace")
-            self._audit.load_state_dict(memory["audit"])
+            audit = Audit(self.num_classes or 1, "replace")
+            audit.load_state_dict(memory["audit"])
+        super().remember(memory)
+        self._audit = audit
+        if audit is not None:
             self._believe(client for client in self.clients if self._is_known(client))
 
     def _is_known(self, client: ClientId) -> bool:

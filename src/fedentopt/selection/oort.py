@@ -36,7 +36,7 @@ from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_by_weight
 from fedentopt.selection.feedback import Observation
-from fedentopt.selection.per_client import ClientFigures, as_pairs, read_ids, read_pairs
+from fedentopt.selection.per_client import ClientFigures, as_pairs, is_finite, read_ids, read_pairs
 from fedentopt.selection.selector import Selector, selector
 from fedentopt.settings import setting
 
@@ -191,4 +191,4 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, ItemsView, Iterable, Mapping
 from typing import Any
 
@@ -38,10 +39,15 @@ def read_pairs(name: str, pairs: Any, *, low: float = -math.inf, whole: bool = F
             raise refusal
         (client,), value = read_ids(name, pair[:1]), pair[1]
         number = isinstance(value, int) or (isinstance(value, float) and not whole)
-        if isinstance(value, bool) or not number or not math.isfinite(value) or value < low or client in figures:
+        if isinstance(value, bool) or not number or not is_finite(value) or value < low or client in figures:
             raise refusal
         figures[client] = value
     return figures
+
+
+def is_finite(value: float) -> bool:
+    """Whether a float can hold it: whole numbers of a state may be of any length."""
+    return abs(value) <= sys.float_info.max
 
 
 def read_ids(name: str, ids: Any) -> list[ClientId]:
@@ -251,6 +257,8 @@ class ClientVectors:
         distances alone."""
         ids = self.ids
         n = len(ids)
+        if not n and not arrays:  # what `arrays` gives as long as nobody has a vector
+            return
         square = (n, n) if self._distance is not None else None
         rows, distances = arrays.get("vectors"), arrays.get("distances")
         if rows is None and not vectors:

@@ -39,6 +39,8 @@ from fedentopt.selection.reports import client_ids
 from fedentopt.selection.table import CountTable
 from fedentopt.settings import KnownKeywords, settings_of, unknown_keyword
 
+MOST_ROUNDS = 2**53  # beyond it, what selectors make of the round number would no longer tell two rounds apart
+
 
 class Selector(KnownKeywords, ABC):
     """Chooses, round after round, which clients train. It sees label counts and what it needs, and never a model."""
@@ -331,6 +333,8 @@ class Selector(KnownKeywords, ABC):
             if key not in ("round", "seed", *kept) and state[key] != value:
                 raise InputError(f"state: {key} is {state[key]!r}; accepted: {value!r}, as set here")
         number = check_int("state: round", state["round"], 0)
+        if number > MOST_ROUNDS:
+            raise InputError("state: round is too large; accepted: at most 2**53")
         seed = check_int("state: seed", state["seed"], 0)
         self.remember({key: state[key] for key in kept})
         self._round, self.seed = number, seed

@@ -112,7 +112,7 @@ def try_rounds(
     """
     number = {client: i for i, client in enumerate(selector.clients)}
     times = np.zeros(len(number), dtype=np.int64)
-    target = getattr(selector, "target", None) if target is None else target / target.sum()
+    target = getattr(selector, "target", None) if target is None else EntropySelector(1, target=target).target
     done = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CohortWarning)
