@@ -177,6 +177,18 @@ def test_arrays_in_another_order_are_the_same_model() -> None:
     assert raw(strategy) == raw(run(made(), federation()))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.longdouble, ">f4", np.int8, np.bool_])
+def test_the_model_keeps_its_type_whatever_type_a_client_sends(dtype: Any) -> None:
+    grid = federation()
+    first = next(node for node in grid.nodes.values() if node.client == first_cohort()[0])
+    first.train = reply(arrays=changed(w=Array(np.ones((2, 3), dtype)), b=Array(np.ones(3, dtype))))
+    start = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(3, np.int64))})
+    strategy = made()
+    found = strategy.start(grid, start, num_rounds=2)
+    assert all(first.client in each.answered for each in strategy.history if first.client in each.cohort.clients)
+    assert {name: array.dtype for name, array in found.arrays.items()} == {"w": "float32", "b": "float64"}
+
+
 def test_honest_clients_of_any_size_and_any_way_of_weighing_are_let_through() -> None:
     """Weights by samples, by samples times epochs, all alike: a large client is none that lies."""
     labels = [np.arange(CLASSES).repeat(4), *(np.arange(CLASSES) for _ in range(6)), np.arange(CLASSES).repeat(90)]
