@@ -34,6 +34,8 @@ START = {"layer.weight": np.zeros((2, 3), np.float32), "head.weight": np.zeros((
 START |= {"head.bias": np.zeros(CLASSES, np.float32)}
 COUNTS = {f"site-{k}": [20 * (k % 4 == c) + 5 * ((k + 1) % 4 == c) + k for c in range(CLASSES)] for k in range(1, 9)}
 
+FIRST = "site-7"  # of a cohort of all sites, and so the first whose reply comes
+
 
 def site(name: str, *, epsilon: float | None = None, train: Callable[[FLModel], Any] | None = None) -> Site:
     """A site that reports its counts and adds 1 to the model, or does with it what `train` says."""
@@ -144,6 +146,64 @@ def test_a_wrong_reply_is_its_sites_failure_alone(tmp_path: Path, make: Callable
     assert all(0 < len(reason) <= 300 for each in done.history for reason in each.failed.values())
     assert [len(each.cohort.clients) for each in done.history] == [8, 7, 8, 7, 7, 8, 7]
     assert np.allclose(server.persistor.model["head.bias"], 7)
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "longdouble", ">f4", "int8"])
+def test_the_model_keeps_its_types_whatever_type_a_site_sends(
+    tmp_path: Path, make: Callable[..., LabelAware], dtype: str
+) -> None:
+    def other_type(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params = {name: np.asarray(value).astype(dtype) for name, value in reply.params.items()}
+        return reply
+
+    server = FakeServer(tmp_path, {**everybody(), FIRST: site(FIRST, train=other_type)}, START)
+    done = server.run(make(cohort_size=8, num_rounds=2))
+    assert [len(each.answered) for each in done.history] == [8, 8]
+    assert {name: value.dtype for name, value in server.persistor.model.items()} == dict.fromkeys(START, np.float32)
+    assert np.allclose(server.persistor.model["head.bias"], 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8"])
+def test_tensors_keep_their_types_too_and_no_honest_site_fails_by_anothers(tmp_path: Path, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    start = {"fc.weight": torch.zeros(CLASSES, 2), "batches": torch.tensor(100_000)}
+
+    def train(model: FLModel, name: str) -> FLModel:
+        params = {key: value + 1 for key, value in model.params.items()}
+        if name == FIRST:
+            params["fc.weight"] = params["fc.weight"].to(getattr(torch, dtype))
+        return FLModel(params=params, params_type=ParamsType.FULL, meta={"NUM_STEPS_CURRENT_ROUND": 2.0})
+
+    sites = {name: site(name, train=lambda model, name=name: train(model, name)) for name in COUNTS}
+    server = FakeServer(tmp_path, sites, {})
+    server.persistor.model = start
+    done = server.run(fedavg(cohort_size=8, num_rounds=2))
+    assert [each.failed for each in done.history] == [{}, {}]
+    assert server.persistor.model["fc.weight"].dtype == torch.float32
+    assert torch.allclose(server.persistor.model["fc.weight"], torch.full((CLASSES, 2), 2.0))
+    assert torch.allclose(server.persistor.model["batches"].double(), torch.tensor(100_002.0).double())
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_whole_models_and_differences_are_in_no_round_averaged_with_each_other(
+    tmp_path: Path, make: Callable[..., LabelAware]
+) -> None:
+    def difference(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params = {name: np.ones_like(value) for name, value in reply.params.items()}
+        reply.params_type = ParamsType.DIFF
+        return reply
+
+    start = {name: value + np.float32(50) for name, value in START.items()}
+    server = FakeServer(tmp_path, {**everybody(), FIRST: site(FIRST, train=difference)}, start)
+    done = server.run(make(cohort_size=8, num_rounds=3))
+    assert server.panics == []
+    assert done.history[0].answered == [FIRST], "nothing is known of what is usual; the others sit out a round"
+    assert not any(FIRST in each.answered for each in done.history[1:])
+    assert len(done.history[2].answered) == 7
+    assert np.allclose(server.persistor.model["head.bias"], 50 + 1 + 1)
 
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])
