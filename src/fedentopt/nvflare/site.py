@@ -11,8 +11,10 @@ job or the server sends is read for it:
 
 It holds the settings of `fedentopt.release.owner`, and what is counted: `labels`, a function of the site's name
 (`package.module:function`, installed at the site) that returns one class number per sample, and `num-classes`. Where
-the file names them, the job's are not used. For privacy per person it names `persons`, a function that returns whose
-each sample is, in the same order, and `samples-per-person`. `client-id` tells sites apart that share a report file.
+the file names them, the job's are not used; where it does not, the function that a job names must be code that the
+job may run here (BYOC, or the site's `class_allow_list`). For privacy per person it names `persons`, a function that
+returns whose each sample is, in the same order, and `samples-per-person`. `client-id` tells sites apart that share a
+report file.
 
 A refusal reads the same whatever its cause. NVFlare streams a site's logs to the server, so the cause stands in
 `label-report.log` in the site's folder, and not in those. In NVFlare's simulator sites have no owner and no secrets:
@@ -37,6 +39,7 @@ from nvflare.apis.fl_constant import FLContextKey, FLMetaKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from fedentopt.errors import InputError
 from fedentopt.labels import label_counts
@@ -109,6 +112,7 @@ class Site:
 
     def __init__(self, fl_ctx: FLContext, labels: str | None, num_classes: int | None) -> None:
         self.name = str(fl_ctx.get_identity_name())
+        self._fl_ctx = fl_ctx
         workspace = fl_ctx.get_workspace()
         self._file = _read(Path(workspace.get_site_config_dir()) / OWNER_FILE)
         config = dict(self._file)
@@ -136,6 +140,10 @@ class Site:
         """The true counts, of clipped persons where there are persons."""
         if not isinstance(self._labels, str) or self._num_classes is None:
             raise InputError(f"{OWNER_FILE}: {LABELS} and {CLASSES} are both needed, here or in the job")
+        if LABELS not in self._file and not _simulated(self._fl_ctx):
+            # An import by name runs code, which NVFlare's own check of a job's components does not see.
+            path = {"path": self._labels.replace(":", ".")}
+            ComponentPathAuthorizer().authorize_component_config(path, fl_ctx=self._fl_ctx)
         labels = np.asarray(find_own(LABELS, self._labels)(self.name))
         if self._most is not None:
             labels = clip_persons(labels, find_own(PERSONS, str(self._file[PERSONS]))(self.name), self._most)
