@@ -51,9 +51,7 @@ def ledger_in_the_tests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def site(
-    folder: Path, owner: dict[str, Any] | str | None, *, simulated: bool = False, byoc: bool = False
-) -> FLContext:
+def site(folder: Path, owner: dict[str, Any] | str | None, *, simulated: bool = False, byoc: bool = False) -> FLContext:
     """The context of a task at a site whose owner wrote this file; `byoc`: of a job that may bring code."""
     for name in ("startup", "local"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -182,6 +180,15 @@ def test_training_replies_weigh_what_the_owner_allows(tmp_path: Path, owner: dic
     sent = from_shareable(ExampleWeight().process(reply, fl_ctx))
     assert sent.meta["NUM_STEPS_CURRENT_ROUND"] == steps
     assert np.array_equal(sent.data["w"], np.ones(2))
+
+
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS])
+@pytest.mark.parametrize("data", [{"w": 1.0}, {}])
+def test_no_kind_of_training_reply_tells_the_number_of_samples(tmp_path: Path, kind: str, data: dict[str, Any]) -> None:
+    reply = DXO(kind, data=data, meta={"NUM_STEPS_CURRENT_ROUND": 6}).to_shareable()
+    sent = ExampleWeight().process(reply, site(tmp_path, {"label-epsilon": 1.0, "num-examples": "uniform"}))
+    assert from_shareable(sent).meta["NUM_STEPS_CURRENT_ROUND"] == 1
+    assert from_shareable(sent).data == data
 
 
 def test_the_filter_leaves_label_reports_alone(tmp_path: Path) -> None:

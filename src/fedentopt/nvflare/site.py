@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, FLMetaKey
@@ -84,10 +84,20 @@ class ExampleWeight(DXOFilter):
     """
 
     def __init__(self, labels: str | None = None, num_classes: int | None = None) -> None:
-        kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
+        kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
         self.labels = labels
         self.num_classes = num_classes
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """As NVFlare's filters; a reply without data, which those leave alone, would tell as much."""
+        try:
+            dxo = from_shareable(shareable)
+        except Exception:  # no DXO and so no weight
+            return shareable
+        if not dxo.data and dxo.data_kind in self.data_kinds:
+            return self.process_dxo(dxo, shareable, fl_ctx).update_shareable(shareable)
+        return super().process(shareable, fl_ctx)
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """The same reply with another weight; 1 where the owner's word or the noisy counts cannot be had."""
