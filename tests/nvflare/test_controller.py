@@ -335,11 +335,15 @@ def test_an_average_that_overflows_leaves_the_model(
         write_report([1, 2, 3, 4], -1.0),
         write_report(["a", "b", "c", "d"], None),
         make_reply(ReturnCode.EXECUTION_EXCEPTION),
+        make_reply("x" * 10**6),
+        make_reply("no\nround 9: cohort of everybody \x1b[2J"),
         Shareable(),
         None,
     ],
 )
-def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path, answer: Shareable | None) -> None:
+def test_a_site_without_usable_counts_is_left_out_and_asked_again(
+    tmp_path: Path, answer: Shareable | None, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[int] = []
 
     def mended_later(task: str, model: FLModel) -> Shareable | None:
@@ -355,6 +359,9 @@ def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path
     assert ["site-5" in each for each in cohorts(done)] == [False] * 5 + [True] * 2
     waits = [timeout for task, _, timeout in server.asked if task == "label_counts"]
     assert waits == [60, 10, 10], "one silent site does not hold up the others for long"
+    told = [record.getMessage() for record in caplog.records if "site-5 is left out" in record.getMessage()]
+    assert told
+    assert all(line.isprintable() and len(line) < 500 for line in told)
 
 
 def test_a_site_that_claims_everything_is_taken_for_ten_of_the_median(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedentopt.flower.exchange import Answer, printable
+from fedentopt.flower.exchange import Answer
+from fedentopt.server.report import printable
 
 LARGEST_WEIGHT = 2.0**53
 _HEADER = 4096  # bytes that NumPy may use for type and shape in front of an array's numbers

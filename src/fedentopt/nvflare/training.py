@@ -12,11 +12,11 @@ import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedentopt.errors import InputError
-from fedentopt.nvflare.census import LONGEST_REASON
 from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, usable_metrics
 from fedentopt.selection import Cohort, Observation
 from fedentopt.server.local_training import LocalTraining
+from fedentopt.server.report import printable
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Training:
                 raise InputError("the reply was not used")
         except Exception as error:  # whatever a reply is made of, it is its site's failure
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-            self.selection.failed[site] = f"{kind}{error}"[:LONGEST_REASON]
+            self.selection.failed[site] = printable(f"{kind}{error}")
             return False
         self._type = reply.params_type
         self.selection.answered.append(site)
