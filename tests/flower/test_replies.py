@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvgM, FedXgbBagging, QFedAvg
 
 from fedentopt.errors import InputError
@@ -158,6 +158,18 @@ def test_a_reply_that_cannot_be_averaged_is_its_senders_failure(kind: str, caplo
 def raw(strategy: LabelAware) -> list[bytes]:
     arrays = strategy.result.arrays  # type: ignore[attr-defined]
     return [array.tobytes() for array in arrays.to_numpy_ndarrays()]
+
+
+def test_what_a_node_says_of_its_error_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    grid = federation()
+    _, node = victim_of(grid)
+    text = "no\n[ROUND 9/9]\x1b[2J" + "x" * 10**5
+    node.train = lambda message: Message(Error(code=1, reason=text), reply_to=message)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        run(made(), grid)
+    told = [record.getMessage().strip() for record in caplog.records if "xxx" in record.getMessage()]
+    assert len(told) == 2, "ours and Flower's"
+    assert all(line.replace("\t", " ").isprintable() and len(line) < 500 for line in told)
 
 
 def test_arrays_in_another_order_are_the_same_model() -> None:

@@ -145,11 +145,17 @@ def pause_after(waited: float) -> float:
 
 
 def replies(answers: Iterable[Answer]) -> list[Message]:
-    """The replies that came, as Flower's aggregation takes them: an error in the place of one that cannot be used."""
+    """The replies that came, as Flower's aggregation takes them: an error in the place of one that cannot be used.
+
+    Flower writes the text of every error to the log as it is, so a node's own is replaced too.
+    """
     given = []
     for answer in answers:
-        if answer.problem is not None:
-            given.append(Message(Error(code=UNUSABLE, reason=answer.problem), reply_to=answer.message))
-        elif answer.reply is not None:
-            given.append(answer.reply)
+        reply = answer.reply
+        if answer.problem is None and reply is None:
+            continue
+        if answer.failure is not None or reply is None:
+            code = reply.error.code if reply is not None and reply.has_error() else UNUSABLE
+            reply = Message(Error(code=code, reason=answer.failure), reply_to=answer.message)
+        given.append(reply)
     return given
