@@ -16,6 +16,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed")
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AlgorithmConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.fedavg import FedAvg
@@ -493,6 +494,18 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
     assert third.run(make(num_rounds=8, state="a study", **settings)).history == [], "it is finished"
 
 
+class Newest(ModelAggregator):
+    """An aggregator of one's own: the last reply."""
+
+    def accept_model(self, model: FLModel) -> None:
+        self.last = model
+
+    def aggregate_model(self) -> FLModel:
+        return self.last
+
+    def reset_stats(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -503,6 +516,13 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
         ({"num_classes": 5}, "num_classes: 5, but the state was written with 4"),
         ({"selector": "random"}, "the state was written with"),
         ({"num_rounds": 1}, "num_rounds: 1, but the state is already at round 2"),
+        ({"fedprox_mu": 0.5}, "fedprox_mu: 0.5, but the state was written with"),
+        ({"exclude_vars": "head.*"}, "exclude_vars: 'head.*', but the state was written with None"),
+        (
+            {"aggregation_weights": {"site-1": 5.0}},
+            "aggregation_weights: {'site-1': 5.0}, but the state was written with",
+        ),
+        ({"aggregator": Newest()}, "aggregator: 'Newest', but the state was written with None"),
     ],
 )
 def test_going_on_under_other_settings_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
@@ -512,6 +532,19 @@ def test_going_on_under_other_settings_is_refused(tmp_path: Path, settings: dict
     assert len(server.panics) == 1
     assert reason in server.panics[0]
     assert server.asked == []
+
+
+def test_going_on_with_another_loss_is_refused_where_the_selector_looks_at_it(tmp_path: Path) -> None:
+    def both(model: FLModel) -> FLModel:
+        return moved(model, metrics={"loss": 1.0, "other": 2.0})
+
+    sites = {name: site(name, train=both) for name in COUNTS}
+    for selector, panics in (("oort", 1), ("random", 0)):
+        FakeServer(tmp_path / selector, sites, START).run(fedavg(num_rounds=2, state="s", selector=selector))
+        server = FakeServer(tmp_path / selector, sites, START)
+        server.run(fedavg(num_rounds=4, state="s", selector=selector, loss_metric="other"))
+        assert len(server.panics) == panics
+    assert state.load(tmp_path / "random" / "fedentopt" / "s").rounds == 4
 
 
 def test_another_model_or_controller_or_a_damaged_state_is_refused(tmp_path: Path) -> None:
