@@ -128,6 +128,7 @@ REFUSED: dict[str, dict[str, Any] | str | None] = {
     "too few classes": {"label-epsilon": "none", "labels": MINE, "num-classes": 2},
     "no such function": {"label-epsilon": "none", "labels": "nowhere:labels", "num-classes": 4},
     "labels that raise": {"label-epsilon": "none", "labels": f"{__name__}:failing", "num-classes": 4},
+    "misspelt": {"label-epsilon": "none", "labels": MINE, "num-classes": 4, "person": "x:y", "samples_per_person": 1},
     "persons without a bound": {"label-epsilon": "none", "labels": MINE, "num-classes": 4, "persons": "x:y"},
 }
 

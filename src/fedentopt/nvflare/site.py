@@ -47,12 +47,13 @@ from fedentopt.nvflare.report import write_refusal, write_report
 from fedentopt.own_code import find_own
 from fedentopt.privacy import check_sensitivity, clip_persons
 from fedentopt.release import Draw, OwnerSettings, example_weight, release_counts
-from fedentopt.release.owner import EPSILON, FILE, LEDGER
+from fedentopt.release.owner import EPSILON, EXAMPLES, FILE, LEDGER, RELEASE, TOTAL
 
 OWNER_FILE = "fedentopt.json"
 LOG_FILE = "label-report.log"
 VARIABLE = "FEDENTOPT_LABEL_EPSILON"
 LABELS, CLASSES, PERSONS, MOST, NAME = "labels", "num-classes", "persons", "samples-per-person", "client-id"
+KNOWN = (EPSILON, TOTAL, RELEASE, FILE, LEDGER, EXAMPLES, LABELS, CLASSES, PERSONS, MOST, NAME)
 
 
 class LabelCounts(Executor):
@@ -188,4 +189,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no JSON object; accepted: the owner's settings")
+    unknown = [name for name in content if name not in KNOWN]
+    if unknown:  # a setting that is misspelt must not protect less than its owner believes
+        raise InputError(f"{path}: {unknown[0]!r} is no setting; accepted: {', '.join(KNOWN)}")
     return content
