@@ -21,7 +21,7 @@ from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.flower import checkpoint as checkpoints
 from fedentopt.selection.measures import entropy
-from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, federation, model
+from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, federation, model, says
 
 COMMON: dict[str, Any] = {
     "cohort_size": 4,
@@ -210,6 +210,15 @@ def test_honest_clients_of_any_size_and_any_way_of_weighing_are_let_through() ->
             node.labels = own
             node.train = reply({**GOOD, "num-examples": weigh(own)})
         assert not run(made(cohort_size=8), grid).history[0].failed
+
+
+def test_a_small_client_whose_noise_is_mostly_below_0_belies_nobody() -> None:
+    grid = federation(2)
+    small, large = grid.nodes.values()
+    for node, counts in ((small, [30, 25, -20, -18, -16]), (large, [120, 110, 90, 95, 85])):
+        node.query = says(node.client, counts, 0.1)
+        node.train = reply({**GOOD, "num-examples": max(1, sum(counts))})  # as `LabelReport.weight` makes it
+    assert not run(made(cohort_size=2), grid).history[0].failed
 
 
 def test_the_smaller_of_two_weights_is_the_usual_one() -> None:
