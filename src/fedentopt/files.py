@@ -29,7 +29,8 @@ from fedentopt.errors import InputError
 LOCK_NAME = ".lock"
 STATE_PATIENCE = 5.0  # seconds to wait for another `select`: enough for a few rounds, too short to look like a hang
 _PAUSE = 0.02
-_NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+_NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+_HELD = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 
 
 @contextmanager
@@ -217,9 +218,9 @@ def lock_file(
     """Hold the lock `path`, which is there only as long as somebody holds it.
 
     After `patience` seconds (`math.inf`: never) what `busy(holder's process number)` says is raised; what
-    `unusable(error)` says where no lock file can be made. `among_threads` keeps out other threads of this process too;
-    without it, child processes do not inherit the lock, so an orphaned worker does not keep it. On a file system
-    without locks there is none, or with `must` what `unusable(error)` says.
+    `unusable(error)` says where no lock file can be made or locked. `among_threads` keeps out other threads of this
+    process too; without it, child processes do not inherit the lock, so an orphaned worker does not keep it. On a file
+    system without locks there is none, or with `must` what `unusable(error)` says.
     """
     handle = _acquire(path, busy, unusable, patience, among_threads, mode, must)
     try:
@@ -253,8 +254,8 @@ def _acquire(
             raise unusable(error) from error
         try:
             locked = _try_lock(handle, among_threads)
-        except OSError as error:  # no locks here
-            if must:
+        except OSError as error:
+            if must or error.errno not in _NO_LOCKS_HERE:
                 os.close(handle)
                 raise unusable(error) from error
             locked = True
@@ -281,7 +282,7 @@ def is_still(path: Path, handle: int) -> bool:
 
 
 def _try_lock(handle: int, among_threads: bool) -> bool:
-    """Whether the lock was free; raises where there are no locks."""
+    """Whether the lock was free; raises where there are no locks, or none can be had for another reason."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -293,7 +294,7 @@ def _try_lock(handle: int, among_threads: bool) -> bool:
             lock = fcntl.flock if among_threads else fcntl.lockf
             lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _NO_LOCKS_HERE:
+        if error.errno not in _HELD:  # waiting would not help
             raise
         return False
     return True

@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvgM, FedXgbBagging, QFedAvg
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware
 from fedentopt.flower import checkpoint as checkpoints
 from fedentopt.selection.measures import entropy
-from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, federation, model
+from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, federation, model, says
 
 COMMON: dict[str, Any] = {
     "cohort_size": 4,
@@ -160,6 +160,18 @@ def raw(strategy: LabelAware) -> list[bytes]:
     return [array.tobytes() for array in arrays.to_numpy_ndarrays()]
 
 
+def test_what_a_node_says_of_its_error_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    grid = federation()
+    _, node = victim_of(grid)
+    text = "no\n[ROUND 9/9]\x1b[2J" + "x" * 10**5
+    node.train = lambda message: Message(Error(code=1, reason=text), reply_to=message)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        run(made(), grid)
+    told = [record.getMessage().strip() for record in caplog.records if "xxx" in record.getMessage()]
+    assert len(told) == 2, "ours and Flower's"
+    assert all(line.replace("\t", " ").isprintable() and len(line) < 500 for line in told)
+
+
 def test_arrays_in_another_order_are_the_same_model() -> None:
     grid = federation()
     app = grid._app
@@ -177,6 +189,18 @@ def test_arrays_in_another_order_are_the_same_model() -> None:
     assert raw(strategy) == raw(run(made(), federation()))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.longdouble, ">f4", np.int8, np.bool_])
+def test_the_model_keeps_its_type_whatever_type_a_client_sends(dtype: Any) -> None:
+    grid = federation()
+    first = next(node for node in grid.nodes.values() if node.client == first_cohort()[0])
+    first.train = reply(arrays=changed(w=Array(np.ones((2, 3), dtype)), b=Array(np.ones(3, dtype))))
+    start = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(3, np.int64))})
+    strategy = made()
+    found = strategy.start(grid, start, num_rounds=2)
+    assert all(first.client in each.answered for each in strategy.history if first.client in each.cohort.clients)
+    assert {name: array.dtype for name, array in found.arrays.items()} == {"w": "float32", "b": "float64"}
+
+
 def test_honest_clients_of_any_size_and_any_way_of_weighing_are_let_through() -> None:
     """Weights by samples, by samples times epochs, all alike: a large client is none that lies."""
     labels = [np.arange(CLASSES).repeat(4), *(np.arange(CLASSES) for _ in range(6)), np.arange(CLASSES).repeat(90)]
@@ -186,6 +210,15 @@ def test_honest_clients_of_any_size_and_any_way_of_weighing_are_let_through() ->
             node.labels = own
             node.train = reply({**GOOD, "num-examples": weigh(own)})
         assert not run(made(cohort_size=8), grid).history[0].failed
+
+
+def test_a_small_client_whose_noise_is_mostly_below_0_belies_nobody() -> None:
+    grid = federation(2)
+    small, large = grid.nodes.values()
+    for node, counts in ((small, [30, 25, -20, -18, -16]), (large, [120, 110, 90, 95, 85])):
+        node.query = says(node.client, counts, 0.1)
+        node.train = reply({**GOOD, "num-examples": max(1, sum(counts))})  # as `LabelReport.weight` makes it
+    assert not run(made(cohort_size=2), grid).history[0].failed
 
 
 def test_the_smaller_of_two_weights_is_the_usual_one() -> None:

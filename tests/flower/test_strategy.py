@@ -101,6 +101,7 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "beyond floats": (says(3, [10**400, 1, 1, 1, 1]), "too large"),
     "no samples": (says(3, [0, 0, 0, 0, 0]), "all label counts are 0"),
     "no client id": (says("", [1, 1, 1, 1, 1]), "client-id"),
+    "a client id of a megabyte": (says("x" * 10**6, [1, 1, 1, 1, 1]), "client-id"),
     "epsilon 0": (says(3, [1.0] * 5, 0.0), "epsilon"),
     "epsilon a truth value": (says(3, [1.0] * 5, True), "epsilon True is not a number"),
     "counts not a list": (says(3, 7), "must be a list"),  # type: ignore[arg-type]
@@ -135,6 +136,7 @@ def test_a_node_without_usable_counts_is_left_out_with_a_reason_and_asked_again_
     assert (pauses[1:] >= pauses[:-1]).all()  # 4, 8, 16, 32 s, or the first round after
     assert pauses[-1] >= 32
     told = [record.getMessage() for record in caplog.records if f"node {bad} is left out" in record.getMessage()]
+    assert max(map(len, told)) < 400
     assert len(told) >= len(asked_at) - 1
     assert all(reason in text for text in told)
     assert "(asked again in 4 s)" in told[0]

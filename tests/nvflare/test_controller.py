@@ -16,6 +16,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed")
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AlgorithmConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.fedavg import FedAvg
@@ -33,6 +34,8 @@ CLASSES = 4
 START = {"layer.weight": np.zeros((2, 3), np.float32), "head.weight": np.zeros((CLASSES, 2), np.float32)}
 START |= {"head.bias": np.zeros(CLASSES, np.float32)}
 COUNTS = {f"site-{k}": [20 * (k % 4 == c) + 5 * ((k + 1) % 4 == c) + k for c in range(CLASSES)] for k in range(1, 9)}
+
+FIRST = "site-7"  # of a cohort of all sites, and so the first whose reply comes
 
 
 def site(name: str, *, epsilon: float | None = None, train: Callable[[FLModel], Any] | None = None) -> Site:
@@ -144,6 +147,64 @@ def test_a_wrong_reply_is_its_sites_failure_alone(tmp_path: Path, make: Callable
     assert all(0 < len(reason) <= 300 for each in done.history for reason in each.failed.values())
     assert [len(each.cohort.clients) for each in done.history] == [8, 7, 8, 7, 7, 8, 7]
     assert np.allclose(server.persistor.model["head.bias"], 7)
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "longdouble", ">f4", "int8"])
+def test_the_model_keeps_its_types_whatever_type_a_site_sends(
+    tmp_path: Path, make: Callable[..., LabelAware], dtype: str
+) -> None:
+    def other_type(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params = {name: np.asarray(value).astype(dtype) for name, value in reply.params.items()}
+        return reply
+
+    server = FakeServer(tmp_path, {**everybody(), FIRST: site(FIRST, train=other_type)}, START)
+    done = server.run(make(cohort_size=8, num_rounds=2))
+    assert [len(each.answered) for each in done.history] == [8, 8]
+    assert {name: value.dtype for name, value in server.persistor.model.items()} == dict.fromkeys(START, np.float32)
+    assert np.allclose(server.persistor.model["head.bias"], 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8"])
+def test_tensors_keep_their_types_too_and_no_honest_site_fails_by_anothers(tmp_path: Path, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    start = {"fc.weight": torch.zeros(CLASSES, 2), "batches": torch.tensor(100_000)}
+
+    def train(model: FLModel, name: str) -> FLModel:
+        params = {key: value + 1 for key, value in model.params.items()}
+        if name == FIRST:
+            params["fc.weight"] = params["fc.weight"].to(getattr(torch, dtype))
+        return FLModel(params=params, params_type=ParamsType.FULL, meta={"NUM_STEPS_CURRENT_ROUND": 2.0})
+
+    sites = {name: site(name, train=lambda model, name=name: train(model, name)) for name in COUNTS}
+    server = FakeServer(tmp_path, sites, {})
+    server.persistor.model = start
+    done = server.run(fedavg(cohort_size=8, num_rounds=2))
+    assert [each.failed for each in done.history] == [{}, {}]
+    assert server.persistor.model["fc.weight"].dtype == torch.float32
+    assert torch.allclose(server.persistor.model["fc.weight"], torch.full((CLASSES, 2), 2.0))
+    assert torch.allclose(server.persistor.model["batches"].double(), torch.tensor(100_002.0).double())
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_whole_models_and_differences_are_in_no_round_averaged_with_each_other(
+    tmp_path: Path, make: Callable[..., LabelAware]
+) -> None:
+    def difference(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params = {name: np.ones_like(value) for name, value in reply.params.items()}
+        reply.params_type = ParamsType.DIFF
+        return reply
+
+    start = {name: value + np.float32(50) for name, value in START.items()}
+    server = FakeServer(tmp_path, {**everybody(), FIRST: site(FIRST, train=difference)}, start)
+    done = server.run(make(cohort_size=8, num_rounds=3))
+    assert server.panics == []
+    assert done.history[0].answered == [FIRST], "nothing is known of what is usual; the others sit out a round"
+    assert not any(FIRST in each.answered for each in done.history[1:])
+    assert len(done.history[2].answered) == 7
+    assert np.allclose(server.persistor.model["head.bias"], 50 + 1 + 1)
 
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])
@@ -275,11 +336,15 @@ def test_an_average_that_overflows_leaves_the_model(
         write_report([1, 2, 3, 4], -1.0),
         write_report(["a", "b", "c", "d"], None),
         make_reply(ReturnCode.EXECUTION_EXCEPTION),
+        make_reply("x" * 10**6),
+        make_reply("no\nround 9: cohort of everybody \x1b[2J"),
         Shareable(),
         None,
     ],
 )
-def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path, answer: Shareable | None) -> None:
+def test_a_site_without_usable_counts_is_left_out_and_asked_again(
+    tmp_path: Path, answer: Shareable | None, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[int] = []
 
     def mended_later(task: str, model: FLModel) -> Shareable | None:
@@ -295,6 +360,9 @@ def test_a_site_without_usable_counts_is_left_out_and_asked_again(tmp_path: Path
     assert ["site-5" in each for each in cohorts(done)] == [False] * 5 + [True] * 2
     waits = [timeout for task, _, timeout in server.asked if task == "label_counts"]
     assert waits == [60, 10, 10], "one silent site does not hold up the others for long"
+    told = [record.getMessage() for record in caplog.records if "site-5 is left out" in record.getMessage()]
+    assert told
+    assert all(line.isprintable() and len(line) < 500 for line in told)
 
 
 def test_a_site_that_claims_everything_is_taken_for_ten_of_the_median(tmp_path: Path) -> None:
@@ -426,6 +494,18 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
     assert third.run(make(num_rounds=8, state="a study", **settings)).history == [], "it is finished"
 
 
+class Newest(ModelAggregator):
+    """An aggregator of one's own: the last reply."""
+
+    def accept_model(self, model: FLModel) -> None:
+        self.last = model
+
+    def aggregate_model(self) -> FLModel:
+        return self.last
+
+    def reset_stats(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -436,6 +516,13 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
         ({"num_classes": 5}, "num_classes: 5, but the state was written with 4"),
         ({"selector": "random"}, "the state was written with"),
         ({"num_rounds": 1}, "num_rounds: 1, but the state is already at round 2"),
+        ({"fedprox_mu": 0.5}, "fedprox_mu: 0.5, but the state was written with"),
+        ({"exclude_vars": "head.*"}, "exclude_vars: 'head.*', but the state was written with None"),
+        (
+            {"aggregation_weights": {"site-1": 5.0}},
+            "aggregation_weights: {'site-1': 5.0}, but the state was written with",
+        ),
+        ({"aggregator": Newest()}, "aggregator: 'Newest', but the state was written with None"),
     ],
 )
 def test_going_on_under_other_settings_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
@@ -445,6 +532,19 @@ def test_going_on_under_other_settings_is_refused(tmp_path: Path, settings: dict
     assert len(server.panics) == 1
     assert reason in server.panics[0]
     assert server.asked == []
+
+
+def test_going_on_with_another_loss_is_refused_where_the_selector_looks_at_it(tmp_path: Path) -> None:
+    def both(model: FLModel) -> FLModel:
+        return moved(model, metrics={"loss": 1.0, "other": 2.0})
+
+    sites = {name: site(name, train=both) for name in COUNTS}
+    for selector, panics in (("oort", 1), ("random", 0)):
+        FakeServer(tmp_path / selector, sites, START).run(fedavg(num_rounds=2, state="s", selector=selector))
+        server = FakeServer(tmp_path / selector, sites, START)
+        server.run(fedavg(num_rounds=4, state="s", selector=selector, loss_metric="other"))
+        assert len(server.panics) == panics
+    assert state.load(tmp_path / "random" / "fedentopt" / "s").rounds == 4
 
 
 def test_another_model_or_controller_or_a_damaged_state_is_refused(tmp_path: Path) -> None:

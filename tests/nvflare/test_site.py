@@ -51,8 +51,8 @@ def ledger_in_the_tests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def site(folder: Path, owner: dict[str, Any] | str | None, *, simulated: bool = False) -> FLContext:
-    """The context of a task at a site whose owner wrote this file."""
+def site(folder: Path, owner: dict[str, Any] | str | None, *, simulated: bool = False, byoc: bool = False) -> FLContext:
+    """The context of a task at a site whose owner wrote this file; `byoc`: of a job that may bring code."""
     for name in ("startup", "local"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if owner is not None:
@@ -62,6 +62,7 @@ def site(folder: Path, owner: dict[str, Any] | str | None, *, simulated: bool = 
     fl_ctx = FLContextManager(engine=engine, identity_name="oslo", job_id="job").new_context()
     fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated, private=True)
+    fl_ctx.set_prop(FLContextKey.JOB_META, {"byoc": byoc}, private=True)
     return fl_ctx
 
 
@@ -93,8 +94,20 @@ def test_the_noisy_answer_is_drawn_once_whatever_is_asked(tmp_path: Path) -> Non
 def test_what_is_counted_is_the_owners_where_the_owner_says_it(tmp_path: Path) -> None:
     fl_ctx = site(tmp_path, {"label-epsilon": "none", "labels": MINE, "num-classes": 4})
     assert counts_of(ask(fl_ctx, f"{__name__}:labels_of_the_job", 9)) == [3, 2, 0, 1]
-    other = site(tmp_path / "other", {"label-epsilon": "none"})
+    other = site(tmp_path / "other", {"label-epsilon": "none"}, byoc=True)
     assert counts_of(ask(other, f"{__name__}:labels_of_the_job", 4)) == [0, 0, 100, 0]
+
+
+def test_a_job_without_the_right_to_bring_code_names_no_code_beyond_the_sites_list(tmp_path: Path) -> None:
+    job = f"{__name__}:labels_of_the_job", 4
+    fl_ctx = site(tmp_path, {"label-epsilon": "none"})
+    assert dict(ask(fl_ctx, *job)) == dict(write_refusal())
+    assert "is not in allow_list" in (tmp_path / "label-report.log").read_text()
+    allowed = {"class_allow_list": [f"{__name__}.labels_of_the_job"]}
+    (tmp_path / "local" / "resources.json").write_text(json.dumps(allowed))
+    assert counts_of(ask(fl_ctx, *job)) == [0, 0, 100, 0]
+    assert dict(ask(fl_ctx, f"{__name__}:labels_of_mine", 4)) == dict(write_refusal())
+    assert dict(ask(fl_ctx, "os:getenv", 4)) == dict(write_refusal())
 
 
 def test_persons_are_clipped(tmp_path: Path) -> None:
@@ -115,6 +128,7 @@ REFUSED: dict[str, dict[str, Any] | str | None] = {
     "too few classes": {"label-epsilon": "none", "labels": MINE, "num-classes": 2},
     "no such function": {"label-epsilon": "none", "labels": "nowhere:labels", "num-classes": 4},
     "labels that raise": {"label-epsilon": "none", "labels": f"{__name__}:failing", "num-classes": 4},
+    "misspelt": {"label-epsilon": "none", "labels": MINE, "num-classes": 4, "person": "x:y", "samples_per_person": 1},
     "persons without a bound": {"label-epsilon": "none", "labels": MINE, "num-classes": 4, "persons": "x:y"},
 }
 
@@ -167,6 +181,15 @@ def test_training_replies_weigh_what_the_owner_allows(tmp_path: Path, owner: dic
     sent = from_shareable(ExampleWeight().process(reply, fl_ctx))
     assert sent.meta["NUM_STEPS_CURRENT_ROUND"] == steps
     assert np.array_equal(sent.data["w"], np.ones(2))
+
+
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS])
+@pytest.mark.parametrize("data", [{"w": 1.0}, {}])
+def test_no_kind_of_training_reply_tells_the_number_of_samples(tmp_path: Path, kind: str, data: dict[str, Any]) -> None:
+    reply = DXO(kind, data=data, meta={"NUM_STEPS_CURRENT_ROUND": 6}).to_shareable()
+    sent = ExampleWeight().process(reply, site(tmp_path, {"label-epsilon": 1.0, "num-examples": "uniform"}))
+    assert from_shareable(sent).meta["NUM_STEPS_CURRENT_ROUND"] == 1
+    assert from_shareable(sent).data == data
 
 
 def test_the_filter_leaves_label_reports_alone(tmp_path: Path) -> None:

@@ -353,13 +353,14 @@ def test_processes_asked_at_once_give_one_answer(owner: OwnerSettings) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has locks everywhere")
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EINVAL, errno.EIO])
 def test_where_two_processes_could_draw_at_once_nothing_is_drawn(
-    owner: OwnerSettings, monkeypatch: pytest.MonkeyPatch
+    owner: OwnerSettings, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     import fcntl
 
     def no_locks(handle: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(InputError, match="label-report-file: cannot be locked"):

@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer, Clock, pause_after, pull, push
 from fedentopt.flower.report import MESSAGE_TYPE, ClientId, Report, id_order, normal_id, read_report
+from fedentopt.server.report import printable
 
 log = logging.getLogger("flwr")
 
@@ -199,9 +200,9 @@ class Census:
                 return
             self._check_name(report.client, node)
         except InputError as error:
-            self._fail(node, str(error))
+            self._fail(node, printable(error))
         except Exception as error:  # a stranger's reply: whatever it trips over is that node's failure
-            self._fail(node, f"the label report cannot be read ({error!r:.200})")
+            self._fail(node, f"the label report cannot be read ({printable(repr(error))})")
         else:
             self._held[node] = report, _release(answer.reply)
             self._tries.pop(node, None)

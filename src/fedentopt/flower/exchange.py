@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-LONGEST_REASON = 500  # characters of a node's error text that reach the log
+from fedentopt.server.report import printable
+
 UNUSABLE = 701  # error code that stands for a reply whose content cannot be used; Flower's own are below 100
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0
 
@@ -67,12 +68,6 @@ class Answer:
             error = self.reply.error
             return f"error {error.code}: {printable(error.reason or 'no reason given')}"
         return None
-
-
-def printable(text: object) -> str:
-    """Text from a node as a log may hold it: one line, not too long, nothing that steers a terminal."""
-    line = "".join(mark if mark.isprintable() else " " for mark in str(text)[: LONGEST_REASON + 1])
-    return line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + "..."
 
 
 def push(grid: Grid, messages: Iterable[Message]) -> dict[str, Message]:
@@ -150,11 +145,17 @@ def pause_after(waited: float) -> float:
 
 
 def replies(answers: Iterable[Answer]) -> list[Message]:
-    """The replies that came, as Flower's aggregation takes them: an error in the place of one that cannot be used."""
+    """The replies that came, as Flower's aggregation takes them: an error in the place of one that cannot be used.
+
+    Flower writes the text of every error to the log as it is, so a node's own is replaced too.
+    """
     given = []
     for answer in answers:
-        if answer.problem is not None:
-            given.append(Message(Error(code=UNUSABLE, reason=answer.problem), reply_to=answer.message))
-        elif answer.reply is not None:
-            given.append(answer.reply)
+        reply = answer.reply
+        if answer.problem is None and reply is None:
+            continue
+        if answer.failure is not None or reply is None:
+            code = reply.error.code if reply is not None and reply.has_error() else UNUSABLE
+            reply = Message(Error(code=code, reason=answer.failure), reply_to=answer.message)
+        given.append(reply)
     return given

@@ -25,12 +25,13 @@ from fedentopt.errors import InputError
 from fedentopt.flower import checkpoint as checkpoints
 from fedentopt.flower import identity, server_state
 from fedentopt.flower.checkpoint import Checkpoint
-from fedentopt.flower.exchange import Answer, exchange, printable, replies
+from fedentopt.flower.exchange import Answer, exchange, replies
 from fedentopt.flower.head_census import HeadCensus
 from fedentopt.flower.hiding import check_wrappers
 from fedentopt.flower.progress import SelectionResult, joined
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
+from fedentopt.server.report import printable
 
 if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware

@@ -5,7 +5,8 @@ of another length. And one that it can average may end the model: NaN, infinity,
 held against the model that was sent and against the other replies of the round:
 
 * exactly one ArrayRecord, with the names and shapes of the model that was sent, numbers all of them, finite in the
-  model's own precision (for boosted trees: one JSON document with the fields that bagging reads);
+  model's own precision, in which they are averaged (for boosted trees: one JSON document with the fields that bagging
+  reads);
 * exactly one MetricRecord, finite numbers all of them, with a weight above 0;
 * the same records, metrics and lengths of lists as most replies of the round have;
 * a plausible weight: at most `weight_cap` times the median weight of the round, or times what the median weight per
@@ -29,7 +30,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedentopt.flower.exchange import Answer, printable
+from fedentopt.flower.exchange import Answer
+from fedentopt.server.report import printable
 
 LARGEST_WEIGHT = 2.0**53
 _HEADER = 4096  # bytes that NumPy may use for type and shape in front of an array's numbers
@@ -71,15 +73,14 @@ def judge(
 
 
 def check_training(content: RecordDict, sent: ArrayRecord, weight_key: str) -> None:
-    """Refuse what cannot be averaged into the model that was sent; arrays in another order are put in its order."""
+    """Refuse what cannot be averaged into the model that was sent; order and types of the arrays become the model's."""
     name, arrays = _only(content.array_records, "ArrayRecord")
     if set(arrays) != set(sent):
         odd = sorted(set(arrays) ^ set(sent), key=str)[0]
         raise BadReplyError(f"{'unknown' if odd in arrays else 'missing'} array {printable(odd)!r}")
-    for key, array in sent.items():
-        _check_array(key, arrays[key], tuple(array.shape), array.dtype)
-    if list(arrays) != list(sent):
-        content[name] = ArrayRecord({key: arrays[key] for key in sent})
+    checked = {key: _check_array(key, arrays[key], tuple(array.shape), array.dtype) for key, array in sent.items()}
+    if list(arrays) != list(sent) or any(arrays[key] is not array for key, array in checked.items()):
+        content[name] = ArrayRecord(checked)
     check_metrics(content, weight_key)
 
 
@@ -217,18 +218,21 @@ def _only(records: Mapping[str, Any], what: str) -> tuple[str, Any]:
     return next(iter(records.items()))
 
 
-def _check_array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
+def _check_array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """The array in the model's type. Flower's average has the type of the first reply, and would hand half precision,
+    or a type that torch does not know, to everybody. Its averages of whole numbers are float64."""
     kind, own_shape = _read_header(array, name)
     if own_shape != shape:
         raise BadReplyError(f"array {name!r}: shape {own_shape}; accepted: {shape}, as sent")
     if kind.kind not in "biuf":
         raise BadReplyError(f"array {name!r}: values of type {kind}; accepted: numbers")
     values = array.numpy()
-    if np.dtype(dtype).kind == "f":
-        with np.errstate(over="ignore"):
-            values = values.astype(dtype, copy=False)  # too large for the model's precision is not finite there
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
+    wanted = np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float64) if kind.kind == "f" else kind
+    with np.errstate(over="ignore"):
+        values = values.astype(wanted, copy=False)  # too large for the model's precision is not finite there
+    if wanted.kind == "f" and not np.isfinite(values).all():
         raise BadReplyError(f"array {name!r}: {int((~np.isfinite(values)).sum())} values are not finite")
+    return array if kind == wanted else Array(values)
 
 
 def _read_header(array: Array, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:

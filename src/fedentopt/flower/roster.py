@@ -109,6 +109,12 @@ class Roster(Members[Report]):
         """How many samples the selector believes a client to have."""
         return self._heard.get(client, 1.0) if self.nobody_reports else super().size_of(client)
 
+    def weighed_size(self, client: ClientId) -> float:
+        """How many samples a client's weight in the average is held against: at most its counts' total with the noise
+        below 0, of which nodes make their weights. Without that, many classes of noise would belie the small ones."""
+        size = self.size_of(client)
+        return size if self.nobody_reports else min(size, float(self.reports[client].counts.sum()))
+
     def claim(self, client: ClientId) -> tuple[np.ndarray, bool]:
         """What is believed of a client, where that is not what it reports."""
         return (self._beliefs[client], True) if client in self._beliefs else super().claim(client)

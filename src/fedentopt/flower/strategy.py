@@ -405,7 +405,7 @@ class LabelAware(FedAvg):
         return list(even.select().clients)
 
     def _sizes(self, answers: Iterable[Answer]) -> dict[int, float]:
-        return {answer.node_id: self.roster.size_of(client) for client, answer in self.by_client(answers)}
+        return {answer.node_id: self.roster.weighed_size(client) for client, answer in self.by_client(answers)}
 
     def _messages(
         self, nodes: Sequence[int], server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

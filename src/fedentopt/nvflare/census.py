@@ -16,13 +16,12 @@ from nvflare.apis.fl_context import FLContext
 
 from fedentopt.nvflare.report import TASK, read_report
 from fedentopt.server.backoff import Backoff
-from fedentopt.server.report import Report
+from fedentopt.server.report import Report, printable
 
 if TYPE_CHECKING:
     from fedentopt.nvflare.controller import LabelAware
 
 RETRY_SECONDS = 10
-LONGEST_REASON = 300  # characters of a site's failure that reach the log
 
 
 class Census:
@@ -53,7 +52,7 @@ class Census:
             try:
                 answers[site] = read_report(site, client_task.result, self.num_classes)
             except Exception as error:  # an exception here would end the task for all
-                answers[site] = str(error)[:LONGEST_REASON]
+                answers[site] = printable(error)
             client_task.result = None
 
         task = Task(

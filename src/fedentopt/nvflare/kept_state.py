@@ -26,6 +26,8 @@ from fedentopt.server.backoff import Backoff
 from fedentopt.server.local_training import LocalTraining
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
+AVERAGING = ("aggregator", "aggregation_weights", "exclude_vars", "fedprox_mu")
+"""Options of NVFlare's FedAvg that make a study another one; how long it runs and what else is written may change."""
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
 
 
@@ -33,6 +35,8 @@ class KeptState(ModelController):
     """The part of a controller that goes on where the job before stood. `state` is the name it is kept under."""
 
     state: str | None
+    head: list[str] | None
+    loss_metric: str
     steps: LocalTraining | None
     members: Sites
     census: Census
@@ -69,6 +73,10 @@ class KeptState(ModelController):
                 f"local: the state was written {with_} it and is continued {now} it, and changes of last layers cannot "
                 "be compared across that; accepted: as it was, or another state"
             )
+        before = found.meta.get("settings")  # none in states of versions that did not look
+        for name, here in self._settings().items():
+            if before is not None and here != before[name]:
+                raise InputError(f"{name}: {here!r}, but the state was written with {before[name]!r}")
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
         self.census.pauses.load_state_dict(states.read_pauses(found.meta["silent"]))
         self.failing.load_state_dict(states.read_pauses(found.meta["failing"]))
@@ -83,6 +91,15 @@ class KeptState(ModelController):
             params = given.params if isinstance(given, FLModel) else given
             self.model = FLModel(params_type=ParamsType.FULL, params=_fill(params, found.arrays[MODEL]))
         self.info(f"continuing after {found.rounds} round(s) of state {self.state!r}")
+
+    def _settings(self) -> dict[str, Any]:
+        """What else a study is continued with as it was begun, as JSON holds it."""
+        needs = self.members.selector.needs
+        learnt: dict[str, Any] = {
+            "head": self.head if "head" in needs else None,
+            "loss_metric": self.loss_metric if "loss" in needs else None,
+        }
+        return learnt | {name: _plain(getattr(self, name, None)) for name in AVERAGING}
 
     def initialize(self, fl_ctx: FLContext) -> None:
         """NVFlare's, then SCAFFOLD's control terms as they were."""
@@ -130,6 +147,7 @@ class KeptState(ModelController):
                     "controller": type(self).__name__,
                     "members": self.members.state_dict(),
                     "local": self.steps is not None,
+                    "settings": self._settings(),
                     "silent": states.write_pauses(self.census.pauses.state_dict()),
                     "failing": states.write_pauses(self.failing.state_dict()),
                     "early_stop": {name: _plain(getattr(self, name)) for name in EARLY_STOP if hasattr(self, name)},
@@ -153,4 +171,8 @@ def _fill(own: Mapping[str, Any], saved: Mapping[str, np.ndarray], what: str = "
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__qualname__

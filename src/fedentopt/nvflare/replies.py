@@ -2,7 +2,9 @@
 
 A reply that is wrong (no parameters, others than the model's, other shapes or kinds, numbers that are not finite, a
 weight that cannot be a number of steps; for SCAFFOLD the same of the control terms) is its site's failure and nobody
-else's. Parameters are NumPy arrays and numbers, or torch tensors where the model's are. Metrics that could not be
+else's. Parameters are NumPy arrays and numbers, or torch tensors where the model's are, and are put in the model's
+types: NVFlare's sums have those of the replies, and would hand half precision, or a type that torch does not know, to
+every site. Metrics that could not be
 averaged with the others' are dropped, and the reply is used.
 """
 
@@ -39,7 +41,7 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def check_reply(sent: FLModel, reply: FLModel) -> None:
-    """Refuse a reply that must not be averaged; the reason says what is wrong with it."""
+    """Refuse a reply that must not be averaged, saying what is wrong; the types of its arrays become the model's."""
     if not isinstance(reply.params, dict) or not reply.params:
         raise InputError("the reply holds no parameters")
     if sent.params:
@@ -187,7 +189,7 @@ def _find_head(
     return weights[-1], bias
 
 
-def _check_group(what: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_group(what: str, own: Mapping[str, Any], given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in own:
             raise InputError(f"{what} {name!r} is not in the model")
@@ -196,7 +198,23 @@ def _check_group(what: str, own: Mapping[str, Any], given: Mapping[str, Any]) ->
         array, shape = as_array(value), as_array(own[name]).shape
         if array.shape != shape:
             raise InputError(f"{what} {name!r} has shape {array.shape}, not {shape}")
-        _check_finite(what, name, array)
+        _check_numbers(what, name, array)
+        given[name] = fitted = _in_type_of(own[name], value)
+        _check_finite(what, name, array if fitted is value else as_array(fitted))
+
+
+def _in_type_of(own: Any, value: Any) -> Any:
+    """A parameter in the type of the model's; fractions in the place of whole numbers in double precision."""
+    if _kind(value) == "tensor":
+        tensor, like = (each.materialize() if hasattr(each, "materialize") else each for each in (value, own))
+        if tensor.dtype == like.dtype:
+            return value
+        return tensor.double() if tensor.is_floating_point() > like.is_floating_point() else tensor.to(like.dtype)
+    array, dtype = np.asarray(value), np.asarray(own).dtype
+    if array.dtype == dtype:
+        return value
+    with np.errstate(over="ignore"):  # what is too large for the model is not finite there
+        return array.astype(np.float64 if (array.dtype.kind == "f") > (dtype.kind == "f") else dtype)
 
 
 def _kind(value: Any) -> str:
@@ -206,9 +224,13 @@ def _kind(value: Any) -> str:
     return "array" if isinstance(value, np.ndarray | np.integer | np.floating | int | float) else type(value).__name__
 
 
-def _check_finite(what: str, name: object, array: np.ndarray) -> None:
+def _check_numbers(what: str, name: object, array: np.ndarray) -> None:
     if array.dtype.kind not in "biuf":
         raise InputError(f"{what} {name!r} is of type {array.dtype}; accepted: real numbers")
+
+
+def _check_finite(what: str, name: object, array: np.ndarray) -> None:
+    _check_numbers(what, name, array)
     if not np.isfinite(array).all():
         raise InputError(f"{what} {name!r} holds numbers that are not finite")
 

@@ -11,8 +11,10 @@ job or the server sends is read for it:
 
 It holds the settings of `fedentopt.release.owner`, and what is counted: `labels`, a function of the site's name
 (`package.module:function`, installed at the site) that returns one class number per sample, and `num-classes`. Where
-the file names them, the job's are not used. For privacy per person it names `persons`, a function that returns whose
-each sample is, in the same order, and `samples-per-person`. `client-id` tells sites apart that share a report file.
+the file names them, the job's are not used; where it does not, the function that a job names must be code that the
+job may run here (BYOC, or the site's `class_allow_list`). For privacy per person it names `persons`, a function that
+returns whose each sample is, in the same order, and `samples-per-person`. `client-id` tells sites apart that share a
+report file.
 
 A refusal reads the same whatever its cause. NVFlare streams a site's logs to the server, so the cause stands in
 `label-report.log` in the site's folder, and not in those. In NVFlare's simulator sites have no owner and no secrets:
@@ -30,13 +32,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, FLMetaKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from fedentopt.errors import InputError
 from fedentopt.labels import label_counts
@@ -44,12 +47,13 @@ from fedentopt.nvflare.report import write_refusal, write_report
 from fedentopt.own_code import find_own
 from fedentopt.privacy import check_sensitivity, clip_persons
 from fedentopt.release import Draw, OwnerSettings, example_weight, release_counts
-from fedentopt.release.owner import EPSILON, FILE, LEDGER
+from fedentopt.release.owner import EPSILON, EXAMPLES, FILE, LEDGER, RELEASE, TOTAL
 
 OWNER_FILE = "fedentopt.json"
 LOG_FILE = "label-report.log"
 VARIABLE = "FEDENTOPT_LABEL_EPSILON"
 LABELS, CLASSES, PERSONS, MOST, NAME = "labels", "num-classes", "persons", "samples-per-person", "client-id"
+KNOWN = (EPSILON, TOTAL, RELEASE, FILE, LEDGER, EXAMPLES, LABELS, CLASSES, PERSONS, MOST, NAME)
 
 
 class LabelCounts(Executor):
@@ -81,10 +85,20 @@ class ExampleWeight(DXOFilter):
     """
 
     def __init__(self, labels: str | None = None, num_classes: int | None = None) -> None:
-        kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
+        kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
         self.labels = labels
         self.num_classes = num_classes
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """As NVFlare's filters; a reply without data, which those leave alone, would tell as much."""
+        try:
+            dxo = from_shareable(shareable)
+        except Exception:  # no DXO and so no weight
+            return shareable
+        if not dxo.data and dxo.data_kind in self.data_kinds:
+            return self.process_dxo(dxo, shareable, fl_ctx).update_shareable(shareable)
+        return super().process(shareable, fl_ctx)
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """The same reply with another weight; 1 where the owner's word or the noisy counts cannot be had."""
@@ -109,6 +123,7 @@ class Site:
 
     def __init__(self, fl_ctx: FLContext, labels: str | None, num_classes: int | None) -> None:
         self.name = str(fl_ctx.get_identity_name())
+        self._fl_ctx = fl_ctx
         workspace = fl_ctx.get_workspace()
         self._file = _read(Path(workspace.get_site_config_dir()) / OWNER_FILE)
         config = dict(self._file)
@@ -136,6 +151,10 @@ class Site:
         """The true counts, of clipped persons where there are persons."""
         if not isinstance(self._labels, str) or self._num_classes is None:
             raise InputError(f"{OWNER_FILE}: {LABELS} and {CLASSES} are both needed, here or in the job")
+        if LABELS not in self._file and not _simulated(self._fl_ctx):
+            # An import by name runs code, which NVFlare's own check of a job's components does not see.
+            path = {"path": self._labels.replace(":", ".")}
+            ComponentPathAuthorizer().authorize_component_config(path, fl_ctx=self._fl_ctx)
         labels = np.asarray(find_own(LABELS, self._labels)(self.name))
         if self._most is not None:
             labels = clip_persons(labels, find_own(PERSONS, str(self._file[PERSONS]))(self.name), self._most)
@@ -170,4 +189,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no JSON object; accepted: the owner's settings")
+    unknown = [name for name in content if name not in KNOWN]
+    if unknown:  # a setting that is misspelt must not protect less than its owner believes
+        raise InputError(f"{path}: {unknown[0]!r} is no setting; accepted: {', '.join(KNOWN)}")
     return content

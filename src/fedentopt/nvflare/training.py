@@ -12,11 +12,11 @@ import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedentopt.errors import InputError
-from fedentopt.nvflare.census import LONGEST_REASON
 from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, usable_metrics
 from fedentopt.selection import Cohort, Observation
 from fedentopt.server.local_training import LocalTraining
+from fedentopt.server.report import printable
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Training:
         self.told_no_loss: list[str] = []
         self._types, self._named, self._loss_metric, self._steps = types, head, loss_metric, steps
         self._head: tuple[str, str | None] | None = None
+        self._type: Any = None  # of the replies that were used
         self._metric_shapes: dict[str, tuple[int, ...]] = {}
         self._sent: FLModel | None = None
         self._start: dict[str, np.ndarray] = {}
@@ -77,8 +78,9 @@ class Training:
                 raise InputError("the reply was not used")
         except Exception as error:  # whatever a reply is made of, it is its site's failure
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-            self.selection.failed[site] = f"{kind}{error}"[:LONGEST_REASON]
+            self.selection.failed[site] = printable(f"{kind}{error}")
             return False
+        self._type = reply.params_type
         self.selection.answered.append(site)
         if seen is not None:
             self.observations[site] = seen
@@ -87,7 +89,7 @@ class Training:
     def _check_type(self, reply: FLModel) -> None:
         """Refuse whole models among differences and the reverse: NVFlare averages them as what the first one was."""
         self._types[reply.params_type] += 1
-        usual = self._types.most_common(1)[0][0]
+        usual = self._type or self._types.most_common(1)[0][0]
         if reply.params_type != usual:
             raise InputError(f"the reply is of type {reply.params_type}, others' are {usual}")
 

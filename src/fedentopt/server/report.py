@@ -1,4 +1,5 @@
-"""What a client told of its labels, as the server keeps it; how it travels is each framework's own."""
+"""What a client told of its labels, and of why it did not, as the server keeps it; how it travels is each framework's
+own."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.selection import ClientId
+
+LONGEST_REASON = 300  # characters of what a client says that reach the log
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,9 @@ def check_epsilon(who: str, epsilon: object) -> float | None:
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
         raise InputError(f"{who}: epsilon {epsilon!r} is not a number above 0")
     return float(epsilon)
+
+
+def printable(text: object) -> str:
+    """Text from a client as a log may hold it: one line, not too long, nothing that steers a terminal."""
+    line = "".join(mark if mark.isprintable() else " " for mark in str(text)[: LONGEST_REASON + 1])
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
