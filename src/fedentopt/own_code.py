@@ -221,13 +221,17 @@ def _below(root: Path, module: str) -> Path | None:
     return None
 
 
-def _imports(path: Path, module: str) -> list[str]:
+def _imports(path: Path, module: str) -> tuple[str, ...]:
     """Names of modules that a source file may import; those that do not lie beside it are sorted out later."""
+    return _imports_of(path.read_bytes(), module if path.name == "__init__.py" else module.rpartition(".")[0])
+
+
+@functools.lru_cache(maxsize=256)  # every model that is built asks again; to parse takes longer than to build
+def _imports_of(source: bytes, package: str) -> tuple[str, ...]:
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return []
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        return ()
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -239,7 +243,7 @@ def _imports(path: Path, module: str) -> list[str]:
                 kept = parts[: len(parts) - node.level + 1]
                 base = ".".join([*kept, *([node.module] if node.module else [])])
             names += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
-    return [name for name in names if name]
+    return tuple(name for name in names if name)
 
 
 @contextmanager

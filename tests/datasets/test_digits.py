@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedentopt.datasets import default_image_size, load, resolve_data_dir
+from fedentopt.datasets import default_image_size, digits, load, resolve_data_dir
 from fedentopt.datasets.dataset import held_out
 from fedentopt.errors import InputError
 
@@ -31,6 +31,17 @@ def test_digits_are_scikit_learns_images_scaled_to_bytes() -> None:
     everything = np.concatenate([data.x_train, data.x_test])[:, 0]
     original = load_digits().images
     assert sorted(everything.reshape(1797, -1).sum(1)) == sorted(np.rint(original * 255 / 16).reshape(1797, -1).sum(1))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_digits_are_scikit_learns_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
+    from sklearn.datasets import load_digits
+
+    if moved:
+        monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    table, bunch = digits._table(), load_digits()
+    np.testing.assert_array_equal(table[:, :-1].reshape(-1, 8, 8), bunch.images)
+    np.testing.assert_array_equal(table[:, -1], bunch.target)
 
 
 def test_the_held_out_fifth_is_fixed_stratified_and_disjoint() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,17 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_init_args_hst", beginning)
     monkeypatch.setattr(builder, "create_masked_load", loading)
     monkeypatch.setattr(builder, "create_masked_store", storing)
+
+
+@pytest.fixture(autouse=True)
+def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its debug mode the interpreter works out for every whole number whether it overflows, half of its time,
+    and tells nobody."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    monkeypatch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
 
 
 @pytest.fixture

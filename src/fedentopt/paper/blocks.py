@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,12 @@ PRECISION = "fp32"
 
 def paper_cells() -> list[Cell]:
     """Every cell of the paper, and the extras, with the printed figure where there is one."""
-    return _cells([_paper()], "paper.toml", printed_figures())
+    return list(_paper_cells())
+
+
+@cache  # thousands of settings to check, and always the same
+def _paper_cells() -> tuple[Cell, ...]:
+    return tuple(_cells([_paper()], "paper.toml", printed_figures()))
 
 
 def cells_from_file(path: Path) -> list[Cell]:
