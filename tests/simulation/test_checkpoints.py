@@ -127,9 +127,8 @@ def test_only_clients_that_trained_since_the_last_checkpoint_are_handed_over() -
     told: list[list[int]] = []
     memory = Noting()
     run_stack([Task(config(clients=12, cohort="2"), memory)], DATA, replace(OPTIONS, checkpoint_every=2))
-    for clients, (saved, records) in zip(
-        told, memory.saves, strict=True
-    ):  # clients that train on meanwhile are handed over first
+    for clients, (saved, records) in zip(told, memory.saves, strict=True):
+        # Clients that train on meanwhile may be handed over first.
         assert sorted(clients) == sorted({k for record in records[saved.round - 2 :] for k in record.trained})
 
 
