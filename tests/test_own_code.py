@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -308,3 +310,40 @@ def test_no_digest_of_what_was_typed_in() -> None:
     exec("class Typed:\n    pass\ndef made():\n    return 1\n", space)
     assert source_digest_of(space["Typed"]) == source_digest_of(space["Typed"]()) == ""
     assert source_digest_of(space["made"]) == ""
+
+
+CELL = """
+from fedentopt.algorithms import Algorithm, LocalTerms, setting
+
+def keep(cls):
+    return cls
+
+@keep
+class Near(Algorithm):
+    mu: float = setting(0.1, help="weight", low=0)
+    def local_terms(self, client):
+        return LocalTerms(mu=self.mu)
+
+class Silent(Algorithm):
+    pass
+"""
+
+
+def test_source_of_classes_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel runs a cell: its lines are known under the name it was compiled by, and __main__ is no file."""
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+
+    def run(number: int, cell: str) -> dict[str, Any]:
+        name, space = f"/tmp/ipykernel_1/{number}.py", {"__name__": "__main__"}
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+        exec(compile(cell, name, "exec"), space)
+        return space
+
+    first, again = run(1, CELL), run(2, "x = 1\n" + CELL)
+    source = CELL.partition("return cls\n\n")[2].partition("\n\nclass")[0] + "\n"
+    assert source_digest_of(first["Near"]) == source_digest_of(again["Near"]) == sha(source + "\0")
+    assert source_digest_of(first["Near"](mu=0.3)) == source_digest_of(again["Near"](mu=0.3)) != ""
+    assert source_digest_of(first["Near"](mu=0.3)) != source_digest_of(first["Near"](mu=0.4))
+    edited = run(3, CELL.replace("mu=self.mu", "mu=2 * self.mu"))
+    assert source_digest_of(edited["Near"]) not in ("", source_digest_of(first["Near"]))
+    assert source_digest_of(first["Silent"]) == ""  # nothing says which cell it came from

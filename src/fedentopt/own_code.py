@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -80,10 +81,31 @@ def source_digest_of(thing: Any) -> str:
     digest = hashlib.sha256(held.encode())
     for kind in kinds:
         try:
-            digest.update(inspect.getsource(kind).encode() + b"\0")
+            source = inspect.getsource(kind)
         except (OSError, TypeError):
+            source = _source_in_a_cell(kind)
+        if not source:
             return ""
+        digest.update(source.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _source_in_a_cell(kind: Any) -> str:
+    """The source of a class of a notebook, whose module is no file, from where its functions were written; empty for
+    anything else, and for a class without functions."""
+    for member in vars(kind).values() if inspect.isclass(kind) else ():
+        code = getattr(getattr(member, "fget", getattr(member, "__func__", member)), "__code__", None)
+        if code is None or code.co_qualname != f"{kind.__qualname__}.{code.co_name}":  # made, or written elsewhere
+            continue
+        lines = linecache.getlines(code.co_filename)
+        with suppress(SyntaxError):
+            for node in ast.walk(ast.parse("".join(lines))):
+                if not isinstance(node, ast.ClassDef) or node.name != kind.__name__:
+                    continue
+                if node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
+                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                    return "".join(lines[first - 1 : node.end_lineno])
+    return ""
 
 
 def _held_by(thing: Any) -> str | None:

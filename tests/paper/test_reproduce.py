@@ -395,7 +395,7 @@ def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], min
 def test_a_run_whose_partition_was_spelt_otherwise_is_done(
     command: Callable[..., Said], mini: Path, tmp_path: Path
 ) -> None:
-    words = ("reproduce", "mini", "--cells", mini, "--seeds", "0", "--method", "fedavg", "--out", tmp_path / "out")
+    words = ("reproduce", "mini", "--cells", mini, "--seeds", "3", "--method", "fedavg", "--out", tmp_path / "out")
     quick = ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures", "--json")
     (done,) = cells_of(command(*words, *quick))
     (folder,) = (path.parent for path in (tmp_path / "out").glob("*/run.json"))
@@ -406,6 +406,11 @@ def test_a_run_whose_partition_was_spelt_otherwise_is_done(
     (tmp_path / "out" / "provenance.json").unlink()
     assert cells_of(command(*words, "--list", "--json")) == [done]
     assert "nothing to do" in command(*words, *quick).err
+    # It is found by its own seed, too, where the cells ask for others.
+    where = ("--out", tmp_path / "out", "--no-run", "--export", tmp_path / "exported")
+    assert command("reproduce", "mini", "--cells", mini, *where, *quick).code == 0
+    with (tmp_path / "exported" / "mini.csv").open(newline="") as file:
+        assert [(row["method"], row["seed"]) for row in csv.DictReader(file)] == [("fedavg", "3")]
 
 
 def test_what_is_known_is_exported_with_the_commands_behind_it(

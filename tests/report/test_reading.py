@@ -11,7 +11,7 @@ import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.report import write_report
-from fedentopt.results.reading import read_folder
+from fedentopt.results.reading import find_runs, read_folder
 from fedentopt.simulation.config import RunConfig
 from result_folders import write_run
 
@@ -94,3 +94,27 @@ def test_a_folder_that_was_never_put_in_place_is_no_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path, RunConfig(clients=10, rounds=2), classes=("a", "b"))
     shutil.copytree(folder, tmp_path / f".{folder.name}.part")
     assert [run.run_id for run in read_folder(tmp_path).runs] == [folder.name]
+
+
+def test_a_run_that_is_there_in_two_spellings_counts_once(tmp_path: Path) -> None:
+    """Versions before kept a partition as it was typed, and `--no-resume` writes such a run under its name of now."""
+    now = RunConfig(clients=20, rounds=3)
+    other = write_run(tmp_path, RunConfig(clients=20, rounds=3, seed=1), classes=CLASSES)
+    folders = {"now": write_run(tmp_path, now, classes=CLASSES)}
+    for spelling in ("dir:.1", "dir:1e-1"):
+        old = RunConfig(clients=20, rounds=3)
+        object.__setattr__(old, "partition", spelling)
+        folders[spelling] = write_run(tmp_path, old, classes=CLASSES)
+    folders["copy"] = shutil.copytree(folders["now"], tmp_path / "a-copy")
+    found = read_folder(tmp_path)
+    assert [run.path for run in found.runs] == [folders["now"], other]
+    assert sorted(found.doubles) == sorted(folder.name for what, folder in folders.items() if what != "now")
+    assert [run.path for run in find_runs(tmp_path)] == [folders["now"], other]
+    text = write_report(tmp_path).read_text()
+    assert "2 runs" in text
+    for name in found.doubles:
+        assert name in text.partition("Not shown, another folder holds a run of the same settings")[2]
+    (folders["now"] / "summary.json").unlink()  # begun anew and not finished: the finished one counts
+    (folders["copy"] / "summary.json").unlink()
+    assert [run.path for run in find_runs(tmp_path)] == [run.path for run in read_folder(tmp_path).runs]
+    assert read_folder(tmp_path).runs[0].finished

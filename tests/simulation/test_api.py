@@ -18,11 +18,12 @@ from torch import nn
 
 import toy
 from command_line import commander
-from fedentopt.algorithms import Algorithm, Client, FedAvg, FedProx, LocalTerms, setting
+from fedentopt.algorithms import Algorithm, Client, FedAvg, FedAvgM, FedProx, LocalTerms, setting
 from fedentopt.errors import InputError
 from fedentopt.results.reading import find_runs
 from fedentopt.selection import EntropySelector, Selector
 from fedentopt.simulation import RunConfig, RunOptions, compare, simulate
+from fedentopt.simulation.jobs import make_jobs
 
 SMALL = {
     "clients": 8,
@@ -176,6 +177,8 @@ def test_one_run_from_its_config() -> None:
     given = simulate(config.replace(min_samples=1, image_size=16), dataset=arrays(), model=small_net, options=options)
     assert given.runs[0].config["dataset"] == "arrays"
     assert given.runs[0].config["model"].endswith(":small_net")
+    with pytest.raises(InputError, match="config: 'fedavg' cannot be used; accepted: a RunConfig, or a mapping"):
+        simulate("fedavg")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,11 @@ def test_one_run_from_its_config() -> None:
         (["fedavg"], {"rounds": 0}, "rounds: 0 is out of range"),
         (["fedavg"], {"dataset": 7}, "dataset: int cannot be used"),
         (["fedavg"], {"dataset": (1, 2, 3, 4)}, r"dataset: x_train of shape \(\) and type int64"),
+        (
+            ["fedavg"],
+            {"options": {"device": "cpu"}},
+            r"options: {'device': 'cpu'} cannot be used; accepted: RunOptions",
+        ),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
         (["fedavg"], {"model": lambda classes: 7}, "returned int; accepted: torch.nn.Module"),
         (["fedavg"], {"model": lambda classes: 1 / 0}, "raised ZeroDivisionError"),
@@ -257,6 +265,34 @@ def test_what_stands_behind_a_name_is_meant_for_it() -> None:
     assert [config["epsilon"] for config in configs] == [1.0, 2.0, None, None]
     assert [config["mu"] for config in configs[2:]] == [0.5, 0.25]
     assert [config["lr"] for config in configs] == [0.1, 0.1, 0.2, 0.1]
+
+
+def test_settings_of_single_methods_reach_classes_and_names_and_leave_objects() -> None:
+    methods = [
+        FedProx, FedProx(mu=0.5), Near, Near(mu=0.4), ("fedprox", Last),
+        ("fedprox:mu=0.7", Last(3)), (Near(), "fedentopt"),
+    ]  # fmt: skip
+    jobs = make_jobs(methods, settings={"cohort": 3}, own={"mu": 0.25, "skip": 2, "buffer": "4"}, seeds=1)
+    assert [(job.label, job.config.of("algorithm"), job.config.of("selector")) for job in jobs] == [
+        ("FedProx(mu=0.25)", {"mu": 0.25}, {}),
+        ("FedProx(mu=0.5)", {"mu": 0.5}, {}),
+        ("Near(mu=0.25)", {"mu": 0.25}, {}),
+        ("Near(mu=0.4)", {"mu": 0.4}, {}),
+        ("fedprox+Last(skip=2)", {"mu": 0.25}, {"skip": 2}),
+        ("fedprox:mu=0.7+Last(skip=0)", {"mu": 0.7}, {"skip": 0}),
+        ("Near(mu=0.2)+fedentopt", {"mu": 0.2}, {"buffer": "4", "release": "fifo"}),
+    ]
+    assert [job.algorithm.settings() for job in jobs if job.algorithm] == [{"mu": 0.25}, {"mu": 0.4}, {"mu": 0.2}]
+    with pytest.raises(
+        InputError, match=r"mu: no setting of FedProx\(mu=0.5\) \(an object keeps those it was made with"
+    ):
+        make_jobs([FedProx(mu=0.5)], settings={}, own={"mu": 0.1}, seeds=1)
+    with pytest.raises(
+        InputError, match=r"beta: is a setting of .* and of .*; accepted: algorithm.beta and selector.beta"
+    ):
+        make_jobs([("fedavgm", "fed-cbs")], settings={}, own={"beta": 0.5}, seeds=1)
+    [job] = make_jobs([(FedAvgM, "fed-cbs")], settings={}, own={"algorithm.beta": 0.5, "selector.beta": 2}, seeds=1)
+    assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
 
 
 class Scaled(Algorithm):

@@ -545,3 +545,10 @@ def test_a_memory_that_json_does_not_keep_is_refused(kept):
     selector.kept = circle if kept == "circle" else kept
     with pytest.raises(InputError, match="has a memory that JSON does not keep"):
         planner.state_dict()
+
+
+def test_a_batch_size_beyond_all_data_is_all_of_a_clients_data():
+    data = toy.images()
+    whole, beyond = (toy.run([toy.config(batch_size=size)], data)[0] for size in (len(data.y_train), 10**20))
+    assert toy.difference(whole, beyond) == 0
+    assert [r.loss for r in whole.records] == [r.loss for r in beyond.records]

@@ -81,6 +81,34 @@ def test_own_algorithms_equal_straight_line_torch(settings, reference, trainer):
     check(outcome, world.named(reference(world, cohorts(outcome))))
 
 
+class Headed(Algorithm):
+    """Clients are pushed along the last round's change, which the server alone remembers."""
+
+    server_vectors = ("change",)
+
+    def push(self, vectors):
+        return -0.5 * vectors.server["change"]
+
+    def absorb(self, vectors, start, trained, round):
+        vectors.server["change"] = (trained - start).mean(0)
+
+
+def headed(world: World, rounds: Sequence[Sequence[int]]) -> torch.Tensor:
+    w = world.start
+    change = torch.zeros_like(w)
+    for r, cohort in enumerate(rounds, 1):
+        trained = torch.stack([world.train(w, r, k, push=-0.5 * change).w for k in cohort])
+        change, w = (trained - w).mean(0), world.shares(cohort) @ trained
+    return w
+
+
+def test_a_push_of_server_vectors_alone_is_one_row_for_everybody():
+    data, cfg = toy.images(samples=70), toy.config(**HARD | {"algorithm": f"{M}:Headed"})
+    (outcome,) = toy.run([cfg], data)
+    world = World(cfg, data)
+    check(outcome, world.named(headed(world, cohorts(outcome))))
+
+
 def test_where_the_push_enters_matters():
     data = toy.images(samples=70)
     inside, after = (
@@ -405,7 +433,7 @@ WRONG = [
     (wrong("mix", Mixing(0.5, np.ones(3)), step=step), "mix gave own 0.5; accepted: 0 where step combines"),
     (wrong("mix", RuntimeError("two\nlines")), "mix raised RuntimeError: two"),
     (wrong("push", None), "push gave NoneType; accepted: a tensor of shape (3, 580)"),
-    (wrong("push", torch.zeros(580)), "push gave torch.float32 of shape (580,); accepted: floats of shape (3, 580)"),
+    (wrong("push", torch.zeros(579)), "push gave torch.float32 of shape (579,); accepted: floats of shape (3, 580)"),
     (wrong("push", torch.zeros(3, 580).long()), "push gave torch.int64 of shape (3, 580); accepted: floats of shape"),
     (wrong("absorb", forget, **VECTORS), "absorb gave vectors []; accepted: ['v'], as declared"),
     (wrong("absorb", invent, **VECTORS), "absorb gave vectors ['other', 'v']; accepted: ['v'], as declared"),

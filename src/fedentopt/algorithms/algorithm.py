@@ -164,7 +164,7 @@ class Algorithm(Configurable):
         return IN_GRADIENT
 
     def push(self, vectors: Vectors) -> Tensor:
-        """A linear term <push_k, w> of each client's local objective: (M, P)."""
+        """A linear term <push_k, w> of each client's local objective: (M, P), or (P,), the same for all."""
         raise NotImplementedError
 
     def absorb(self, vectors: Vectors, start: Tensor, trained: Tensor, round: Round) -> None:

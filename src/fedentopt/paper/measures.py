@@ -151,12 +151,12 @@ class Results:
         key = settings_key(config)
         found = {seed for settings, seed in self._exported if settings == key}
         if self._out_dir is not None:
-            # A run's folder is named by its settings in words, so only those of the right name are opened.
-            pattern = config.run_id.rpartition("_s")[0]
-            for path in self._out_dir.glob(f"{glob.escape(pattern)}_s*/{SUMMARY}"):
-                number = path.parent.name.removeprefix(f"{pattern}_s").partition("_")[0]
-                if number.isdigit() and self._folder(config, int(number)) is not None:
-                    found.add(int(number))
+            # A run's folder is named by its settings in words, so only those of the right name are opened. In an older
+            # one's the partition may be spelt otherwise.
+            method, dataset, _, model = map(glob.escape, config.run_id.split("_")[:4])
+            paths = self._out_dir.glob(f"{method}_{dataset}_*_{model}_s*/{SUMMARY}")
+            numbers = {path.parent.name.split("_")[4].removeprefix("s") for path in paths}
+            found |= {int(n) for n in numbers if n.isdigit() and self._folder(config, int(n)) is not None}
         return found
 
     def on(self, out_dir: Path) -> Results:

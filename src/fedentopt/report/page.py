@@ -48,6 +48,7 @@ def write_report(directory: Path, *, out: Path | None = None) -> Path:
         folder.runs,
         title=directory.resolve().name or "results",
         skipped=folder.skipped,
+        doubles=folder.doubles,
         paper=PaperFigures.read(directory),
     )
     return _write(text, Path(out) if out is not None else directory / "report.html")
@@ -63,11 +64,13 @@ def render_runs(
     *,
     title: str = "results",
     skipped: Sequence[str] = (),
+    doubles: Sequence[str] = (),
     paper: PaperFigures | None = None,
 ) -> str:
     """The page as text, at the finest level of detail that stays under `LARGEST_PAGE`.
 
-    `skipped` are runs that have no round to show and are named as such. Refused: no runs, a run without a round.
+    `skipped` are runs that have no round to show, `doubles` folders whose run is shown from another one; both are named
+    as such. Refused: no runs, a run without a round.
     """
     runs, paper = list(runs), paper or PaperFigures(None)
     empty = [run.run_id for run in runs if not len(run.rounds)]
@@ -94,7 +97,8 @@ def render_runs(
         "title": escape(title),
         "version": escape(__version__),
         "runs": str(len(runs)),
-        "skipped": _skipped(skipped),
+        "skipped": _left_out("no round finished yet", skipped)
+        + _left_out("another folder holds a run of the same settings, which counts once", doubles),
         "css": _asset("page.css"),
         "chooser": _chooser(groups) if several else "",
         "overview": f"<section><h2>All settings</h2>{overview_table(groups, rows)}</section>" if several else "",
@@ -155,10 +159,10 @@ def _chooser(groups: tuple[Group, ...]) -> str:
     return f'<label class="chooser">Setting <select id="group">{options}</select></label>'
 
 
-def _skipped(names: Sequence[str]) -> str:
+def _left_out(why: str, names: Sequence[str]) -> str:
     if not names:
         return ""
-    return f'<p class="warn">Not shown, no round finished yet: {", ".join(map(escape, names))}</p>'
+    return f'<p class="warn">Not shown, {why}: {", ".join(map(escape, names))}</p>'
 
 
 def _packed(value: Any) -> str:

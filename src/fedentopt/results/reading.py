@@ -7,7 +7,8 @@ is there but cannot be used is an `InputError` with the file, the place in it an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,11 +156,13 @@ class RunResult:
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """The runs of a folder; `skipped` are the folders of those that have not finished a round yet."""
+    """The runs of a folder, each once; `skipped` are the folders of those that have not finished a round yet,
+    `doubles` those whose settings a run of `runs` has too."""
 
     path: Path
     runs: tuple[RunResult, ...]
     skipped: tuple[str, ...]
+    doubles: tuple[str, ...] = ()
 
 
 def read_run(path: Path) -> RunResult:
@@ -182,13 +185,15 @@ def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_runs(out_dir: Path) -> list[RunResult]:
-    """All finished runs below `out_dir`, by folder name."""
+    """All finished runs below `out_dir`, by folder name, each once."""
     runs = (read_run(path.parent) for path in sorted(Path(out_dir).glob(f"*/{SUMMARY}")) if _in_place(path.parent))
-    return [run for run in runs if run.finished]
+    return _each_once(run for run in runs if run.finished)
 
 
 def read_folder(directory: Path) -> ResultFolder:
     """Read every run of `directory`, or the one run that `directory` itself is, with all tables, finished or not.
+
+    A run that is there twice, under an older spelling of its partition or as a copy, is taken once.
 
     Refused: a path that is no folder, a folder without a run that has finished a round, a malformed file.
     """
@@ -200,11 +205,36 @@ def read_folder(directory: Path) -> ResultFolder:
         folders = sorted(path.parent for path in directory.glob(f"*/{RUN}") if _in_place(path.parent))
     if not folders:
         raise InputError(f"{directory}: no results in it; expected <run>/run.json as `fedentopt run --out` writes them")
-    found = [(folder.name, read_run(folder)) for folder in folders]
-    runs = tuple(run for _, run in found if len(run.rounds))
-    if not runs:
+    found = [read_run(folder) for folder in folders]
+    begun = [run for run in found if len(run.rounds)]
+    if not begun:
         raise InputError(f"{directory}: {len(folders)} run(s) in it, none has finished a round yet")
-    return ResultFolder(directory, runs, tuple(name for name, run in found if not len(run.rounds)))
+    runs = _each_once(begun)
+    taken, shown = {run._folder for run in runs}, {run._folder for run in begun}
+    return ResultFolder(
+        directory,
+        tuple(runs),
+        skipped=tuple(folder.name for folder in folders if folder not in shown),
+        doubles=tuple(folder.name for folder in folders if folder in shown - taken),
+    )
+
+
+def _each_once(runs: Iterable[RunResult]) -> list[RunResult]:
+    """Without those whose settings, in the spelling of now, another one has too: its seed would count twice in means.
+
+    A finished run stays rather than an unfinished one, then the one that `RunFolder` finds: whose settings and folder
+    are spelt as they would be now.
+    """
+    alike: dict[str, list[RunResult]] = {}
+    for run in (runs := list(runs)):
+        alike.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
+
+    def rank(run: RunResult) -> tuple[bool, bool, bool]:
+        spelt = read_json(run._folder / RUN)["config"]
+        return run.finished, spelt == run.config, run._folder.name == run.run_id
+
+    kept = {id(same[0] if len(same) == 1 else max(same, key=rank)) for same in alike.values()}
+    return [run for run in runs if id(run) in kept]
 
 
 def _in_place(folder: Path) -> bool:

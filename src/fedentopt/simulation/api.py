@@ -43,17 +43,18 @@ def compare(
     pairs (algorithm, selector). `dataset`: a name, a path, or arrays `(x_train, y_train, x_test, y_test)`. `model`: a
     name, `package.module:factory`, or a callable that takes the number of classes. `seeds`: how many (3 is 0, 1, 2), or
     which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
-    applied where a method has them. Without `out` nothing is written; with it, runs are kept in that folder, finished
-    ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default in terminals and
-    notebooks), or a function that is called after every round. `options` says where and how to run.
+    applied where a method has them; an object keeps its own. Without `out` nothing is written; with it, runs are kept
+    in that folder, finished ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default
+    in terminals and notebooks), or a function that is called after every round. `options` says where and how to run.
     """
     data, name = _data(dataset, settings)
+    options = _options(options)
     chosen = {**{k: v for k, v in settings.items() if k in FIELDS}, "dataset": name}
     for reserved in ("algorithm", "selector"):
         if reserved in settings:
             raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
     own = {key: value for key, value in settings.items() if key not in FIELDS}
-    chosen = with_own_clients(chosen, (options or RunOptions()).data_path, data)
+    chosen = with_own_clients(chosen, options.data_path, data)
     jobs = make_jobs(methods, settings=chosen, own=own, seeds=seeds, model=model)
     for job in jobs:
         if data is not None and job.config.dataset != name:
@@ -74,13 +75,15 @@ def simulate(
 
     A `RunConfig` says everything. In a mapping, settings that it leaves out are those of `compare` on that data set.
     """
-    data = None
+    if not isinstance(config, RunConfig | Mapping):
+        raise InputError(f"config: {config!r} cannot be used; accepted: a RunConfig, or a mapping of settings")
+    options, data = _options(options), None
     if dataset is not None:
         size = config.image_size if isinstance(config, RunConfig) else config.get("image_size")
         data, name = _data(dataset, {"image_size": size})
         config = config.replace(dataset=name) if isinstance(config, RunConfig) else {**config, "dataset": name}
     if not isinstance(config, RunConfig):
-        settings = with_own_clients(config, (options or RunOptions()).data_path, data)
+        settings = with_own_clients(config, options.data_path, data)
         config = RunConfig.from_dict({**dataset_defaults(settings), **settings})
     given = config
     job = Job(given, given.method)
@@ -114,6 +117,12 @@ def run_jobs(
         else:
             runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=listener)
     return Result(runs, labels=[job.label for job in jobs])
+
+
+def _options(options: Any) -> RunOptions:
+    if options is not None and not isinstance(options, RunOptions):
+        raise InputError(f"options: {options!r} cannot be used; accepted: RunOptions(device=..., workers=..., ...)")
+    return options or RunOptions()
 
 
 def _data(dataset: Any, settings: Mapping[str, Any]) -> tuple[Dataset | None, str]:

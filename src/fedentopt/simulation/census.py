@@ -45,7 +45,7 @@ def take_censuses(
                 pushes[i] = runs[i].memory.pushes(part.trained)
             first += len(runs[i].models)
         work = build_work(
-            rows, runs[0].config.batch_size, data.num_classes, models.device,
+            rows, runs[0].planner.batch_size, data.num_classes, models.device,
             torch.cat(list(pushes.values())) if pushes else None,
         )  # fmt: skip
         trained = train(models, work)

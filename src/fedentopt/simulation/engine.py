@@ -158,7 +158,7 @@ class Stack:
         model = models[config.seed]
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
-        batch = max(config.batch_size, TEST_BATCH)
+        batch = max(min(config.batch_size, len(data.y_train)), TEST_BATCH)
         chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code, batch=batch)
         last = wants_channels_last(chosen, model, data.image_size, device, config.precision)
         self.layout = FlatLayout(model, channels_last=last)

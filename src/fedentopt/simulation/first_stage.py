@@ -77,7 +77,7 @@ class FirstStages:
         corrections = torch.cat(list(pushes.values())) if pushes else None
         wants_losses = any("loss" in run.planner.needs for run in runs)
         work = build_work(
-            rows, runs[0].config.batch_size, runs[0].num_classes, self._device, corrections, wants_losses=wants_losses
+            rows, runs[0].planner.batch_size, runs[0].num_classes, self._device, corrections, wants_losses=wants_losses
         )
         # Models that are only averaged are averaged where they were trained.
         trained = self.within_memory(starts, work, lend=not any(_reads_models(run) for run in runs))

@@ -82,8 +82,11 @@ class Hooks:
         return Mixing(float(mixing.own), factors)
 
     def push(self, vectors: Vectors, rows: int, width: int) -> torch.Tensor:
-        """The linear terms of the clients' objectives, (rows, width)."""
-        return self._tensor("push", self._call("push", vectors), (rows, width))
+        """The linear terms of the clients' objectives, (rows, width); one row that is given is everybody's."""
+        push = self._call("push", vectors)
+        if isinstance(push, torch.Tensor) and push.shape == (width,):
+            push = push.expand(rows, width)  # of server vectors alone, which do not tell how many clients train
+        return self._tensor("push", push, (rows, width))
 
     def absorb(self, vectors: Vectors, start: torch.Tensor, trained: torch.Tensor, round_: Round) -> Vectors:
         """The vectors after a round; shapes as before."""

@@ -28,6 +28,7 @@ from fedentopt.simulation.methods import (
     check_selector,
     complete,
     parse_method,
+    settings_for,
 )
 
 if TYPE_CHECKING:
@@ -121,10 +122,10 @@ def make_jobs(
         base["model"], factory = import_path(model), model
     elif model is not None:
         base["model"] = model
-    asked = [_Method.read(method) for method in methods]
+    asked = [_Method.read(method, own or {}, offered or {}) for method in methods]
     if not asked:
         raise InputError("methods: the list is empty; accepted: at least one")
-    asked = _with_own(asked, own or {}, offered or {})
+    _check_used(asked, own or {})
     _check_distinct(asked)
     asked = [replace(method, settings=complete(method.settings)) for method in _with_epsilon(asked, settings)]
     for method in asked:
@@ -158,16 +159,27 @@ class _Method:
     sources: tuple[Any, ...] = ()
     explicit: frozenset[str] = frozenset()
     """Keys that stand behind the method's name: they are meant for it, and nothing overrides them."""
+    used: frozenset[str] = frozenset()
+    """Settings of single methods that it has."""
+    fixed: bool = False
+    """Whether a part of it is an object, which keeps its settings."""
 
     @classmethod
-    def read(cls, given: Any) -> _Method:
-        """From a name, an algorithm or a selector (class or object), or a pair of these."""
+    def read(cls, given: Any, own: Mapping[str, Any], offered: Mapping[str, Any]) -> _Method:
+        """From a name, an algorithm or a selector (class or object), or a pair of these.
+
+        `own` and `offered` settings are worked into what a name or a class leaves open; an object has its own."""
         if isinstance(given, str):
             written = re.findall(r"[:,]\s*([A-Za-z_][\w.-]*)=", given)
-            return cls(given, parse_method(given), explicit=frozenset(written))
+            return cls(given, parse_method(given), explicit=frozenset(written)).with_own(own, offered)
         if isinstance(given, tuple) and len(given) == 2:
-            parts = [cls.read(part) for part in given]
+            parts = [cls.read(part, own, offered) for part in given]
             algorithm, selector = parts
+            for key in algorithm.used & selector.used:
+                raise InputError(
+                    f"{key}: is a setting of {algorithm.label} and of {selector.label}; accepted: algorithm.{key} and "
+                    f"selector.{key}"
+                )
             if algorithm.settings["selector"] != "random" or selector.settings["algorithm"] != "fedavg":
                 raise InputError(f"method: {given!r} cannot be used; accepted: a pair (algorithm, selector)")
             merged = {**selector.settings, **algorithm.settings, "selector": selector.settings["selector"]}
@@ -179,15 +191,30 @@ class _Method:
                 selector.selector,
                 (*algorithm.sources, *selector.sources),
                 algorithm.explicit | selector.explicit,
+                algorithm.used | selector.used,
+                algorithm.fixed or selector.fixed,
             )
-        if isinstance(given, Algorithm) or (inspect.isclass(given) and issubclass(given, Algorithm)):
-            return cls._algorithm(given() if inspect.isclass(given) else given)
-        if isinstance(given, Selector) or (inspect.isclass(given) and issubclass(given, Selector)):
-            return cls._selector(given)
+        if inspect.isclass(given) and issubclass(given, Algorithm):
+            taken = settings_for("algorithm", given, own)
+            return replace(cls._algorithm(given(**dict(taken.values()))), used=frozenset(taken))
+        if isinstance(given, Algorithm):
+            return replace(cls._algorithm(given), fixed=True)
+        if inspect.isclass(given) and issubclass(given, Selector):
+            taken = settings_for("selector", given, own)
+            return replace(cls._selector(given, dict(taken.values())), used=frozenset(taken))
+        if isinstance(given, Selector):
+            return replace(cls._selector(given, {}), fixed=True)
         raise InputError(
             f"method: {given!r} cannot be used; accepted: a name such as 'fedprox:mu=0.1', an Algorithm, a Selector, "
             f"or a pair (algorithm, selector)"
         )
+
+    def with_own(self, own: Mapping[str, Any], offered: Mapping[str, Any]) -> _Method:
+        """The method, known by names, with those settings of single methods that it has."""
+        mine = {**_of_its_own(offered, self.settings), **own}
+        open_ones = {key: value for key, value in mine.items() if key not in self.explicit}
+        settings, applied = apply_settings(self.settings, open_ones)
+        return replace(self, settings=settings, used=frozenset(applied | (mine.keys() & self.explicit)))
 
     @classmethod
     def _algorithm(cls, given: Algorithm) -> _Method:
@@ -201,16 +228,16 @@ class _Method:
         return cls(repr(given), settings, None if known else given, None, () if known else (given,))
 
     @classmethod
-    def _selector(cls, given: Any) -> _Method:
+    def _selector(cls, given: Any, taken: dict[str, Any]) -> _Method:
         registry = PARTS["selector"]
         kind: Any = given if inspect.isclass(given) else type(given)
         known = kind is given and kind.name in registry and registry.get(kind.name) is kind
         name = kind.name if known else import_path(given)
         settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
         if known:
-            return cls(kind.__name__, settings)
+            return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
         if kind is given:
-            declared = {key: one.default for key, one in settings_of(kind).items()}
+            declared = {key: one.default for key, one in settings_of(kind).items()} | taken
 
             def make(config: RunConfig) -> Selector:
                 sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
@@ -258,26 +285,18 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any], offered: Mappi
     """The settings of one method with `own` and, where it has them, `offered` ones worked in, and what they leave open
     filled in by `dataset_defaults`."""
     methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
-    [made] = _with_own([_Method("+".join(methods.values()), {**methods, **settings})], own, offered)
+    made = _Method("+".join(methods.values()), {**methods, **settings}).with_own(own, offered)
+    _check_used([made], own)
     return {**dataset_defaults(settings), **complete(made.settings)}
 
 
-def _with_own(methods: list[_Method], own: Mapping[str, Any], offered: Mapping[str, Any]) -> list[_Method]:
-    """Methods with the settings of single methods worked in; one of `own` that no method has is refused."""
-    used: set[str] = set()
-    made = []
-    for method in methods:
-        mine = {} if method.sources else {**_of_its_own(offered, method.settings), **own}  # an object has its settings
-        settings, applied = apply_settings(
-            method.settings, {key: value for key, value in mine.items() if key not in method.explicit}
-        )
-        made.append(replace(method, settings=settings))
-        used |= applied | (mine.keys() & method.explicit)
+def _check_used(methods: Sequence[_Method], own: Mapping[str, Any]) -> None:
+    """Refuse a setting that no method has."""
     for key in own:
-        if key not in used:
+        if not any(key in method.used for method in methods):
             names = ", ".join(method.label for method in methods)
-            raise InputError(f"{key}: no setting of {names}; `fedentopt methods` lists what each method has")
-    return made
+            fixed = " (an object keeps those it was made with)" if any(method.fixed for method in methods) else ""
+            raise InputError(f"{key}: no setting of {names}{fixed}; `fedentopt methods` lists what each method has")
 
 
 def _of_its_own(offered: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

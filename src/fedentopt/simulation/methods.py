@@ -87,6 +87,19 @@ def apply_settings(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[
     return result, used
 
 
+def settings_for(part: str, kind: type, given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Those of `given` that a class of this part declares: name and value of the setting, by the key it was given."""
+    declared, found = settings_of(kind), {}
+    for given_key, value in given.items():
+        named, dot, rest = given_key.partition(".")
+        key = rest if dot and named == part else given_key
+        option = option_of(key)
+        name = option[2].name if option is not None and option[:2] == (part, getattr(kind, "name", "")) else key
+        if name in declared:
+            found[given_key] = (name, _checked(declared[name], value))
+    return found
+
+
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a method with those that own classes declare checked and at their defaults where not given, so that
     one run has one id however it was asked for. Own code that cannot be imported is refused later, when it is made."""

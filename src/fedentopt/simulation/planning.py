@@ -107,6 +107,8 @@ class RunPlanner:
     ) -> None:  # fmt: skip
         """`owners` holds the client number of every sample, where the data knows it."""
         self.config = config
+        # "All of a client's data" is asked for by a number that is large enough, and room is made for whole batches.
+        self.batch_size = min(config.batch_size, len(labels))
         self.parts: Partition = partition(
             labels,
             parse_partition(config.partition),
@@ -157,7 +159,7 @@ class RunPlanner:
     @property
     def most_steps(self) -> int:
         """Steps of the largest client, the most that any round can have."""
-        batches = -(-max(len(indices) for indices in self.parts.indices) // self.config.batch_size)
+        batches = -(-max(len(indices) for indices in self.parts.indices) // self.batch_size)
         return self.config.epochs * batches
 
     @property
@@ -227,7 +229,7 @@ class RunPlanner:
             samples, counts = self._samples(client, None if limits is None else limits.get(client))
             epochs = self._epochs(client, round_)
             seconds = self.seconds(client, len(samples) * epochs)
-            work.append(ClientWork(client, samples, counts, epochs, config.batch_size, seconds))
+            work.append(ClientWork(client, samples, counts, epochs, self.batch_size, seconds))
         tasks = tuple(task for task in work if len(task.samples))
         spent, self._selecting = self._selecting, 0.0
         weights = self._weights(cohort, selected)
@@ -290,7 +292,7 @@ class RunPlanner:
             if len(samples):
                 counts = np.bincount(self._labels[samples], minlength=self.counts.shape[1])
                 seconds = self.seconds(client, len(samples) * wanted.epochs)
-                work.append(ClientWork(client, samples, counts, wanted.epochs, self.config.batch_size, seconds))
+                work.append(ClientWork(client, samples, counts, wanted.epochs, self.batch_size, seconds))
         return RoundPlan(0, tuple(task.client for task in work), tuple(work))
 
     def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:

@@ -69,7 +69,7 @@ class SecondStages:
         rows = [run.rows(plan, 0) for run, plan in zip(runs, plans, strict=True)]
         flat = [row for own in rows for row in own]
         if flat:
-            work = build_work(flat, runs[0].config.batch_size, self._data.num_classes, self._device)
+            work = build_work(flat, runs[0].planner.batch_size, self._data.num_classes, self._device)
             place = np.empty(len(flat), dtype=np.int64)
             place[work.source] = np.arange(len(flat))
             # In the order of the work, as if the run's rows were alone in it.
