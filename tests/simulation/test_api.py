@@ -295,6 +295,13 @@ def test_settings_of_single_methods_reach_classes_and_names_and_leave_objects() 
     assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
 
 
+def test_seeds_may_be_an_array_of_whole_numbers() -> None:
+    jobs = make_jobs(["fedavg"], settings={}, seeds=np.arange(2, 5))
+    assert [job.config.seed for job in jobs] == [2, 3, 4]
+    with pytest.raises(InputError, match="seeds: "):
+        make_jobs(["fedavg"], settings={}, seeds=np.array([0.5, 1.0]))
+
+
 class Scaled(Algorithm):
     """An algorithm with a constructor of its own, whose argument is no declared setting."""
 

@@ -138,16 +138,23 @@ def _owned(owners: ArrayLike | None, samples: int, clients: int) -> list[np.ndar
             "partition: natural needs data that says which client a sample belongs to; accepted: an .npz file with "
             "client_train, or folders train/CLIENT/CLASS/* beside test/CLASS/*"
         )
-    numbers = np.asarray(owners)
+    try:
+        numbers = np.asarray(owners)
+    except ValueError:  # lists of several lengths
+        numbers = np.empty(0, dtype=object)
     if numbers.dtype.kind not in "iu" or numbers.shape != (samples,):
         raise InputError(
             f"owners: {numbers.dtype} of shape {numbers.shape}; accepted: a client number for each of {samples} samples"
         )
     present = np.unique(numbers)
-    if not np.array_equal(present, np.arange(clients)):
+    if present.size != clients:
         raise InputError(
             f"clients: {clients} asked for, but the data names {present.size} clients; accepted: {present.size}, or "
             f"nothing said"
+        )
+    if not np.array_equal(present, np.arange(clients)):
+        raise InputError(
+            f"owners: {clients} clients with numbers from {present[0]} to {present[-1]}; accepted: 0 to {clients - 1}"
         )
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.cumsum(np.bincount(numbers.astype(np.int64)))[:-1])

@@ -269,6 +269,8 @@ def _seeds(seeds: int | Sequence[int] | None, settings: Mapping[str, Any]) -> tu
         return (settings["seed"],) if "seed" in settings else tuple(range(DEFAULT_SEEDS))
     if "seed" in settings:
         raise InputError("seeds: was given together with seed; accepted: one of the two")
+    if getattr(seeds, "ndim", 0) == 1:  # an array
+        seeds = seeds.tolist()  # type: ignore[union-attr]
     try:
         number = seeds if isinstance(seeds, Sequence) else operator.index(seeds)
         listed = [operator.index(seed) for seed in (number if isinstance(number, Sequence) else range(number))]
