@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from fedentopt.errors import InputError
-from fedentopt.files import written_aside
+from fedentopt.files import lock_file, written_aside
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes and links in the file system")
 
@@ -103,3 +105,17 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
     with pytest.raises(InputError, match="accepted: a file that can be written"):
         put(tmp_path, b"")
+
+
+def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*words: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+
+    def held() -> AbstractContextManager[None]:
+        refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
+        return lock_file(tmp_path / "lock", *refusals, among_threads=True)
+
+    with held(), pytest.raises(InputError, match="^held$"), held():
+        pass

@@ -261,8 +261,9 @@ def _acquire(
             locked = True
         if locked:
             if is_still(path, handle):
-                os.ftruncate(handle, 0)
-                os.write(handle, f"{os.getpid()}\n".encode("ascii"))
+                with contextlib.suppress(OSError):  # no room even for that: the lock holds without its holder's number
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"{os.getpid()}\n".encode("ascii"))
                 return handle
             os.close(handle)
             continue

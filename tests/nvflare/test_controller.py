@@ -25,6 +25,7 @@ from nvflare.app_common.workflows.lr.fedavg import FedAvgLR
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
 from fedentopt.nvflare import LabelAware, LabelAwareFedAvg, LabelAwareScaffold, state
+from fedentopt.nvflare.replies import check_reply
 from fedentopt.nvflare.report import read_report, write_refusal, write_report
 from fedentopt.selection import Selector
 from fedentopt.server.backoff import Backoff
@@ -844,3 +845,10 @@ def test_noisy_counts_may_be_negative(tmp_path: Path) -> None:
     done = FakeServer(tmp_path, everybody(site_4=noisy), START).run(fedavg(cohort_size=8, num_rounds=1))
     assert "site-4" in cohorts(done)[0]
     assert done.members.reports["site-4"].epsilon == 1.0
+
+
+@pytest.mark.parametrize(("own", "sent"), [("uint8", -1), ("int32", 2**40), ("bool", 5)])
+def test_whole_numbers_are_not_folded_into_a_smaller_type(own: str, sent: int) -> None:
+    reply = FLModel(params={"batches": np.array([sent])}, params_type=ParamsType.FULL)
+    check_reply(FLModel(params={"batches": np.zeros(1, own)}, params_type=ParamsType.FULL), reply)
+    assert reply.params["batches"].tolist() == [sent]

@@ -291,6 +291,8 @@ def test_settings_of_single_methods_reach_classes_and_names_and_leave_objects() 
         InputError, match=r"beta: is a setting of .* and of .*; accepted: algorithm.beta and selector.beta"
     ):
         make_jobs([("fedavgm", "fed-cbs")], settings={}, own={"beta": 0.5}, seeds=1)
+    [job] = make_jobs([("fedavgm:beta=0.5", "fed-cbs")], settings={}, own={"beta": 2}, seeds=1)  # one is said already
+    assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
     [job] = make_jobs([(FedAvgM, "fed-cbs")], settings={}, own={"algorithm.beta": 0.5, "selector.beta": 2}, seeds=1)
     assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -513,6 +514,18 @@ def test_local_training_refuses_what_it_cannot_do(algorithm, words):
             toy.linear(3), data.x_train, data.y_train, config=config, round_=1, client=0, num_classes=3,
             mean=data.mean, std=data.std,
         )  # fmt: skip
+
+
+def test_a_batch_beyond_all_samples_is_all_of_them():
+    data, start, trained = toy.images(samples=9), toy.linear(3), []
+    for size in (len(data.y_train), 10**9):
+        model = copy.deepcopy(start)
+        train_client(
+            model, data.x_train, data.y_train, config=toy.config(algorithm="fedavg", batch_size=size), round_=1,
+            client=0, num_classes=3, mean=data.mean, std=data.std,
+        )  # fmt: skip
+        trained.append(model.state_dict())
+    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
 
 
 def test_the_most_steps_of_a_client_and_a_round_without_anybody():

@@ -73,7 +73,7 @@ _BROUGHT_BY = {
 }  # fmt: skip
 
 
-# Of a standard stream these come without a path; whatever else is written tells it.
+# Of a standard stream these come without a path; what is written to a file tells its own.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 

@@ -45,10 +45,14 @@ def note(message: str) -> None:
 def print_table(console: Console, table: Table) -> None:
     """Print a table in which columns that may not wrap keep their width: where a terminal has no room for them, lines
     run on, and no figure is cut."""
+    room = console.options.update(width=10_000)  # measures are cut to the width that they are asked for
     for column in table.columns:
         if column.no_wrap:
             cells = (column.header, *column.cells)
-            column.min_width = max(Measurement.get(console, console.options, cell).maximum for cell in cells)
+            column.min_width = max(Measurement.get(console, room, cell).maximum for cell in cells)
+    least = Measurement.get(console, room, table).minimum
+    if least > console.width:  # Rich would leave whole columns out
+        table.width = least
     console.print(table, crop=False)
 
 

@@ -204,14 +204,15 @@ def _check_group(what: str, own: Mapping[str, Any], given: dict[str, Any]) -> No
 
 
 def _in_type_of(own: Any, value: Any) -> Any:
-    """A parameter in the type of the model's; fractions in the place of whole numbers in double precision."""
+    """A parameter in the type of the model's; fractions in the place of whole numbers in double precision, and whole
+    numbers in the place of others as they are, since a smaller type would fold them over."""
     if _kind(value) == "tensor":
         tensor, like = (each.materialize() if hasattr(each, "materialize") else each for each in (value, own))
-        if tensor.dtype == like.dtype:
+        if tensor.dtype == like.dtype or not (tensor.is_floating_point() or like.is_floating_point()):
             return value
         return tensor.double() if tensor.is_floating_point() > like.is_floating_point() else tensor.to(like.dtype)
     array, dtype = np.asarray(value), np.asarray(own).dtype
-    if array.dtype == dtype:
+    if array.dtype == dtype or "f" not in (array.dtype.kind, dtype.kind):
         return value
     with np.errstate(over="ignore"):  # what is too large for the model is not finite there
         return array.astype(np.float64 if (array.dtype.kind == "f") > (dtype.kind == "f") else dtype)

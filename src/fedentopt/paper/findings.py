@@ -135,13 +135,19 @@ def _gain(entry: Comparison, other: Comparison) -> float | None:
 
 
 def _best(entries: Entries) -> str:
-    full = [row for row in _rows(entries) if len(row) > 2 and any(_ours(entry) for entry in row)]
+    full = [row for row in _rows(entries) if len(row) > 2 and _meet(row)]
     if not full:
         return NOT_YET
     leaders = [leader for leader in map(_leader, full) if leader is not None]
     others = sorted({names.method(leader.cell.method or "") for leader in leaders})
     text = f"Best in {len(full) - len(leaders)} of {len(full)} settings"
     return f"{text}; elsewhere {', '.join(others)}." if others else f"{text}."
+
+
+def _meet(row: Entries) -> bool:
+    """Whether FedEntOpt and another method share a seed."""
+    others = [entry for entry in row if not _ours(entry)]
+    return any(_gain(entry, own) is not None for own in row if _ours(own) for entry in others)
 
 
 def _leader(row: Entries) -> Comparison | None:

@@ -56,6 +56,7 @@ def run_on_ray(
         out_dir, data_dir = options.out_dir.resolve(), options.data_path
         make_folder(out_dir)
         stacks = form_stacks(runs, max_stack or max(1, -(-len(runs) // slots)))
+        stacks.sort(key=lambda stack: stack[0].seed)
         say(f"{len(runs)} runs in {len(stacks)} stacks on {slots} {'GPU' if on_gpu else 'CPU'} workers")
         token = out_dir / f".shared-{uuid.uuid4().hex}"
         token.touch()

@@ -134,7 +134,7 @@ class Reproduction:
             return
         if ray_workers is not None:
             raise InputError(f"ray-workers: {ray_workers} only goes with --ray local")
-        stacks = form_stacks(runs, max_stack)
+        stacks = sorted(form_stacks(runs, max_stack), key=lambda stack: stack[0].seed)
 
         def begin(number: int) -> None:
             first, size = stacks[number][0], len(stacks[number])

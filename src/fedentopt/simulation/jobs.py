@@ -175,7 +175,7 @@ class _Method:
         if isinstance(given, tuple) and len(given) == 2:
             parts = [cls.read(part, own, offered) for part in given]
             algorithm, selector = parts
-            for key in algorithm.used & selector.used:
+            for key in (algorithm.used - algorithm.explicit) & (selector.used - selector.explicit):
                 raise InputError(
                     f"{key}: is a setting of {algorithm.label} and of {selector.label}; accepted: algorithm.{key} and "
                     f"selector.{key}"

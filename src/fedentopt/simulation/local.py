@@ -55,7 +55,8 @@ def train_client(
             raise InputError(f"algorithm: {config.algorithm!r} {what}; local training alone cannot do it")
     counts = np.bincount(labels, minlength=num_classes)
     terms = algorithm.local_terms(Client(client, counts))
-    task = ClientWork(client, np.arange(len(labels)), counts, epochs or config.epochs, config.batch_size)
+    batch_size = max(1, min(config.batch_size, len(labels)))  # room for no more than all samples
+    task = ClientWork(client, np.arange(len(labels)), counts, epochs or config.epochs, batch_size)
     row = Row(
         task=task,
         start_row=0,
@@ -75,7 +76,7 @@ def train_client(
     layout = FlatLayout(model, channels_last=True)
     start = layout.pack(model.state_dict())
     out = torch.empty_like(start)
-    work = build_work([row], config.batch_size, num_classes, torch.device("cpu"))
+    work = build_work([row], batch_size, num_classes, torch.device("cpu"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
