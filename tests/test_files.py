@@ -117,5 +117,5 @@ def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, mo
         refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
         return lock_file(tmp_path / "lock", *refusals, among_threads=True)
 
-    with held(), pytest.raises(InputError, match="^held$"), held():
+    with held(), pytest.raises(InputError, match=r"^held$"), held():
         pass
