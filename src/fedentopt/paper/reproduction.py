@@ -65,7 +65,7 @@ class Reproduction:
     def unfinished(self) -> list[RunConfig]:
         """Runs of the cells that are still to do, whether their data is there or not.
 
-        All cells of a seed come before those of the next: who stops half-way has whole tables of fewer seeds.
+        All cells of a seed come before those of the next, so that who stops half-way has all cells of fewer seeds.
         """
         runs = (
             run if self.precision is None else dataclasses.replace(run, precision=self.precision)
