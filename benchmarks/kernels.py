@@ -29,6 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import FIRST
 from fedentopt.simulation.triton import (
     convolution,
     convolution_input_grad,
@@ -326,7 +327,7 @@ def time_us(call: Callable[[], Any], calls: int = 10, replays: int = 7) -> float
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=FIRST)):
         for _ in range(calls):
             call()
     graph.replay()

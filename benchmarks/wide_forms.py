@@ -33,8 +33,7 @@ ALL = {
     "tf32": WideForm(first=True, update=True, descriptors=True),
     "bf16": WideForm(first=True, update=True, untransposed=True, descriptors=True),
 }
-EVERY = {precision: form._replace(aside=True, joined=True) for precision, form in ALL.items()}
-DEFAULT = {precision: form._replace(joined=True, aside=precision == "tf32") for precision, form in ALL.items()}
+DEFAULT = {precision: form._replace(aside=True, joined=True) for precision, form in ALL.items()}
 TURNS = 2  # that tables of tiles are timed, one after the other: a GPU's clock moves with what came before
 
 
@@ -48,15 +47,14 @@ class Variant(NamedTuple):
 
 def forms_of(precision: str) -> dict[str, Variant]:
     """Whole forms, then what each part brings by itself, then other settings of all parts together."""
-    found = {"as it is": Variant(WideForm()), "every": Variant(EVERY[precision]), "all": Variant(ALL[precision])}
-    found["default"] = Variant(DEFAULT[precision])
+    found = {"as it is": Variant(WideForm()), "default": Variant(DEFAULT[precision]), "all": Variant(ALL[precision])}
     for part in ("aside", "joined"):
         found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}))
     others = {"first layer in eight warps": {"wide_first.WARPS": 8}}
     if precision == "tf32":
         others["pool apart below 16"] = {"wide_pooled.NARROWEST": 16}
     return found | {
-        f"every, {name}": Variant(EVERY[precision], set_, few_models=False) for name, set_ in others.items()
+        f"default, {name}": Variant(DEFAULT[precision], set_, few_models=False) for name, set_ in others.items()
     }
 
 
@@ -164,7 +162,7 @@ def time_steps(precision: str, forms: list[str], models: list[int], batch: int, 
                     print(f"{precision} {n:4d} models, {name:27s}: {us:9.0f} us, {rate:9,.0f} samples/s, {share:4.0%} "
                           f"of peak, {off:.1e} from the usual form, a round begins in {begin_us:.0f} us",
                           flush=True)  # fmt: skip
-                    if name in ("all", "every", "default"):
+                    if name in ("all", "default"):
                         found[-1]["kernels"], found[-1]["launches"] = kernels_of(step.run)
                     del step
         except Exception as problem:

@@ -110,9 +110,13 @@ class DeviceData:
         )
 
 
+FIRST = -1  # priority of a stream whose work goes before that of a `SideStream`, which has 0
+
+
 class SideStream:
     """Runs work beside the current stream of a tensor's device; on the CPU, in order like everything else.
 
+    Where the current stream has the priority `FIRST`, the work takes what that stream leaves free.
     Until `join`, the caller keeps every tensor that the work reads: given back, its memory could be written by the
     current stream while the side still reads it. That holds inside a CUDA graph's capture too, which then contains the
     fork and the join.

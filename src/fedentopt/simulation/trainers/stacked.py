@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedentopt.models import dropout_key
 from fedentopt.randomness import GOLDEN, mix64_torch, signed
 from fedentopt.simulation.augment import ImageTransform
-from fedentopt.simulation.device import DeviceData, to_device
+from fedentopt.simulation.device import FIRST, DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.client_samples import (
@@ -140,6 +140,7 @@ class StackedTrainer:
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
+        self._main: torch.cuda.Stream | None = None
         self._most_rows: int | None = None
         self._last_rows = 0
         self._room = Room()
@@ -283,8 +284,9 @@ class StackedTrainer:
             tensor.copy_(value)
         if isinstance(self.net, WideNet):
             self.net.refresh(b.w)
+        self._main = self._main or torch.cuda.Stream(priority=FIRST)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._main):
             self._step(b, shape)
         self._pool = graph.pool()
         self._graphs[shape] = graph

@@ -25,6 +25,7 @@ from fedentopt.simulation.triton import Kernels, Optimiser
 if TYPE_CHECKING:
     from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_update
 
+FEW_PIXELS = 16  # of a map whose weights outnumber its products: memory is then what their step waits for
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
 
@@ -314,9 +315,10 @@ class WideNet:
                 padding = block.side - 1 - block.padding
                 back = self._layers.input_grad(dx, layer.weight, layer.grown, padding, below, running)
             # After the input gradient, which wants the weights as they were.
-            if self._beside is not None:
+            beside = self._beside if i in self._copies and layer.size[0] * layer.size[1] <= FEW_PIXELS else None
+            if beside is not None:
                 lent += [out, sums]
-            with nullcontext() if self._beside is None else self._beside.fork(out):
+            with nullcontext() if beside is None else beside.fork(out):
                 if optimiser is not None and i in self._copies:
                     offset, copies = self._slots[block.weight].offset, self._copies[i]
                     self._layers.weight_step(

@@ -74,8 +74,7 @@ def form_for(device: torch.device | str, bf16: bool) -> WideForm:
         return WideForm()
     if torch.cuda.get_device_properties(place).shared_memory_per_block_optin < FORM_SHARED_MEMORY:
         return WideForm()
-    common = WideForm(first=True, update=True, descriptors=True, joined=True)
-    return common._replace(untransposed=True) if bf16 else common._replace(aside=True)
+    return WideForm(first=True, update=True, untransposed=bf16, descriptors=True, aside=True, joined=True)
 
 
 def wide_runs_on(device: torch.device) -> bool:

@@ -59,7 +59,8 @@ def move(gradient, old, speed, at, turned_at, w, v, start, correction, rate, mom
     tl.store(v + at, speed)
     tl.store(w + at, new)
     if COPY:
-        tl.store(plain + at, new.to(plain.dtype.element_ty))
+        # Four entries per thread as of the weights, though eight would fit: no exchange between threads then.
+        tl.store(tl.max_contiguous(plain + at, [1, 4]), new.to(plain.dtype.element_ty))
     if TURN:
         tl.store(turned + turned_at, tl.trans(new).to(turned.dtype.element_ty))
 
