@@ -63,10 +63,10 @@ class CycleSelector(Selector):
     def _dealt(self, numbers: np.ndarray) -> list[np.ndarray]:
         rng = self.rng()
         mixed = rng.permutation(numbers)
-        counts = self._table.rows.take(mixed).dense(self._table.num_classes or 1)
+        rows, classes = self._table.rows.take(mixed).held_classes(self._table.num_classes or 1)
         starts = range(0, mixed.size, self.cohort_size)
         cohorts = [np.arange(start, min(start + self.cohort_size, mixed.size)) for start in starts]
-        even_out(cohorts, counts, rng)
+        even_out(cohorts, rows.dense(classes), rng)
         return [mixed[places] for places in cohorts]
 
     def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
