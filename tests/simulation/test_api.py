@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -295,6 +296,18 @@ def test_settings_of_single_methods_reach_classes_and_names_and_leave_objects() 
     assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
     [job] = make_jobs([(FedAvgM, "fed-cbs")], settings={}, own={"algorithm.beta": 0.5, "selector.beta": 2}, seeds=1)
     assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize("method", ["fedprox", FedProx, ("fedprox", "fedentopt"), (FedProx, EntropySelector)])
+@pytest.mark.parametrize("key", ["algorithm.lr", "selector.lr", "algorithm.dataset"])
+def test_a_setting_of_a_part_is_not_taken_for_one_of_the_run(method: Any, key: str) -> None:
+    bare = key.partition(".")[2]
+    with pytest.raises(InputError, match=rf"^{key}: no setting of \S+ \({bare} alone is one of the run\); `fedentopt"):
+        make_jobs([method], settings={}, own={key: 0.5}, seeds=1)
+    [job] = make_jobs([method], settings={}, own={"algorithm.mu": 0.5}, seeds=1)
+    assert job.config.of("algorithm") == {"mu": 0.5}
+    with pytest.raises(InputError, match=r"^mu: -1.0 is out of range"):
+        make_jobs([method], settings={}, own={"algorithm.mu": -1}, seeds=1)
 
 
 def test_seeds_may_be_an_array_of_whole_numbers() -> None:

@@ -298,7 +298,11 @@ def _check_used(methods: Sequence[_Method], own: Mapping[str, Any]) -> None:
         if not any(key in method.used for method in methods):
             names = ", ".join(method.label for method in methods)
             fixed = " (an object keeps those it was made with)" if any(method.fixed for method in methods) else ""
-            raise InputError(f"{key}: no setting of {names}{fixed}; `fedentopt methods` lists what each method has")
+            bare = key.partition(".")[2]
+            of_run = f" ({bare} alone is one of the run)" if bare in FIELDS else ""
+            raise InputError(
+                f"{key}: no setting of {names}{fixed}{of_run}; `fedentopt methods` lists what each method has"
+            )
 
 
 def _of_its_own(offered: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
