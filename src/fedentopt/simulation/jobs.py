@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest, source_digest_of
+from fedentopt.own_code import code_digest, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
@@ -140,12 +140,6 @@ def make_jobs(
             algorithm = None if method.algorithm is None else copy.deepcopy(method.algorithm)
             jobs.append(Job(config, method.label, algorithm, method.selector, factory, sources))
     return jobs
-
-
-def import_path(thing: Any) -> str:
-    """`module:name` of a class, a function, or an object's class: how a config names it."""
-    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    return f"{named.__module__}:{named.__qualname__}"
 
 
 @dataclass(frozen=True)
