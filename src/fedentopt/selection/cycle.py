@@ -83,8 +83,8 @@ class CycleSelector(Selector):
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         served = read_ids("served", memory["served"])
-        if not isinstance(memory["plan"], list):
-            raise InputError(f"state: plan is {memory['plan']!r}; accepted: a list of cohorts")
+        if not isinstance(memory["plan"], list) or [] in memory["plan"]:
+            raise InputError(f"state: plan is {memory['plan']!r}; accepted: a list of cohorts, none of them empty")
         plan = [read_ids("plan", cohort) for cohort in memory["plan"]]
         read_ids("plan", [client for cohort in plan for client in cohort])
         self._served, self._plan = dict.fromkeys(served), plan
