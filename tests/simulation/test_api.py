@@ -337,6 +337,25 @@ def test_other_objects_are_other_runs(tmp_path: Path) -> None:
     assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
 
 
+def test_a_class_that_a_function_makes_of_other_values_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
+    def near(factor: Any) -> type[Algorithm]:
+        class Made(Algorithm):
+            def local_terms(self, client: Client) -> LocalTerms:
+                return LocalTerms(mu=float(np.sum(factor)))
+
+        return Made
+
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "out": tmp_path, "seeds": 1, **SMALL}
+    compare([near(0.1)], **given)
+    assert len(compare([near(0.1)], **given).runs) == 1
+    with pytest.raises(InputError, match=r"code: the code behind .* has changed since"):
+        compare([near(0.5)], **given)
+    with pytest.raises(
+        InputError, match=r"out: the source of Made.* cannot be read, or it holds more than plain values"
+    ):
+        compare([near(np.array([0.5]))], **given)
+
+
 def test_a_model_with_other_arguments_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
     def net(classes: int, hidden: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, hidden), nn.ReLU(), nn.Linear(hidden, classes))
