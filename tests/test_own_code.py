@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import linecache
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedentopt import EntropySelector, own_code
@@ -300,6 +302,53 @@ def test_objects_are_known_by_what_they_hold() -> None:
     assert source_digest_of(EntropySelector(3)) != source_digest_of(EntropySelector(3, buffer_size=1))
 
 
+def made_class(factor: object, part: object = 1, start: object = 2) -> type:
+    class Made:
+        share = part
+
+        def go(self, begin: object = start) -> object:
+            return factor, begin, self.share, __class__
+
+        def again(self) -> type:
+            return Made
+
+    return Made
+
+
+def made_property(factor: object) -> type:
+    class Made:
+        @property
+        def value(self) -> object:
+            return factor
+
+    class Child(Made):
+        pass
+
+    return Child
+
+
+def made_function(factor: object) -> Callable[..., object]:
+    def go(begin: object = factor) -> object:
+        return begin
+
+    return go
+
+
+@pytest.mark.parametrize(
+    "make",
+    [made_class, functools.partial(made_class, 0), functools.partial(made_class, 0, 1), made_property, made_function],
+    ids=["closure", "attribute", "default", "base", "default of a function"],
+)
+def test_what_a_function_makes_is_known_by_the_values_it_was_made_with(make: Callable[..., Any]) -> None:
+    for one, other in ((1, 2), (0.5, "0.5"), ({1, 2}, {1, 3}), ([1], [2]), (FedProx, EntropySelector), (named, Base)):
+        assert source_digest_of(make(one)) == source_digest_of(make(one)) != source_digest_of(make(other))
+        assert len(source_digest_of(make(other))) == 64
+        if inspect.isclass(make(one)):
+            assert source_digest_of(make(one)()) == source_digest_of(make(one)()) != source_digest_of(make(other)())
+    for unknown in (object(), np.ones(2), [object()]):
+        assert source_digest_of(make(unknown)) == ""
+
+
 @pytest.mark.parametrize("thing", [print, functools.partial(print)], ids=str)
 def test_no_digest_of_what_has_no_source(thing: object) -> None:
     assert source_digest_of(thing) == ""
@@ -326,6 +375,12 @@ class Near(Algorithm):
 
 class Silent(Algorithm):
     pass
+
+def make(factor):
+    class Made(Algorithm):
+        def local_terms(self, client):
+            return LocalTerms(mu=factor)
+    return Made
 """
 
 
@@ -346,4 +401,7 @@ def test_source_of_classes_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> Non
     assert source_digest_of(first["Near"](mu=0.3)) != source_digest_of(first["Near"](mu=0.4))
     edited = run(3, CELL.replace("mu=self.mu", "mu=2 * self.mu"))
     assert source_digest_of(edited["Near"]) not in ("", source_digest_of(first["Near"]))
+    assert (
+        source_digest_of(first["make"](1)) == source_digest_of(again["make"](1)) != source_digest_of(first["make"](2))
+    )
     assert source_digest_of(first["Silent"]) == ""  # nothing says which cell it came from

@@ -18,8 +18,9 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import Field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from fedentopt.errors import InputError
@@ -64,21 +65,23 @@ def code_digest(paths: Iterable[str]) -> str:
 
 
 def source_digest_of(thing: Any) -> str:
-    """SHA-256 of the source of a class, function or object's class, with its bases outside this package; empty where
-    there is no source to read. A `functools.partial` counts as its function with these arguments."""
+    """SHA-256 of the source of a class, function or object's class, with its bases outside this package, and of the
+    values that one written inside a function was made with. Empty where there is no source to read, or such a value
+    cannot be told from others. A `functools.partial` counts as its function with these arguments."""
     if isinstance(thing, functools.partial):
         wrapped = source_digest_of(thing.func)
         text = f"{wrapped} {thing.args!r} {sorted(thing.keywords.items())!r}"
         return hashlib.sha256(text.encode()).hexdigest() if wrapped else ""
-    held = _held_by(thing)
-    if held is None:
-        return ""
     cls = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
     kinds = [cls]
     if inspect.isclass(cls):
         typed_in = cls.__module__ == "builtins"  # as a class is that was made without a module of its own
         kinds = [base for base in cls.__mro__ if _is_own(base) or (typed_in and base is cls)]
-    digest = hashlib.sha256(held.encode())
+    try:
+        held = [_text(_state(thing))] if thing is not cls else []
+        digest = hashlib.sha256("".join([*held, *(_text(_made_with(kind)) for kind in kinds)]).encode())
+    except (TypeError, ValueError, RecursionError):
+        return ""
     for kind in kinds:
         try:
             source = inspect.getsource(kind)
@@ -93,10 +96,8 @@ def source_digest_of(thing: Any) -> str:
 def _source_in_a_cell(kind: Any) -> str:
     """The source of a class of a notebook, whose module is no file, from where its functions were written; empty for
     anything else, and for a class without functions."""
-    for member in vars(kind).values() if inspect.isclass(kind) else ():
-        code = getattr(getattr(member, "fget", getattr(member, "__func__", member)), "__code__", None)
-        if code is None or code.co_qualname != f"{kind.__qualname__}.{code.co_name}":  # made, or written elsewhere
-            continue
+    for function in _functions_of(kind) if inspect.isclass(kind) else ():
+        code = function.__code__
         lines = linecache.getlines(code.co_filename)
         with suppress(SyntaxError):
             for node in ast.walk(ast.parse("".join(lines))):
@@ -108,21 +109,71 @@ def _source_in_a_cell(kind: Any) -> str:
     return ""
 
 
-def _held_by(thing: Any) -> str | None:
-    """What an object holds, or a function has closed over, as text; None where that is more than plain values."""
-    if inspect.isclass(thing):
-        return ""
-    if inspect.isroutine(thing):
-        cells = getattr(thing, "__closure__", None) or ()
-        held: Any = [cell.cell_contents for cell in cells]
-    elif hasattr(thing, "state_dict"):
-        held = thing.state_dict()
-    else:
-        held = vars(thing) if hasattr(thing, "__dict__") else {}
-    try:
-        return json.dumps(held, sort_keys=True) if held else ""
-    except (TypeError, ValueError):
-        return None
+def _functions_of(kind: type) -> Iterator[FunctionType]:
+    """The functions written in the body of a class; not those made for it, or written elsewhere."""
+    for member in vars(kind).values():
+        function = inspect.unwrap(getattr(member, "fget", getattr(member, "__func__", member)))
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_qualname == f"{kind.__qualname__}.{code.co_name}":
+            yield function
+
+
+def _state(thing: Any) -> Any:
+    """What an object holds."""
+    if hasattr(thing, "state_dict"):
+        return thing.state_dict()
+    return vars(thing) if hasattr(thing, "__dict__") else {}
+
+
+def _made_with(kind: Any) -> Any:
+    """The values that are in a function or a class and that its source alone does not tell, since the function in which
+    it is written gave them: those closed over, defaults and, of a class, attributes."""
+    if not inspect.isclass(kind):
+        return _given(kind, kind)
+    if "<locals>" not in kind.__qualname__:
+        return {}
+    written = list(_functions_of(kind))
+    attributes = {
+        name: value
+        for name, value in vars(kind).items()
+        if not name.startswith(("__", "_abc_"))  # Python's own
+        and not isinstance(value, Field)  # a setting, which is part of a run's config
+        and (value not in written if inspect.isfunction(value) else not hasattr(value, "__get__"))
+    }
+    given = {function.__qualname__: _given(function, kind) for function in written}
+    return {name: values for name, values in {**given, "": attributes}.items() if values}
+
+
+def _given(function: Any, itself: Any) -> list[Any]:
+    """What a function has closed over, without itself, and the defaults of one written inside another."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    values = [value for value in cells if value is not itself]
+    if "<locals>" in getattr(function, "__qualname__", ""):
+        values += [one for one in (function.__defaults__, function.__kwdefaults__) if one]
+    return values
+
+
+def _text(held: Any) -> str:
+    """Plain values as text; refused with a TypeError or ValueError where there are others."""
+    return json.dumps(held, sort_keys=True, default=_known_again) if held else ""
+
+
+def _known_again(value: Any) -> Any:
+    """A value that JSON does not know as one that it does."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, ModuleType):
+        return value.__name__
+    digest = source_digest_of(value) if inspect.isclass(value) or inspect.isfunction(value) else ""
+    if not digest:
+        raise TypeError(f"{type(value).__name__} cannot be told from others")
+    return f"{import_path(value)} {digest}"
+
+
+def import_path(thing: Any) -> str:
+    """`module:name` of a class, a function, or an object's class: how a config names it."""
+    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def describe_error(error: BaseException) -> str:

@@ -175,7 +175,9 @@ def test_bad_reports_and_states_are_refused() -> None:
     kept = audit.state_dict()
     odd = (None, True, "x", [], {}, np.nan, np.inf, 10**400, -1)
     bad = [[*good[:place], value, *good[place + 1 :]] for place in (1, 2, 6) for value in (*odd, 0)]
-    bad += [[*good[:place], value, *good[place + 1 :]] for place in (3, 4, 5) for value in odd[:-1]]
+    bad += [[*good[:place], value, *good[place + 1 :]] for place in (3, 4, 5) for value in odd]
+    bad += [[*good[:place], 1.1, *good[place + 1 :]] for place in (1, 3, 4)]  # more than the weight, or another one
+    bad += [[*good[:2], shares, *good[3:]] for shares in ([0.3, *[0.2] * 4], [-0.1, 0.5, *[0.2] * 3])]
     bad += [[value, *good[1:]] for value in (None, True, 1.5, [])]
     for seen in (None, 3, "abc", [None], [3], [good, good], *([entry] for entry in bad)):
         with pytest.raises(InputError, match=r"state: .*; accepted: "):

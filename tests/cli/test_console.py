@@ -92,6 +92,22 @@ def test_output_that_does_not_get_out_is_told_by_the_exit_code(unbuffered: str) 
     assert listed(pipe) == (1, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_that_an_error_does_not_name_is_not_taken_for_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def keep(*words: object) -> None:
+        print("so far so good")
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"something")
+
+    command = commander(monkeypatch, capsys)
+    monkeypatch.setattr(cli, "app", keep)
+    said = command("run")
+    assert (said.code, said.out) == (2, "so far so good\n")
+    assert said.err == "error: a file that the system does not name: No space left on device\n"
+
+
 def test_a_closed_standard_output_is_no_place_for_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

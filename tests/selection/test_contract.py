@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterable, Mapping
@@ -677,30 +678,43 @@ def test_degenerate_counts(cls: type[Selector], counts: np.ndarray) -> None:
     assert [play(other, r) for r in range(6, 9)] == [play(selector, r) for r in range(6, 9)]
 
 
-@pytest.mark.parametrize("name", SELECTORS.names)
-def test_damaged_states_are_refused_and_change_nothing(name: str) -> None:
-    """Every entry of a state in turn, down to single figures, replaced by what JSON may hold in its place."""
+ODD = (None, -1, 0.5, True, "x", [], {}, [None], [[]], float("nan"), 10**400, [["c0", 10**400]])
+
+
+@pytest.mark.parametrize("cls", [*SELECTORS, ValueSelector], ids=lambda cls: cls.name)
+def test_damaged_states_are_refused_and_change_nothing(cls: type[Selector]) -> None:
+    """Every entry of a state in turn, down to single figures, replaced by what JSON may hold in its place. What is
+    taken all the same must be of the entry's kind and kept as it was given, or make no difference."""
 
     def made() -> Selector:
-        selector = make_for_run(SELECTORS.get(name), cohort_size=2, clients=6, rounds=9, seed=1)
+        selector = cls(2, 1) if cls is ValueSelector else make_for_run(cls, cohort_size=2, clients=6, rounds=9, seed=1)
         selector.register({f"c{k}": [k + 1, 1, 6 - k] for k in range(6)})
         return selector
 
-    def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
-        yield path
-        inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[Any, ...], Any]]:
+        yield path, value
+        lists = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, one in inside:
-            yield from entries(one, (*path, key))
+            if not lists or key == 0:  # one client's entry is like another's
+                yield from entries(one, (*path, key))
+
+    def kind(value: Any) -> type:
+        return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
     used = made()
     if used.census() is not None:
         used.observe({client: told(client, 1) for client in used.clients})
     for round_ in range(3):
         play(used, round_)
-    state = json.dumps(used.state_dict())
-    for path in entries(json.loads(state)):
-        for odd in (None, -1, "x", [], {}, [None], float("nan"), 10**400, [["c0", 10**400]]):
-            damaged = json.loads(state)
+    state, arrays = saved(used)
+    going_on = [play(used, round_) for round_ in range(3, 6)]
+    taken = 0
+    for path, held in entries(state):
+        for odd in ODD:
+            if isinstance(held, bool) and isinstance(odd, bool):  # the other of two: as good a state
+                continue
+            damaged = copy.deepcopy(state)
             place = damaged
             for key in path[:-1]:
                 place = place[key]
@@ -711,7 +725,54 @@ def test_damaged_states_are_refused_and_change_nothing(name: str) -> None:
             try:
                 other.load_state_dict(damaged if path else odd)
             except InputError:
-                after = other.state_dict()
-            else:  # another figure of the right kind
-                after = before
-            assert after == before, (path, odd)
+                assert other.state_dict() == before, (path, odd)
+                continue
+            try:
+                if arrays:
+                    other.load_arrays(arrays)
+            except InputError:
+                continue
+            taken += 1
+            kept = saved(other)[0]
+            if kept == state:
+                assert [play(other, round_) for round_ in range(3, 6)] == going_on, (path, odd)
+                continue
+            assert kept == damaged, (path, odd)
+            a_client = isinstance(held, str) and isinstance(odd, int)
+            nobody_seen = path == ("audit",) and odd is None
+            assert kind(odd) is kind(held) or a_client or nobody_seen, (path, odd)
+            assert all(play(other, round_) for round_ in range(3, 6)), (path, odd)
+    assert taken, "a seed of 10**400 is a seed"
+
+
+def test_states_out_of_range_are_refused() -> None:
+    """Numbers where numbers belong, which no round can have led to."""
+    wrong: dict[str, dict[str, Any]] = {
+        "oort": {"preferred": [-1, 100.5, 1e300], "history": [[-1.0], [2.0, -0.1]]},
+        "cycle": {"plan": [[[]], [["a", "b"], []]]},
+        "hics-fl": {"per_travel": [None]},
+        "fedentropy": {"values": [[1.0] * 5 + [0.0], [1.0] * 5 + [-1.0], [1.0] * 5 + [float("inf")], [1.0] * 5]},
+    }
+    for name, entries in wrong.items():
+        selector = made(ValueSelector if name == "fedentropy" else SELECTORS.get(name))
+        play(selector, 0)
+        state = json.loads(json.dumps(selector.state_dict()))
+        for key, values in entries.items():
+            for value in values:
+                with pytest.raises(InputError, match=f"state: .*{key}.*; accepted: "):
+                    selector.load_state_dict({**state, key: value})
+                assert json.loads(json.dumps(selector.state_dict())) == state
+
+
+@pytest.mark.parametrize("name", ["hics-fl", "divfl", "clustered-update"])
+def test_arrays_that_are_not_finite_are_refused(name: str) -> None:
+    selector = made(SELECTORS.get(name))
+    play(selector, 0)
+    state, arrays = saved(selector)
+    for damaged in arrays:
+        other = made(SELECTORS.get(name))
+        other.load_state_dict(state)
+        broken = {key: array.copy() for key, array in arrays.items()}
+        broken[damaged].flat[0] = np.nan
+        with pytest.raises(InputError, match=f"arrays: {damaged} .*; accepted: finite numbers"):
+            other.load_arrays(broken)

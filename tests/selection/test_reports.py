@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy import sparse
 
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
-from fedentopt.selection import reports
+from fedentopt.selection import SELECTORS, RandomSelector, reports
 from fedentopt.selection.rows import Rows
 
 TABLE = np.array([[4, 0, 0], [0, 3, 1], [2, 2, 0], [0, 0, 5]])
@@ -105,6 +106,32 @@ def test_number_of_classes_of_sparse_rows() -> None:
     assert aimed.num_classes == 4
 
 
+@pytest.mark.parametrize("name", ["cycle", "flips", "clustered-label"])
+def test_large_class_numbers_cost_nothing_and_change_no_pick(name: str) -> None:
+    """These compare clients in dense tables. Forty clients with a class of their own each, and two that some share."""
+    cohorts = []
+    for first in (2, 999_000):
+        selector = SELECTORS.get(name)(5, seed=3)
+        tracemalloc.start()
+        selector.register({k: {k % 2: 3, first + 7 * k if first > 2 else first + k: 4 + k % 3} for k in range(40)})
+        cohorts.append([selector.select().clients for _ in range(4)])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 100 << 20, "a table of all classes takes 320 MiB"
+    assert cohorts[0] == cohorts[1]
+
+
+def test_a_server_may_have_as_many_classes_as_it_says() -> None:
+    selector = RandomSelector(1)
+    selector.register({"a": {3_000_000: 2}}, num_classes=3_000_001)
+    selector.register(sparse.csr_array(([1], [5], [0, 1]), shape=(1, 3_000_001)), ids=["b"])
+    assert selector.select(["a"]).label_counts[3_000_000] == 2
+    assert selector.select(["b"]).label_counts[5] == 1
+    unsaid = RandomSelector(1)
+    unsaid.register({"a": {999_999: 2}})
+    assert unsaid.num_classes == 1_000_000
+
+
 BAD = [
     ({"a": [1, 2], "b": [1, 2, 3]}, {}, "client 'b': 3 label counts"),
     ({"a": [1, 2], "b": "12"}, {}, "client 'b': label counts of shape"),
@@ -122,6 +149,19 @@ BAD = [
     ({"a": {0: 1}, "b": {1: "many"}}, {}, "client 'b': label counts of type"),
     ({"a": {0: 1}, "b": {1: float("nan")}}, {"noisy": True}, "client 'b': the count of class 1 is nan"),
     ({"a": {0: 1}, "b": {2**31: 1}}, {}, "client 'b': class 2147483648"),
+    ({"a": {0: 1}, "b": {10**9: 1}}, {}, "client 'b': class 1000000000; accepted: 0 to 1048575, unless num_classes"),
+    ({k: {10**9 + k: 1} for k in range(50)}, {}, "client 0: class 1000000000; accepted: 0 to 1048575"),
+    (
+        sparse.csr_array(([1], [5], [0, 1]), shape=(1, 10**9)),
+        {},
+        "counts: 1000000000 classes; accepted: at most 1048576",
+    ),
+    (
+        {"a": sparse.csr_array(([1], [5], [0, 1]), shape=(1, 10**9))},
+        {},
+        "counts: 1000000000 classes; accepted: at most",
+    ),
+    ({"a": {0: 1}}, {"num_classes": 2**31 + 1}, r"num_classes: 2147483649 is too large; accepted: at most 2\*\*31"),
     ({1.5: [1, 2]}, {}, "client id: 1.5 is a float"),
     ({True: [1, 2]}, {}, "client id: True is a bool"),
     ({b"a": [1, 2]}, {}, "client id: b'a' is a bytes"),

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -297,6 +298,18 @@ def test_settings_of_single_methods_reach_classes_and_names_and_leave_objects() 
     assert (job.config.of("algorithm")["beta"], job.config.of("selector")["beta"]) == (0.5, 2.0)
 
 
+@pytest.mark.parametrize("method", ["fedprox", FedProx, ("fedprox", "fedentopt"), (FedProx, EntropySelector)])
+@pytest.mark.parametrize("key", ["algorithm.lr", "selector.lr", "algorithm.dataset"])
+def test_a_setting_of_a_part_is_not_taken_for_one_of_the_run(method: Any, key: str) -> None:
+    bare = key.partition(".")[2]
+    with pytest.raises(InputError, match=rf"^{key}: no setting of \S+ \({bare} alone is one of the run\); `fedentopt"):
+        make_jobs([method], settings={}, own={key: 0.5}, seeds=1)
+    [job] = make_jobs([method], settings={}, own={"algorithm.mu": 0.5}, seeds=1)
+    assert job.config.of("algorithm") == {"mu": 0.5}
+    with pytest.raises(InputError, match=r"^mu: -1.0 is out of range"):
+        make_jobs([method], settings={}, own={"algorithm.mu": -1}, seeds=1)
+
+
 def test_seeds_may_be_an_array_of_whole_numbers() -> None:
     jobs = make_jobs(["fedavg"], settings={}, seeds=np.arange(2, 5))
     assert [job.config.seed for job in jobs] == [2, 3, 4]
@@ -322,6 +335,25 @@ def test_other_objects_are_other_runs(tmp_path: Path) -> None:
     assert not {run.run_id for run in first.runs} & {run.run_id for run in again.runs}
     assert first.runs[2].config["selector.buffer_size"] == 1
     assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
+
+
+def test_a_class_that_a_function_makes_of_other_values_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
+    def near(factor: Any) -> type[Algorithm]:
+        class Made(Algorithm):
+            def local_terms(self, client: Client) -> LocalTerms:
+                return LocalTerms(mu=float(np.sum(factor)))
+
+        return Made
+
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "out": tmp_path, "seeds": 1, **SMALL}
+    compare([near(0.1)], **given)
+    assert len(compare([near(0.1)], **given).runs) == 1
+    with pytest.raises(InputError, match=r"code: the code behind .* has changed since"):
+        compare([near(0.5)], **given)
+    with pytest.raises(
+        InputError, match=r"out: the source of Made.* cannot be read, or it holds more than plain values"
+    ):
+        compare([near(np.array([0.5]))], **given)
 
 
 def test_a_model_with_other_arguments_is_not_passed_off_as_the_first(tmp_path: Path) -> None:

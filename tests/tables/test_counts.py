@@ -161,6 +161,10 @@ BAD = {
     "long, no count": (b"client,class,count\nx,a,\n", "line 2, column 'count': the cell is empty"),
     "long, negative": (b"client,class,count\nx,a,1\nx,b,-2\n", "column 'b': the count is -2; accepted: 0 or more"),
     "long, no class": (b"client,class,count\nx, ,1\n", "line 2, column 'class': the class is empty"),
+    "long, a class of their own for all of very many": (
+        b"client,class,count\n" + b"".join(b"c%d,%d,1\n" % (k, 10**9 + k) for k in range(2**14 + 1)),
+        "16385 clients with 16385 classes; accepted: at most 2**28 pairs",
+    ),
     "long, nobody": (b"client,class,count\n", "there is no client"),
     "nobody holds anything": (b"client,a,b\nx,0,0\n", "all label counts are 0"),
     "class twice": (b"client;a;a\nx;1;2\n", "line 1, column 3: class name 'a' is there twice"),

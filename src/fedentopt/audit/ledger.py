@@ -355,6 +355,10 @@ class Audit:
         seen = {}
         kept = read_sums(state["seen"], "nannn", self.num_classes)
         for client, (weight, shares, spread, level, samples, times) in kept.items():
+            slack = 1e-6 * weight  # what rounding may have added up to
+            shared = min(shares) >= 0 and abs(sum(shares) - weight) <= slack
+            if not shared or min(spread, level, samples) < 0 or max(spread, level) > weight + slack:
+                raise InputError(f"state: what was seen of client {client!r}; accepted: what state_dict() returned")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
         self._recalls.load(state.get("recalls", ()))
         self._seen, self._distances, self._agreements = seen, {}, {}

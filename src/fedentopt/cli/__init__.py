@@ -6,10 +6,24 @@ import contextlib
 import errno
 import os
 import sys
+import traceback
 
 import typer
 
-from fedentopt.cli import bench, compare, data, methods, partition, plan, report, reproduce, run, select, version
+from fedentopt.cli import (
+    bench,
+    compare,
+    console,
+    data,
+    methods,
+    partition,
+    plan,
+    report,
+    reproduce,
+    run,
+    select,
+    version,
+)
 from fedentopt.cli.console import fail
 from fedentopt.errors import InputError
 
@@ -73,7 +87,7 @@ _BROUGHT_BY = {
 }  # fmt: skip
 
 
-# Of a standard stream these come without a path; what is written to a file tells its own.
+# These may come without a path: of standard output, or of a file that was open already, such as a library's cache.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
@@ -104,10 +118,19 @@ def main() -> None:
     except OSError as error:  # a path that was given and that the system will not take
         if error.filename is None and error.errno not in _NO_ROOM:
             raise
-        fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        nameless = "standard output" if _is_of_output(error) else "a file that the system does not name"
+        fail(f"{error.filename or nameless}: {error.strerror or error}")
         if error.filename is None:
             _give_up_output()
         sys.exit(2)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether it was standard output that could not be written: by who wrote. What is still in its buffer fails again
+    in the flush of `main`, so only without a buffer it is somebody else."""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    writer = last.f_globals.get("__name__", "")
+    return writer in (__name__, console.__name__) or writer.partition(".")[0] in ("json", "rich", "click", "typer")
 
 
 def _give_up_output() -> None:

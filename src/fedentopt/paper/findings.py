@@ -135,29 +135,24 @@ def _gain(entry: Comparison, other: Comparison) -> float | None:
 
 
 def _best(entries: Entries) -> str:
-    full = [row for row in _rows(entries) if len(row) > 2 and _meet(row)]
+    full = [leads for row in _rows(entries) if len(row) > 2 and (leads := _leads(row))]
     if not full:
         return NOT_YET
-    leaders = [leader for leader in map(_leader, full) if leader is not None]
+    first = [max(leads, key=lambda one: one[0]) for leads in full]
+    leaders = [entry for lead, entry in first if lead > 0]
     others = sorted({names.method(leader.cell.method or "") for leader in leaders})
     text = f"Best in {len(full) - len(leaders)} of {len(full)} settings"
     return f"{text}; elsewhere {', '.join(others)}." if others else f"{text}."
 
 
-def _meet(row: Entries) -> bool:
-    """Whether FedEntOpt and another method share a seed."""
-    others = [entry for entry in row if not _ours(entry)]
-    return any(_gain(entry, own) is not None for own in row if _ours(own) for entry in others)
-
-
-def _leader(row: Entries) -> Comparison | None:
-    """Who is farthest above FedEntOpt with noise and without; None where nobody is."""
-    leads: list[tuple[float, Comparison]] = []
+def _leads(row: Entries) -> list[tuple[float, Comparison]]:
+    """How far every other method is above FedEntOpt with noise and without, where it shares a seed with either."""
+    leads = []
     for entry in (entry for entry in row if not _ours(entry)):
         gains = [gain for own in row if _ours(own) and (gain := _gain(entry, own)) is not None]
-        if gains and min(gains) > 0:
+        if gains:
             leads.append((min(gains), entry))
-    return max(leads, key=lambda one: one[0])[1] if leads else None
+    return leads
 
 
 def _ours(entry: Comparison) -> bool:

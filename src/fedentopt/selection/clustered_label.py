@@ -31,7 +31,8 @@ class ClusteredLabelSelector(TreeSelector):
     def tree(self, available: np.ndarray) -> np.ndarray:
         version, who = self._table.version, available.tobytes()
         if self._kept is None or self._kept[:2] != (version, who):
-            counts = self._table.rows.take(available).dense(self._table.num_classes or 1)
+            rows, classes = self._table.rows.take(available).held_classes(self._table.num_classes or 1)
+            counts = rows.dense(classes)
             squares = (counts**2).sum(axis=1)
             directions = counts / np.sqrt(np.where(squares > 0, squares, 1.0))[:, None]
             distances = angles(directions, directions, squares, squares)

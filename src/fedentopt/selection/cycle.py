@@ -63,10 +63,10 @@ class CycleSelector(Selector):
     def _dealt(self, numbers: np.ndarray) -> list[np.ndarray]:
         rng = self.rng()
         mixed = rng.permutation(numbers)
-        counts = self._table.rows.take(mixed).dense(self._table.num_classes or 1)
+        rows, classes = self._table.rows.take(mixed).held_classes(self._table.num_classes or 1)
         starts = range(0, mixed.size, self.cohort_size)
         cohorts = [np.arange(start, min(start + self.cohort_size, mixed.size)) for start in starts]
-        even_out(cohorts, counts, rng)
+        even_out(cohorts, rows.dense(classes), rng)
         return [mixed[places] for places in cohorts]
 
     def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
@@ -83,8 +83,8 @@ class CycleSelector(Selector):
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         served = read_ids("served", memory["served"])
-        if not isinstance(memory["plan"], list):
-            raise InputError(f"state: plan is {memory['plan']!r}; accepted: a list of cohorts")
+        if not isinstance(memory["plan"], list) or [] in memory["plan"]:
+            raise InputError(f"state: plan is {memory['plan']!r}; accepted: a list of cohorts, none of them empty")
         plan = [read_ids("plan", cohort) for cohort in memory["plan"]]
         read_ids("plan", [client for cohort in plan for client in cohort])
         self._served, self._plan = dict.fromkeys(served), plan

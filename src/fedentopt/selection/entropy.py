@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.measures import row_scores
-from fedentopt.selection.reports import client_ids
+from fedentopt.selection.per_client import read_ids
 from fedentopt.selection.scorer import Scorer
 from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.settings import amount, setting
@@ -216,16 +216,11 @@ class EntropySelector(Selector):
         Refused: a buffer that names clients other than those registered, one twice, or more than fit.
         """
         most_clients = check_int("state: most_clients", memory["most_clients"], 0)
-        try:
-            buffer = client_ids(memory["buffer"])
-        except InputError as error:
-            raise InputError(f"state: buffer is {memory['buffer']!r}; accepted: a list of client ids") from error
+        buffer = read_ids("buffer", memory["buffer"])
         if len(self._table):
             self._table.numbers_of(buffer, "state: buffer: client")
-        if len(set(buffer)) != len(buffer) or len(buffer) > self.buffer_size:
-            raise InputError(
-                f"state: buffer holds {len(buffer)} clients; accepted: at most {self.buffer_size}, each once"
-            )
+        if len(buffer) > self.buffer_size:
+            raise InputError(f"state: buffer holds {len(buffer)} clients; accepted: at most {self.buffer_size}")
         self._buffer = OrderedDict.fromkeys(buffer)
         self._most_clients = max(self._most_clients, most_clients)
 

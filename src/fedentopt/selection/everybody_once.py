@@ -120,8 +120,10 @@ class EverybodyOnce(Selector):
     def remember(self, memory: Mapping[str, Any]) -> None:
         tries = read_pairs("tries", memory["tries"], low=1, whole=True)
         per_travel = memory["per_travel"]
-        if per_travel is not None and not isinstance(per_travel, bool):
-            raise InputError(f"state: per_travel is {per_travel!r}; accepted: true, false, null")
+        if not isinstance(per_travel, bool) and (per_travel is not None or memory["vectors"]):
+            raise InputError(
+                f"state: per_travel is {per_travel!r}; accepted: true, false, or null where nobody has a vector"
+            )
         self._vectors.remember(memory["vectors"])
         self._tries, self._per_travel = tries, per_travel
 

@@ -20,6 +20,7 @@ from fedentopt.randomness import generator
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.feedback import Observation
 from fedentopt.selection.measures import row_scores
+from fedentopt.selection.per_client import is_finite
 from fedentopt.selection.scoring import TIE_BITS, lowest_within_tie
 from fedentopt.selection.selector import Selector
 
@@ -103,6 +104,9 @@ class ValueSelector(Selector):
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         values = memory["values"]
-        if not isinstance(values, list) or len(values) != len(self.clients):
+        numbers = isinstance(values, list) and all(isinstance(one, int | float) for one in values)
+        if not numbers or any(isinstance(one, bool) or not is_finite(one) or one <= 0 for one in values):
+            raise InputError("state: values; accepted: a list of numbers above 0, one per client")
+        if len(values) != len(self.clients):
             raise InputError(f"state: values of {len(values)} clients; accepted: of all {len(self.clients)} registered")
         self.values = dict(zip(self.clients, map(float, values), strict=True))

@@ -81,7 +81,7 @@ class FLIPSSelector(Selector):
         count = min(self.clusters or self.cohort_size, len(self._table))
         sizes = self.sizes
         rng = np.random.default_rng([self.seed, 0x464C])
-        rows, classes = self._table.rows, self._table.num_classes or 1
+        rows, classes = self._table.rows.held_classes(self._table.num_classes or 1)
         some = np.arange(len(rows))
         if some.size > SAMPLE:
             some = np.sort(rng.choice(some.size, SAMPLE, replace=False))

@@ -172,13 +172,16 @@ class OortSelector(Selector):
         last_round = read_pairs("last_round", memory["last_round"], low=1, whole=True)
         seconds = read_pairs("seconds", memory["seconds"], low=0)
         exploited, heard = read_ids("exploited", memory["exploited"]), read_ids("heard", memory["heard"])
-        history = memory["history"]
-        if not isinstance(history, list) or not all(_is_number(value) for value in [*history, memory["preferred"]]):
-            raise InputError("state: history and preferred; accepted: a list of numbers, and a number")
+        history, preferred = memory["history"], memory["preferred"]
+        most = max(100.0, self.pace_step)
+        if not isinstance(history, list) or not all(_is_number(value) and value >= 0 for value in history):
+            raise InputError("state: history; accepted: a list of numbers, none below 0")
+        if not _is_number(preferred) or not 0 <= preferred <= most:
+            raise InputError(f"state: preferred; accepted: a number from 0 to {most:g}")
         self._utility, self._seconds = ClientFigures(np.nan, utility), ClientFigures(np.nan, seconds)
         self._last_round = ClientFigures(1.0, last_round)
         self._exploited, self._heard = exploited, dict.fromkeys(heard)
-        self._history, self._preferred = [float(value) for value in history], float(memory["preferred"])
+        self._history, self._preferred = [float(value) for value in history], float(preferred)
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -266,6 +266,9 @@ class ClientVectors:
         if rows is None or rows.ndim != 2 or len(rows) != n or (square and getattr(distances, "shape", None) != square):
             shapes = {name: tuple(array.shape) for name, array in arrays.items()}
             raise InputError(f"arrays: {shapes}; accepted: those of the {n} clients that the state names")
+        for name, array in (("vectors", rows), ("distances", distances)):
+            if array is not None and not np.isfinite(array).all():
+                raise InputError(f"arrays: {name} are not all finite; accepted: finite numbers")
         self._places, self._awaited = {client: place for place, client in enumerate(ids)}, []
         self._kept = None
         self._room = np.array(rows, np.float32)

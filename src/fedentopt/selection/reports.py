@@ -8,6 +8,9 @@ Accepted are
 * a sparse matrix of K rows: anything with `tocsr()`, or with the fields `indptr`, `indices`, `data` and `shape`
   of the compressed-row format (SciPy's are both; SciPy itself is not needed).
 
+A class number costs its sender nothing and the server memory for every class below it, so a sparse form alone makes no
+more than 2**20 classes: beyond, the server has to say `num_classes`.
+
 Counts marked noisy are clamped at 0 here, where the server reads them. Every refusal names the client.
 """
 
@@ -24,6 +27,7 @@ from fedentopt.labels import check_counts, no_samples, validate_report
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.rows import Rows
 
+_MOST_UNSAID = 1 << 20
 _CHUNK_CELLS = 1 << 22  # a dense table is read in pieces, so that reading needs little memory of its own
 
 
@@ -71,6 +75,10 @@ def read_reports(
     sparse = all(hasattr(counts, field) for field in ("indptr", "indices", "data", "shape"))
     table = counts if sparse else _as_table(counts)
     names = _check_shape(table.shape, names, num_classes)
+    if sparse and num_classes is None and table.shape[1] > _MOST_UNSAID:
+        raise InputError(
+            f"counts: {table.shape[1]} classes; accepted: at most {_MOST_UNSAID} unless num_classes says so"
+        )
     return names, (_read_compressed if sparse else _read_table)(table, names, noisy), int(table.shape[1])
 
 
@@ -158,6 +166,8 @@ def _read_held_classes(
     """Rows given as {class number: count}, possibly with plain vectors among them."""
     classes: list[int] = []
     values: list[np.ndarray] = []
+    most = num_classes or _MOST_UNSAID
+    hint = "as set or registered before" if num_classes else "unless num_classes says how many there are"
     for name, row in zip(names, rows, strict=True):
         if isinstance(row, Mapping):
             held = row
@@ -167,9 +177,8 @@ def _read_held_classes(
         for number in held:
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
                 raise InputError(f"client {name!r}: class {number!r}; accepted: whole class numbers from 0")
-            if number >= (num_classes or 2**31):
-                last = (num_classes or 2**31) - 1
-                raise InputError(f"client {name!r}: class {number}; accepted: 0 to {last} (num_classes says how many)")
+            if number >= most:
+                raise InputError(f"client {name!r}: class {number}; accepted: 0 to {most - 1}, {hint}")
         try:
             counts = np.asarray(list(held.values()))
         except (ValueError, TypeError, RuntimeError) as error:

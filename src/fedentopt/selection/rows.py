@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MOST_CLASSES = 2**31  # class numbers are int32
+_SCATTERED = 1 << 16  # classes beyond which those that nobody holds are left out of dense tables
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -91,6 +94,17 @@ class Rows:
         if not entries.size:
             return np.zeros(len(self))
         return np.bincount(self.owners(), weights=entries, minlength=len(self))
+
+    def held_classes(self, num_classes: int) -> tuple[Rows, int]:
+        """The same counts with fewer classes, for dense tables in which a class that nobody holds makes no difference.
+
+        Only of very many classes, where such a table could be beyond all memory: leaving some out of sums changes their
+        last digits.
+        """
+        if num_classes <= _SCATTERED:
+            return self, num_classes
+        held, numbers = np.unique(self.classes, return_inverse=True)
+        return Rows(self.indptr, numbers.astype(np.int32), self.values), max(held.size, 1)
 
     def dense(self, num_classes: int) -> np.ndarray:
         """The same as a (R, C) float64 matrix."""

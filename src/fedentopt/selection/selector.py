@@ -241,8 +241,8 @@ class Selector(KnownKeywords, ABC):
 
         `noisy` says that noise was added: counts may then be negative (they are read as 0) or all zero.
         `num_classes` is for {class number: count} rows, which do not tell it; without it the largest class
-        number given first does. Known ids, bad counts and another number of classes are refused, and then no
-        client of the call is added.
+        number given first does, up to 2**20 classes. Known ids, bad counts and another number of classes are
+        refused, and then no client of the call is added.
         """
         self._table.register(counts, ids, noisy, num_classes, check_number=self._check_number)
 

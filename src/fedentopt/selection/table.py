@@ -10,7 +10,7 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.reports import client_ids, read_reports
-from fedentopt.selection.rows import Rows
+from fedentopt.selection.rows import MOST_CLASSES, Rows
 
 
 class CountTable:
@@ -125,6 +125,8 @@ class CountTable:
             return self.num_classes
         if isinstance(num_classes, bool) or not isinstance(num_classes, (int, np.integer)) or num_classes < 1:
             raise InputError(f"num_classes: {num_classes!r} is not a number of classes; accepted: 1 or more")
+        if num_classes > MOST_CLASSES:
+            raise InputError(f"num_classes: {num_classes} is too large; accepted: at most 2**31")
         if self.num_classes not in (None, num_classes):
             raise InputError(
                 f"num_classes: {num_classes}; accepted: {self.num_classes}, as for the clients already registered"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest, source_digest_of
+from fedentopt.own_code import code_digest, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
@@ -140,12 +140,6 @@ def make_jobs(
             algorithm = None if method.algorithm is None else copy.deepcopy(method.algorithm)
             jobs.append(Job(config, method.label, algorithm, method.selector, factory, sources))
     return jobs
-
-
-def import_path(thing: Any) -> str:
-    """`module:name` of a class, a function, or an object's class: how a config names it."""
-    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    return f"{named.__module__}:{named.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -298,7 +292,11 @@ def _check_used(methods: Sequence[_Method], own: Mapping[str, Any]) -> None:
         if not any(key in method.used for method in methods):
             names = ", ".join(method.label for method in methods)
             fixed = " (an object keeps those it was made with)" if any(method.fixed for method in methods) else ""
-            raise InputError(f"{key}: no setting of {names}{fixed}; `fedentopt methods` lists what each method has")
+            bare = key.partition(".")[2]
+            of_run = f" ({bare} alone is one of the run)" if bare in FIELDS else ""
+            raise InputError(
+                f"{key}: no setting of {names}{fixed}{of_run}; `fedentopt methods` lists what each method has"
+            )
 
 
 def _of_its_own(offered: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def apply_settings(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[
     """A method's settings with those of `given` (`--set`, a TOML file's [settings]) that it has, and their names.
 
     Values are words or of the setting's type. A key that both parts have is refused: behind one of them it is clear.
+    `algorithm.lr` is the algorithm's own and nothing else: where it has none, the run's is not meant.
     """
     methods = {part: settings.get(part, FIELDS[part].default) for part in PARTS}
     result, used = dict(settings), set()
@@ -80,7 +81,7 @@ def apply_settings(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[
                 f"set: {key} is a setting of {both}; accepted: it behind one of them, as in NAME:{key}=..., or "
                 f"algorithm.{key} and selector.{key}"
             )
-        if not owners and key not in FIELDS:
+        if not owners and given_key not in FIELDS:
             continue
         result |= _setting("set", key, value, methods, owners)
         used.add(given_key)

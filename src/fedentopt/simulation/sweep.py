@@ -158,8 +158,8 @@ def _codes(jobs: Mapping[str, Job]) -> dict[str, str]:
         code = known[key]
         if code is None:
             raise InputError(
-                f"out: the source of {job.label} cannot be read, so a later run could not be told from this one; "
-                f"accepted: without out, or code in a file"
+                f"out: the source of {job.label} cannot be read, or it holds more than plain values, so a later run "
+                f"could not be told from this one; accepted: without out, or code in a file, with its values in it"
             )
         codes[digest] = code
     return codes

@@ -25,6 +25,7 @@ _COUNT = {"count", "counts", "n", "number", "samples", "num_samples", "size", "a
 _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "device", "user", "partition", "party"}
 _TOTAL = {"total", "totals", "sum", "all", "gesamt", "summe", "n", "samples", "num_samples", "size", "count"}
 _TOTAL |= {"grand total", "subtotal", "overall", "gesamtergebnis", "total general", "total général"}
+_MOST_CELLS = 1 << 28  # of the table that a long file becomes, which may be far larger than the file
 _ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
 
 
@@ -276,6 +277,11 @@ def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) 
     classes = [label for label in classes if label not in drop]
     if not classes:
         raise InputError(f"--drop: no class is left of {sheet.path}; accepted: at least one")
+    if len(clients) * len(classes) > _MOST_CELLS:
+        raise InputError(
+            f"{sheet.path}: {len(clients)} clients with {len(classes)} classes; accepted: at most 2**28 pairs of both "
+            "(a selector itself takes more, as {client: {class number: count}})"
+        )
     counts = np.zeros((len(clients), len(classes)))
     row_of, column_of = {c: i for i, c in enumerate(clients)}, {c: i for i, c in enumerate(classes)}
     for (client, label), value in values.items():
