@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.measures import row_scores
-from fedentopt.selection.reports import client_ids
+from fedentopt.selection.reports import check_places, client_ids
 from fedentopt.selection.scorer import Scorer
 from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.settings import amount, setting
@@ -231,6 +231,7 @@ class EntropySelector(Selector):
 
 
 def _distribution(target: ArrayLike) -> np.ndarray:
+    check_places("target", target)
     try:
         weights = np.asarray(target)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged, or a tensor that NumPy cannot read
