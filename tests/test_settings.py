@@ -65,8 +65,16 @@ REFUSED = [
     (declared(None, "float | None"), "0.5", "x: '0.5' has the wrong type; accepted: float or nothing"),
     (declared(False, bool), 1, "x: 1 has the wrong type; accepted: bool"),
     (declared("a", str), 1, "x: 1 has the wrong type; accepted: str"),
-    (declared("10%", str, amount=True), 2.5, "x: 2.5 has the wrong type; accepted: str"),
-    (declared("10%", str, amount=True), True, "x: True has the wrong type; accepted: str"),
+    (
+        declared("10%", str, amount=True),
+        2.5,
+        "x: 2.5 has the wrong type; accepted: a whole number, or a per cent such as '10%'",
+    ),
+    (
+        declared("10%", str, amount=True),
+        True,
+        "x: True has the wrong type; accepted: a whole number, or a per cent such as '10%'",
+    ),
     (declared("a", str, choices=("a", "b")), "c", "x: 'c' is unknown; accepted: a, b"),
     (declared(1, int, low=1), 0, "x: 0 is out of range; accepted: at least 1"),
     (declared(1, int, high=3), 4, "x: 4 is out of range; accepted: at most 3"),

@@ -163,7 +163,8 @@ class Setting:
             return str(value)
         if self.kind not in _TYPES or type(value) is _TYPES[self.kind]:
             return value
-        words = self.kind + (" or nothing" if self.optional else "")
+        words = "a whole number, or a per cent such as '10%'" if self.amount else self.kind
+        words += " or nothing" if self.optional else ""
         raise InputError(f"{self.name}: {value!r} has the wrong type; accepted: {words}")
 
     def _within(self, value: float) -> bool:

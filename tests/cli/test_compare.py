@@ -55,6 +55,20 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page(command: Callable[..., 
     assert said.out.rstrip().endswith("report.html")
 
 
+def test_a_method_given_with_and_without_a_default_counts_every_seed_once(
+    command: Callable[..., Said], tmp_path: Path
+) -> None:
+    words = ("compare", *SMALL, "--rounds", 1, "--seeds", "0,1", "--no-page", "--out", tmp_path)
+    alone = command(*words, "--method", "fedavg")
+    twice = command(*words, "--method", "fedavg", "--method", "fedavg:lr=0.03")
+    assert twice.code == 0, twice.err
+    assert twice.out == alone.out
+    assert "sample standard deviation over 2 seeds" in twice.out
+    assert "2 of 4 runs are given more than once" in twice.err
+    found = json.loads(command(*words, "--method", "fedavg", "--method", "fedavg:lr=0.03", "--json").out)
+    assert [run["seed"] for run in found["runs"]] == found["methods"][0]["seeds"] == [0, 1]
+
+
 def test_one_number_among_seeds_is_a_seed_and_this_is_said(command: Callable[..., Said], tmp_path: Path) -> None:
     words = ("compare", *SMALL, "--method", "fedavg", "--rounds", 1, "--out", tmp_path)
     said = command(*words, "--seeds", 3)

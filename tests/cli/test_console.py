@@ -59,6 +59,17 @@ def test_select_shows_its_table_in_a_small_code_page(tmp_path: Path) -> None:
     assert json.loads(state.read_text(encoding="utf-8"))["state"]["round"] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "told"), [("methods", b"fedprox+fedentopt"), ("--help", b"select"), ("select no.csv", b"error: no.csv")]
+)
+def test_a_terminal_of_unknown_width_is_told_everything(words: str, told: bytes) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from fedentopt.cli import main; main()", *words.split()],
+        env=os.environ | {"COLUMNS": "0"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert told in said.stdout
+
+
 def test_a_path_that_the_system_refuses_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -121,6 +121,8 @@ def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) 
         (("iid", "--labels", labels, "--clients", 2000), "clients: 2000 clients for 1000 samples"),
         (("iid", "--dataset", "no-such-set"), "'no-such-set'"),
         (("iid", "--labels", labels, "--out", tmp_path / "no" / "c.csv"), "c.csv: No such file or directory"),
+        (("iid", "--labels", labels, "--out", tmp_path / "c.xlsx"), "c.xlsx would hold CSV under another kind's name"),
+        (("iid", "--labels", labels, "--out", tmp_path / "c.PARQUET"), "accepted: such as counts.csv"),
         (("iid", "--labels", labels, "--indices", tmp_path / "no" / "i.npz"), "i.npz: No such file or directory"),
     ]
     for words, message in cases:
@@ -128,6 +130,7 @@ def test_bad_input_is_refused(fedentopt: Command, labels: Path, tmp_path: Path) 
         assert said.code == 2, words
         assert message in said.err, words
         assert said.out == "", words
+    assert not list(tmp_path.glob("c.*"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes in the file system")

@@ -296,6 +296,7 @@ def _other(default: object) -> object:
         ("--seeds 1,a", "seeds: '1,a' cannot be read"),
         ("--seeds 4-2", "seeds: '4-2' runs backwards"),
         ("--seeds 0,0-1", "seeds: '0,0-1' gives 0 more than once"),
+        ("--set beta=1 --set beta=0.5", "set: 'beta=0.5' gives beta more than once; accepted: each setting once"),
         ("--seeds 0-9999999", "seeds: '0-9999999' are too many"),
         ("--seed 1 --seeds 1,2", "seeds: was given together with seed"),
         ("--device tpu", "device: 'tpu' is unknown"),

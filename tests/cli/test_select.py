@@ -418,6 +418,10 @@ def test_bad_files_are_refused_by_cell(fedentopt: Command, tmp_path: Path, kind:
         (("--selector", "oort"), "works in the simulator (`fedentopt run --selector oort`) and in Flower's strategy"),
         (("--selector", "hics-fl"), "(its change of the last layer), and here are label counts alone"),
         (("--set", "lam"), "--set: 'lam' cannot be read; accepted: NAME=VALUE"),
+        (
+            ("--set", "release=random", "--set", "release=fifo"),
+            "--set: 'release=fifo' gives release more than once; accepted: each setting once",
+        ),
         (("--set", "lam=1"), "--set: 'lam' is no setting of fedentopt; accepted: release"),
         (("--drop", "horse"), "has no column 'horse'; accepted: plane, car, bird, cat"),
         (("--available", "nowhere.txt"), "nowhere.txt: No such file"),

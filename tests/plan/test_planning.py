@@ -18,13 +18,15 @@ from fedentopt.plan import Plan, make_plan, write_page
 from fedentopt.plan.carrying_out import command, python
 from fedentopt.plan.costs import privacy_words
 from fedentopt.plan.outcome import Choice, Federation, try_choice
+from fedentopt.plan.recommendation import describe
 from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
 from fedentopt.plan.trying import own_settings
 from fedentopt.selection import SELECTORS, EntropySelector, KLSelector, RandomSelector, Selector
 from fedentopt.selection.noise import keyed_laplace
 from fedentopt.selection.trial import counts_only, has_buffer
-from fedentopt.tables import counts_lines
+from fedentopt.tables import counts_lines, read_counts
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "label_counts.csv"
 Command = Callable[..., Said]
 
 
@@ -67,6 +69,16 @@ def test_skewed_clients_get_a_selector_that_reads_labels(skewed: Plan) -> None:
     assert f"{best.random.entropy:.2f}" in best.reason
     assert f"{best.chosen.entropy:.2f} of {np.log2(6):.2f} bits" in best.reason
     assert "cost" in best.trade
+
+
+def test_other_sizes_name_the_choice_they_speak_of() -> None:
+    table = read_counts(EXAMPLE)
+    plan = make_plan(table.counts, clients=table.clients, classes=table.classes, rounds=5, repetitions=1)
+    said = re.findall(r"ohorts of (\d+) .*? reach ([\d.]+) bits \((?:(.+?); )?random", plan.recommendation.trade)
+    assert [size for size, _, _ in said] == ["2", "4"]
+    for size, bits, named in said:
+        found = [describe(o) for o in plan.by_size if o.choice.cohort == int(size) and f"{o.entropy:.2f}" == bits]
+        assert (named or describe(plan.recommendation.chosen)) in found
 
 
 def test_rows_are_what_the_selectors_do(skewed: Plan) -> None:

@@ -6,6 +6,7 @@ import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
@@ -279,6 +280,35 @@ class Unreadable:
 def test_vectors_that_numpy_cannot_read_are_refused_by_the_clients_name(error: type[Exception]) -> None:
     with pytest.raises(InputError, match="client 'a'"):
         EntropySelector(2).register({"a": Unreadable(error), "b": [1, 2]})
+
+
+def test_series_are_read_by_place_and_refused_in_another_order() -> None:
+    """`value_counts` puts the commonest class first and leaves out those that are not there."""
+    one, two = pd.Series([0, 0, 2]), pd.Series([2, 2, 1])
+    text = {"a": pd.Series(["x", "x", "y"]).value_counts(), "b": pd.Series(["y", "y", "x"]).value_counts()}
+    for counts, client, classes in (
+        ({"a": one.value_counts(), "b": two.value_counts()}, "'a'", "0, 2"),
+        ({"b": {0: 1}, "a": two.value_counts()}, "'a'", "2, 1"),
+        ([one.value_counts(), two.value_counts()], "0", "0, 2"),
+        (text, "'b'", "y, x"),
+    ):
+        selector = EntropySelector(1)
+        with pytest.raises(InputError, match=f"client {client}: label counts: a series of the classes {classes}; acc"):
+            selector.register(counts)
+        assert selector.clients == ()
+    selector = EntropySelector(1)
+    selector.register({"a": one.value_counts().to_dict(), "b": two.value_counts().to_dict()})
+    frame = pd.DataFrame([[3, 0, 1]], index=["c"], columns=["x", "y", "z"])
+    selector.register(dict(frame.iterrows()))
+    assert selector.counts.tolist() == [[2, 0, 1], [0, 1, 2], [3, 0, 1]]
+    with pytest.raises(InputError, match="target: a series of the classes 2, 1; accepted: all classes"):
+        EntropySelector(1, target=two.value_counts())
+    assert EntropySelector(1, target=frame.loc["c"]).target.tolist() == [0.75, 0, 0.25]
+
+
+def test_masked_counts_are_refused() -> None:
+    with pytest.raises(InputError, match="counts: masked values; accepted: numbers"):
+        EntropySelector(1).register(np.ma.masked_equal(TABLE, 5))
 
 
 def test_a_table_read_in_pieces_is_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,8 @@ def test_one_run_from_its_config() -> None:
             {"options": {"device": "cpu"}},
             r"options: {'device': 'cpu'} cannot be used; accepted: RunOptions",
         ),
+        (["fedavg"], {"options": RunOptions(out="mine")}, "options: out is 'mine'; accepted: the argument out="),
+        (["fedavg"], {"options": RunOptions(log="tensorboard")}, "options: log is 'tensorboard'; accepted: none"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
         (["fedavg"], {"model": lambda classes: 7}, "returned int; accepted: torch.nn.Module"),
         (["fedavg"], {"model": lambda classes: 1 / 0}, "raised ZeroDivisionError"),

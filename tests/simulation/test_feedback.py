@@ -426,23 +426,46 @@ class Only(Selector):
         return [self.client]
 
 
-def weighing(*weights: Any) -> Any:
+def adding(**more: Any) -> Any:
+    """A selector whose cohorts carry this, too."""
+
     class Wrong(RandomSelector):
         name = "wrong"
 
         def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Any:
-            return self.cohort(super().pick(available, losses), weights=weights)
+            return self.cohort(super().pick(available, losses), **more)
 
     return lambda cfg: Wrong(cfg.cohort_size, cfg.seed)
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan")), (1.0, 2.0, 3.0)])
+@pytest.mark.parametrize(
+    "weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan")), (1.0, 2.0, 3.0), (1.0, "much"), ((1,), (1, 2))]
+)
 def test_weights_that_are_none_are_refused(weights):
     cfg = toy.config(**HARD | {"selector": f"{M}:wrong"})
     with pytest.raises(
         InputError, match=f"selector: '{M}:wrong' gave the weights .*; accepted: one above 0 per client"
     ):
-        run_stack([Task(cfg, toy.Memory(), selector=weighing(*weights))], toy.images(samples=70), CPU)
+        run_stack([Task(cfg, toy.Memory(), selector=adding(weights=weights))], toy.images(samples=70), CPU)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (np.ones((2, 3)), "gave ndarray as sample_limits; accepted: a mapping from client to one number per class"),
+        *(
+            (
+                dict.fromkeys(range(9), limit),
+                r"limits client \d to .*; accepted: one number per class, 0 or more",
+            )
+            for limit in ([1, 1], [1, 1, -1], [1, 1, np.nan], [1, [1], 1], "all")
+        ),
+    ],
+)
+def test_sample_limits_that_are_none_are_refused(limits, words):
+    cfg = toy.config(**HARD | {"selector": f"{M}:wrong"})
+    with pytest.raises(InputError, match=f"selector: '{M}:wrong' {words}"):
+        run_stack([Task(cfg, toy.Memory(), selector=adding(sample_limits=limits))], toy.images(samples=70), CPU)
 
 
 # --- second stages

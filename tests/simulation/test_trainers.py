@@ -66,6 +66,13 @@ def test_trainers_agree_on_a_constant_channel():
     assert all(toy.difference(loop, other) < 1e-5 for other in others)
 
 
+def test_batches_of_one_sample_train_on_the_compiled_kernels():
+    config = toy.config(model="lenet5", clients=4, cohort="3", rounds=2, batch_size=1)
+    data = toy.images(samples=60, size=32)
+    loop, *others = (toy.run([config], data, trainer=trainer)[0] for trainer in ("loop", "stacked", "streams"))
+    assert all(toy.difference(loop, other) < 1e-5 for other in others)
+
+
 def test_batchnorm_and_dropout_agree_between_loop_and_streams():
     data = toy.images(samples=70)
     configs = [toy.config(model="toy:normed", stragglers=0.5, **m) for m in toy.METHODS[:9]]

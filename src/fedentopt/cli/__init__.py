@@ -96,6 +96,8 @@ def main() -> None:
 
     So does a standard output that has no room; one that nobody reads any more ends with exit code 1, without a word.
     """
+    if os.environ.get("COLUMNS") == "0":  # a width nobody knows, which Rich takes for no room at all
+        del os.environ["COLUMNS"]
     try:
         try:
             app()

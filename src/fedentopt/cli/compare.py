@@ -36,7 +36,9 @@ def compare(given: dict[str, Any]) -> None:
     )
     note_unused(request.offered, jobs)
     options = request.options
-    runs = conduct(jobs, options, also_needs=("matplotlib", "plotly") if options.page else ("matplotlib",))
+    ended = conduct(jobs, options, also_needs=("matplotlib", "plotly") if options.page else ("matplotlib",))
+    # `fedavg` and `fedavg:lr=0.03` are the same runs where 0.03 is the data set's: no seed counts twice.
+    runs = list({run.path: run for run in ended}.values())
 
     from fedentopt.report.curve_plot import plot_accuracy
     from fedentopt.results.aggregate import by_method, reached_by_all

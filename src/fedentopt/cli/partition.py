@@ -22,6 +22,7 @@ from fedentopt.partition import FORMS, NATURAL, Partition, parse
 from fedentopt.partition import partition as split
 from fedentopt.simulation.config import SMALL_DATASETS
 from fedentopt.tables import counts_lines
+from fedentopt.tables.rows import NOT_CSV
 
 if TYPE_CHECKING:
     from fedentopt.datasets.clients import ClientIds
@@ -68,6 +69,8 @@ def partition(
     says) or iid.
     """
     kind = parse(spec)
+    if out_file is not None and out_file.suffix.lower() in NOT_CSV:
+        raise InputError(f"--out: {out_file} would hold CSV under another kind's name; accepted: such as counts.csv")
     if out_file is not None and indices is not None and os.path.realpath(out_file) == os.path.realpath(indices):
         raise InputError(f"--out, --indices: both name {out_file}; accepted: a file for each")
     y, names, owners = _labels(labels, dataset, data_dir)

@@ -187,6 +187,8 @@ def selector_settings(cls: type[Selector], words: Sequence[str]) -> dict[str, An
             raise InputError(
                 f"--set: {name.strip()!r} is no setting of {cls.name}; accepted: {', '.join(declared) or 'none'}"
             )
+        if name.strip() in found:
+            raise InputError(f"--set: {word!r} gives {name.strip()} more than once; accepted: each setting once")
         one = declared[name.strip()]
         found[name.strip()] = one.check(one.from_word(value.strip()))
     return found

@@ -169,12 +169,15 @@ def _own(given: Given, file: Given, typed: Given) -> dict[str, Any]:
     if not isinstance(listed, dict):
         raise InputError(f"settings: {listed!r} cannot be used; accepted: a table [settings] of a method's settings")
     own = {name: value for name, value in listed.items() if name not in typed}
+    said: dict[str, Any] = {}
     for word in given["set"] or ():
         name, equals, value = word.partition("=")
         if not equals or not name.strip():
             raise InputError(f"set: {word!r} cannot be read; accepted: NAME=VALUE, such as beta=0.9")
-        own[name.strip()] = value.strip()
-    return own
+        if name.strip() in said:
+            raise InputError(f"set: {word!r} gives {name.strip()} more than once; accepted: each setting once")
+        said[name.strip()] = value.strip()
+    return own | said
 
 
 def _seeds(given: Given, typed: Given, file: Given) -> tuple[int, ...] | None:

@@ -199,23 +199,25 @@ def _as_good(federation: Federation, outcomes: Sequence[Outcome], chosen: Outcom
 
 
 def _trade(federation: Federation, best: dict[int, Outcome], random: dict[int, Outcome], size: int, full: bool) -> str:
-    """What smaller and larger cohorts would give: traffic and time of a round grow with M."""
+    """What the best of smaller and larger cohorts would give, named where it is another than the recommended one:
+    traffic and time of a round grow with M."""
     here = best[size]
+
+    def reach(cohort: int) -> str:
+        other, beside = best[cohort], random[cohort]
+        named = "" if other is beside or describe(other) == describe(here) else f"{describe(other)}; "
+        return (
+            f"reach {other.entropy:.2f} bits ({named}random {beside.entropy:.2f}) and "
+            f"{missing_words(federation, other, 0)}"
+        )
+
     smaller, larger = [s for s in best if s < size], [s for s in best if s > size]
     parts = []
     if smaller:
-        other = best[smaller[-1]]
-        parts.append(
-            f"cohorts of {smaller[-1]} cost {share(1 - smaller[-1] / size)} less per round, reach "
-            f"{other.entropy:.2f} bits (random {random[smaller[-1]].entropy:.2f}) and "
-            f"{missing_words(federation, other, 0)}"
-        )
+        less = share(1 - smaller[-1] / size)
+        parts.append(f"cohorts of {smaller[-1]} cost {less} less per round, {reach(smaller[-1])}")
     if larger:
-        other = best[larger[0]]
-        parts.append(
-            f"cohorts of {larger[0]} cost {share(larger[0] / size - 1)} more, reach {other.entropy:.2f} bits (random "
-            f"{random[larger[0]].entropy:.2f}) and {missing_words(federation, other, 0)}"
-        )
+        parts.append(f"cohorts of {larger[0]} cost {share(larger[0] / size - 1)} more, {reach(larger[0])}")
     text = "; ".join(parts)
     lacking = "" if full or not federation.top else " No size tried covers every class in nearly all rounds."
     if not text:

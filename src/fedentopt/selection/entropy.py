@@ -34,6 +34,7 @@ from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.measures import row_scores
 from fedentopt.selection.per_client import read_ids
+from fedentopt.selection.reports import check_places
 from fedentopt.selection.scorer import Scorer
 from fedentopt.selection.selector import Selector, check_int, selector
 from fedentopt.settings import amount, setting
@@ -226,6 +227,7 @@ class EntropySelector(Selector):
 
 
 def _distribution(target: ArrayLike) -> np.ndarray:
+    check_places("target", target)
     try:
         weights = np.asarray(target)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged, or a tensor that NumPy cannot read

@@ -57,9 +57,10 @@ def read_reports(
         if ids is not None:
             raise InputError("ids: given beside a mapping, whose keys are the ids; accepted: one of the two")
         names = client_ids(counts.keys())
-        if any(isinstance(row, Mapping) for row in counts.values()):
-            return names, *_read_held_classes(names, counts.values(), noisy, num_classes)
         vectors = list(counts.values())
+        _check_order(names, vectors)
+        if any(isinstance(row, Mapping) for row in vectors):
+            return names, *_read_held_classes(names, vectors, noisy, num_classes)
         if vectors and all(hasattr(row, "tocsr") for row in vectors):
             counts = _stack_sparse(names, vectors)
         else:
@@ -70,6 +71,8 @@ def read_reports(
         names = client_ids(ids)
     else:
         names = None
+    if isinstance(counts, list | tuple):
+        _check_order(names or range(len(counts)), counts)
     if hasattr(counts, "tocsr"):
         counts = counts.tocsr()
     sparse = all(hasattr(counts, field) for field in ("indptr", "indices", "data", "shape"))
@@ -107,9 +110,40 @@ def _as_table(counts: Any) -> np.ndarray:
         raise InputError("counts: rows of different lengths; accepted: a (clients, classes) array") from error
     except (TypeError, RuntimeError) as error:  # a tensor on a GPU, with a gradient, of a type of its own
         raise InputError(f"counts: {type(counts).__name__} cannot be read ({error}); accepted: numbers") from error
-    if table.dtype.kind not in "iuf":
-        raise InputError(f"counts: values of type {table.dtype}; accepted: numbers")
+    if table.dtype.kind not in "iuf" or np.ma.is_masked(counts):
+        kind = "masked values" if np.ma.is_masked(counts) else f"values of type {table.dtype}"
+        raise InputError(f"counts: {kind}; accepted: numbers")
     return table
+
+
+def _check_order(names: Sequence[ClientId], vectors: Sequence[Any]) -> None:
+    """Refuse series that name their classes in another order than the others do."""
+    before: list[Any] | None = None
+    for name, vector in zip(names, vectors, strict=False):
+        classes = check_places(f"client {name!r}: label counts", vector)
+        if classes is not None and before is not None and classes != before:
+            raise _misplaced(f"client {name!r}: label counts", classes)
+        before = classes or before
+
+
+def check_places(name: str, vector: Any) -> list[Any] | None:
+    """The classes that a pandas Series names, None for other vectors. A vector is read by place, and `value_counts()`
+    puts the commonest class first and leaves out what is not there: class numbers that are no places are refused."""
+    index = getattr(vector, "index", None)
+    if index is None or callable(index):  # a list's method
+        return None
+    classes = list(index)
+    if all(isinstance(one, int | np.integer) for one in classes) and classes != list(range(len(classes))):
+        raise _misplaced(name, classes)
+    return classes
+
+
+def _misplaced(name: str, classes: list[Any]) -> InputError:
+    shown = ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
+    return InputError(
+        f"{name}: a series of the classes {shown}; accepted: all classes in the same order (0, 1, 2, ... where "
+        "they are numbers); for label counts also {class number: count}, as Series.to_dict() gives it"
+    )
 
 
 def _stack(names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_classes: int | None) -> np.ndarray:

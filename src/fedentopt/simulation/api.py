@@ -122,7 +122,12 @@ def run_jobs(
 def _options(options: Any) -> RunOptions:
     if options is not None and not isinstance(options, RunOptions):
         raise InputError(f"options: {options!r} cannot be used; accepted: RunOptions(device=..., workers=..., ...)")
-    return options or RunOptions()
+    chosen = options or RunOptions()
+    if chosen.out != RunOptions().out:
+        raise InputError(f"options: out is {chosen.out!r}; accepted: the argument out=, beside options")
+    if chosen.log is not None:
+        raise InputError(f"options: log is {chosen.log!r}; accepted: none (only commands write these curves)")
+    return chosen
 
 
 def _data(dataset: Any, settings: Mapping[str, Any]) -> tuple[Dataset | None, str]:

@@ -218,6 +218,11 @@ class RunPlanner:
                 f"accepted: at most {config.cohort_size}"
             )
         limits = cohort.sample_limits
+        if limits is not None and not isinstance(limits, Mapping):
+            raise InputError(
+                f"selector: {config.selector!r} gave {type(limits).__name__} as sample_limits; "
+                f"accepted: a mapping from client to one number per class"
+            )
         away: frozenset[int] = frozenset()
         if config.dropout:
             luck = generator(config.seed, "dropout", round_).random(config.clients)
@@ -299,7 +304,10 @@ class RunPlanner:
         weights = getattr(cohort, "weights", None)
         if weights is None or self.config.averaging == "samples":
             return None
-        values = np.asarray(weights, dtype=np.float64)
+        try:
+            values = np.asarray(weights, dtype=np.float64)
+        except (TypeError, ValueError):
+            values = np.zeros(0)
         if values.shape != (len(selected),) or not np.isfinite(values).all() or (values <= 0).any():
             raise InputError(
                 f"selector: {self.config.selector!r} gave the weights {weights!r}; accepted: one above 0 per client"
@@ -326,12 +334,17 @@ class RunPlanner:
         indices = self.parts.indices[client]
         if limit is None:
             return indices, self.counts[client]
-        if np.shape(limit) != self.counts[client].shape:
+        try:
+            given = np.asarray(limit)
+        except ValueError:  # lists of several lengths
+            given = np.zeros(0)
+        whole = given.dtype.kind in "iu" or (given.dtype.kind == "f" and np.isfinite(given).all())
+        if given.shape != self.counts[client].shape or not whole or (given < 0).any():
             raise InputError(
                 f"selector: {self.config.selector!r} limits client {client} to {limit!r}; "
-                f"accepted: one number per class"
+                f"accepted: one number per class, 0 or more"
             )
-        limit = np.minimum(np.asarray(limit, dtype=np.int64), self.counts[client])
+        limit = np.minimum(given, self.counts[client]).astype(np.int64)
         known = self._limited.get((client, limit.tobytes()))
         if known is None:
             labels = self._labels[indices]

@@ -22,7 +22,8 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
 TRIED = "tried as separators: comma, semicolon and tab"
 ACCEPTED = "accepted: a CSV file, .xlsx or .parquet"
 _SAMPLE = 200  # rows looked at to find the separator
-_EXCEL, _PARQUET = (".xlsx", ".xlsm"), (".parquet", ".pq")
+_EXCEL, _PARQUET, _UNREAD = (".xlsx", ".xlsm"), (".parquet", ".pq"), (".xls", ".ods")
+NOT_CSV = (*_EXCEL, *_PARQUET, *_UNREAD)  # endings under which a CSV file would not be read back
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 
 
@@ -49,7 +50,7 @@ def read_sheet(path: Path) -> Sheet:
     suffix = path.suffix.lower()
     if suffix in _EXCEL or suffix in _PARQUET:
         return _typed(path, suffix)
-    if suffix in (".xls", ".ods"):
+    if suffix in _UNREAD:
         raise InputError(f"{path}: files of this kind are not read; accepted: .xlsx, .parquet, or a CSV file")
     text, encoding = _text(path)
     separator, text, skipped = _separator(text)

@@ -38,6 +38,7 @@ class CompiledNet:
         """
         steps, batch = int(work.steps_host[i]), work.index.shape[2]
         plan = self._reserve(data.images, batch)
+        index = work.index[:steps, i].reshape(-1).contiguous()  # of batches of one, `reshape` alone is a view with gaps
         keys = mix64_torch(work.augment_key[i] + torch.arange(steps * batch) * signed(GOLDEN))
         draws = transform.draw(keys).T.contiguous().view(-1).numpy()
         rates = np.array([float(getattr(work, r)[i]) for r in ("lr", "weight_decay", "momentum", "mu")], np.float32)
@@ -49,7 +50,7 @@ class CompiledNet:
         self._row("v").zero_()
         run(
             plan.net, plan.convs, plan.linears, data.images.view(-1).numpy(), data.labels.numpy(),
-            work.index[:steps, i].reshape(-1).numpy(), work.filled(i), batch, draws, settings(transform), rates, mode,
+            index.numpy(), work.filled(i), batch, draws, settings(transform), rates, mode,
             work.logit_scale[i].numpy(), work.logit_shift[i].numpy(), NOTHING,
             NO_SUMS if sums is None else sums.numpy(), *self._memory,
         )  # fmt: skip
