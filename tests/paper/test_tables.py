@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedentopt.errors import InputError
-from fedentopt.paper import provenance
+from fedentopt.paper import names, provenance
 from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison, compare
@@ -103,7 +103,11 @@ def test_against_fedavg_is_paired_by_seed() -> None:
     assert gap.low == pytest.approx(6 - 2.776445 / 5**0.5, abs=1e-6)
     assert entry(FIVE, FEDAVG).against is None
     few = known(run(FEDAVG.config, 0, 40.0), run(FEDENTOPT.config, 0, 50.0), run(FEDENTOPT.config, 1, 51.0))
-    assert entry(few, FEDENTOPT).against is None  # one shared seed is no interval
+    one = entry(few, FEDENTOPT)
+    assert (one.against, one.lead) == (None, 10.0)  # one shared seed is no interval
+    assert (names.against(one), names.against(entry(few, FEDAVG))) == ("+10.00", "–")
+    (row,) = csv.DictReader(io.StringIO(summary_csv([one])))
+    assert [row[name] for name in ("against_fedavg", "low", "high", "shared_seeds")] == ["10.000000", "", "", "1"]
 
 
 def test_a_change_is_the_difference_to_the_same_baseline_seed_by_seed() -> None:

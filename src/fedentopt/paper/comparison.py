@@ -10,7 +10,7 @@ from typing import Any
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.sizes import size
-from fedentopt.results.statistics import Interval, mean, mean_interval, paired_interval, sample_std
+from fedentopt.results.statistics import Interval, mean, mean_interval, paired_differences, sample_std
 
 DONE, PARTLY, MISSING_DATA, NOT_RUN = "done", "partly", "missing-data", "not-run"
 
@@ -19,10 +19,10 @@ DONE, PARTLY, MISSING_DATA, NOT_RUN = "done", "partly", "missing-data", "not-run
 class Comparison:
     """One cell with its results. `values` are by seed; `ours` and `std` their mean and sample deviation.
 
-    `against` compares with FedAvg under the same settings, seed by seed (None for FedAvg itself, and where fewer
-    than two seeds are shared); `interval` is that of a change's own mean. `state` is one of done, partly,
-    missing-data and not-run. `stand_ins` are, by precision, the seeds in which the run, or the one it is compared with
-    where the figure is a change, has another precision than the cell's own.
+    `lead` is the mean difference to FedAvg under the same settings, seed by seed (None for FedAvg itself), `against`
+    the same with its interval, None where fewer than two seeds are shared; `interval` is that of a change's own mean.
+    `state` is one of done, partly, missing-data and not-run. `stand_ins` are, by precision, the seeds in which the run,
+    or the one it is compared with where the figure is a change, has another precision than the cell's own.
     """
 
     cell: Cell
@@ -30,6 +30,7 @@ class Comparison:
     ours: float | None
     std: float | None
     state: str
+    lead: float | None = None
     against: Interval | None = None
     interval: Interval | None = None
     runs: tuple[Measured, ...] = ()
@@ -54,6 +55,7 @@ class Comparison:
             values=values,
             ours=mean(numbers),
             std=sample_std(numbers),
+            lead=None,
             against=None,
             interval=None,
             runs=tuple(run for run in self.runs if run.seed in values),
@@ -90,29 +92,30 @@ def _compare(cell: Cell, results: Results, has_data: Callable[[str], bool]) -> C
         state = PARTLY
     else:
         state = NOT_RUN if has_data(cell.dataset) else MISSING_DATA
-    numbers = list(values.values())
+    numbers, leads = list(values.values()), _leads(cell, values, results)
     return Comparison(
         cell,
         values,
         mean(numbers),
         sample_std(numbers),
         state,
-        against=_against(cell, values, results),
+        lead=mean(leads),
+        against=mean_interval(leads),
         interval=mean_interval(numbers) if cell.metric == "accuracy_change" else None,
         runs=_runs(cell, values, results),
         stand_ins=_stand_ins(cell, values, results),
     )
 
 
-def _against(cell: Cell, seeds: Iterable[int], results: Results) -> Interval | None:
+def _leads(cell: Cell, seeds: Iterable[int], results: Results) -> list[float]:
     """The same figure of plain FedAvg, subtracted seed by seed."""
     if cell.metric == "h_norm" or cell.config == cell.reference:
-        return None
+        return []
     metric = "accuracy" if cell.metric == "accuracy_change" else cell.metric
     fedavg = dataclasses.replace(cell, config=cell.reference, metric=metric)
     ours = {seed: results.value(cell, seed, metric) for seed in seeds}
     theirs = {seed: results.value(fedavg, seed) for seed in seeds}
-    return paired_interval(_known(ours), _known(theirs))
+    return paired_differences(_known(ours), _known(theirs))
 
 
 def _short(value: float | None) -> float | None:

@@ -21,7 +21,7 @@ from fedentopt.results.statistics import mean
 AGAINST = "against FedAvg, 95 % interval"
 READING = (
     "Ours: mean ± sample standard deviation over seeds. Against FedAvg: mean of the differences seed by seed "
-    "(same partition, same start model) with Student's 95 % interval, bold where zero lies outside."
+    "(same partition, same start model) with Student's 95 % interval, bold where zero lies outside; one seed has none."
 )
 
 

@@ -174,9 +174,9 @@ def gap(entry: Comparison) -> str:
 
 
 def against(entry: Comparison) -> str:
-    """Ours minus FedAvg's, bold where zero lies outside the interval."""
+    """Ours minus FedAvg's, bold where zero lies outside the interval; without one where a single seed is shared."""
     if entry.against is None:
-        return NOTHING
+        return NOTHING if entry.lead is None else _figure(entry.cell, entry.lead, signed=True)
     text = f"{_figure(entry.cell, entry.against.mean, signed=True)} {limits(entry.cell, entry.against)}"
     return f"**{text}**" if entry.against.clear else text
 
