@@ -239,6 +239,7 @@ def test_every_selector_can_be_named() -> None:
         ({"selector": "inferred", "target": "1,1,2,1,1"}, r"fedentopt\.target: unknown setting"),
         ({"target": "a,b"}, "target: 'a,b'"),
         ({"cohort-size": 0}, "cohort_size: 0"),
+        ({"bind-names": "true"}, "bind_names: 'true' is not accepted"),
     ],
 )
 def test_keys_and_values_that_are_not_accepted_are_refused(more: dict[str, Any], message: str) -> None:
@@ -247,6 +248,11 @@ def test_keys_and_values_that_are_not_accepted_are_refused(more: dict[str, Any],
         strategy_from({f"fedentopt.{name}": value for name, value in told.items()})
     with pytest.raises(InputError, match=r"fedentopt\.cohort-size: not set"):
         strategy_from({"fedentopt.num-classes": 3})
+
+
+def test_one_client_may_be_excluded_by_its_number() -> None:
+    strategy = strategy_from({"fedentopt.cohort-size": 3, "fedentopt.num-classes": CLASSES, "fedentopt.exclude": 7})
+    assert strategy.census.exclude == {7}
 
 
 def test_every_strategy_that_descends_from_fedavg_can_be_named() -> None:

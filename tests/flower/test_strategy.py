@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedXgbCyclic
 
 from fedentopt import EntropySelector, KLSelector, RandomSelector
@@ -518,9 +518,62 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"target": [1, 2, 3]}, f"target: 3 weights; accepted: {CLASSES}"),
         ({"selector": EntropySelector(2, target=[1, 2]), "buffer": 0}, "target: 2 weights"),
         ({"selector": ValueSelector(2), "buffer": 0}, "selector: ValueSelector needs kept, which this strategy"),
+        ({"selector": "random", "buffer": 0}, "selector: 'random' is not accepted; accepted: a selector"),
+        ({"exclude": "oslo"}, "exclude: 'oslo' is not accepted; accepted: a list of client ids"),
+        ({"exclude": 7}, "exclude: 7 is not accepted"),
+        ({"bind_names": "true"}, "bind_names: 'true' is not accepted; accepted: True, False"),
+        ({"bind_names": ["oslo"]}, r"bind_names: \['oslo'\] is not accepted"),
+        ({"bind_names": {"oslo": "5"}}, "bind_names: .* is not accepted"),
+        ({"pretrained": "no"}, "pretrained: 'no' is not accepted; accepted: True or False"),
+        ({"callbacks": "print"}, "callbacks: 'print' is not accepted; accepted: a list of functions"),
+        ({"settings": "seed=3"}, "settings: 'seed=3' is not accepted"),
+        ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not accepted; accepted: a folder's path, or None"),
+        ({"metrics_file": 3}, "metrics_file: 3 is not accepted"),
+        ({"min_available_nodes": "all"}, "min_available_nodes: 'all' is out of range; accepted: whole numbers from 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     settings = {"cohort": 2, "buffer": 3, "num_classes": CLASSES, **options}
     with pytest.raises(InputError, match=told):
         FedEntOpt(cohort_size=settings.pop("cohort"), buffer_size=settings.pop("buffer"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_rounds": -1}, "num_rounds: -1 is out of range; accepted: whole numbers from 0"),
+        ({"num_rounds": 2.5}, "num_rounds: 2.5"),
+        ({"num_rounds": "3"}, "num_rounds: '3'"),
+        ({"timeout": None}, "timeout: None is not accepted; accepted: a number of seconds above 0"),
+        ({"timeout": 0}, "timeout: 0"),
+        ({"timeout": float("nan")}, "timeout: nan"),
+        (
+            {"initial_arrays": ArrayRecord({"w": Array(np.zeros(3, dtype=np.complex64))})},
+            "initial_arrays: 'w' holds values of type complex64; accepted: real numbers",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_anybody_is_asked(options: dict[str, Any], told: str) -> None:
+    grid = federation()
+    with pytest.raises(InputError, match=told):
+        strategy().start(grid, **{"initial_arrays": model(), **options})
+    assert grid.asked == []
+
+
+def test_a_round_in_which_nobody_can_evaluate_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """An app without an evaluation function, and Flower asks every node to evaluate unless it is told otherwise."""
+    grid = federation()
+    app = grid._app
+
+    def trains_only(message: Message, context: Any) -> Message:
+        return broken(message) if message.metadata.message_type == "evaluate" else app(message, context)
+
+    grid._app = trains_only  # type: ignore[assignment]
+    made = strategy(fraction_evaluate=1.0)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=2)
+    told = [record.getMessage() for record in caplog.records if "evaluate" in record.getMessage()]
+    assert [line.split(":")[0] for line in told] == ["round 1", "round 2"]
+    assert "8 of 8 clients did not evaluate (0, 1, 2 and 5 more), the first: error 2" in told[0]
+    assert told[0].endswith("with fraction_evaluate=0.0 nobody is asked to")
+    assert set(made.history[0].not_evaluated) == set(range(8))

@@ -128,7 +128,7 @@ class Census:
         if waited_for:
             log.warning(
                 "%s: no answer yet to the question for label counts; going on with the %d clients that are known",
-                *(_listed([f"node {node}" for node in sorted(waited_for)]), known),
+                *(listed([f"node {node}" for node in sorted(waited_for)]), known),
             )
         return self._admit(here)
 
@@ -322,6 +322,7 @@ def _release(reply: Message) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

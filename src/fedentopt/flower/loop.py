@@ -28,6 +28,7 @@ from fedentopt.flower.checkpoint import Checkpoint
 from fedentopt.flower.exchange import Answer, exchange, replies
 from fedentopt.flower.head_census import HeadCensus
 from fedentopt.flower.hiding import check_wrappers
+from fedentopt.flower.options import check_whole, is_number
 from fedentopt.flower.progress import SelectionResult, joined
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
@@ -60,6 +61,9 @@ def start(
     checkpoint's model and the same buffer; `evaluate_fn` is then not called for the start model.
     """
     layers = _layers(strategy)
+    check_whole("num_rounds", num_rounds, 0)
+    if not is_number(timeout) or not timeout > 0:
+        raise InputError(f"timeout: {timeout!r} is not accepted; accepted: a number of seconds above 0")
     run = _Run(
         layers,
         grid,
@@ -68,7 +72,8 @@ def start(
         ConfigRecord() if evaluate_config is None else evaluate_config,
         initial_arrays,
     )
-    return run.up_to(num_rounds, evaluate_fn)
+    with checkpoints.in_use(run.selection.checkpoint_dir):
+        return run.up_to(num_rounds, evaluate_fn)
 
 
 @dataclass
@@ -114,6 +119,9 @@ class _Run:
     ) -> SelectionResult:
         """Run the rounds that are left."""
         selection, result = self.selection, self.result
+        for name, array in self.initial.items():
+            if np.dtype(array.dtype).kind not in "biuf":
+                raise InputError(f"initial_arrays: {name!r} holds values of type {array.dtype}; accepted: real numbers")
         selection.learning.begin(self.initial)
         if not is_finite_model(self.initial):
             raise InputError("initial_arrays: not all numbers are finite; accepted: a model that can be trained")
@@ -288,7 +296,6 @@ class _Run:
         """Put the checkpoint back, if there is one; return the rounds that are done."""
         selection, result = self.selection, self.result
         assert selection.checkpoint_dir is not None
-        checkpoints.make_folder(selection.checkpoint_dir)
         self.files = RegisterFiles(selection.checkpoint_dir)
         found = checkpoints.load(selection.checkpoint_dir)
         if found is None:

@@ -29,7 +29,7 @@ from fedentopt.audit import Suspicion
 from fedentopt.errors import InputError
 from fedentopt.flower import identity, loop, replies, stand_ins
 from fedentopt.flower.audit import watch_for
-from fedentopt.flower.census import Census
+from fedentopt.flower.census import Census, listed
 from fedentopt.flower.cohort_grid import in_order, only
 from fedentopt.flower.enrolment import Enrolment
 from fedentopt.flower.exchange import Answer, Clock
@@ -288,7 +288,7 @@ class LabelAware(FedAvg):
         )
 
     def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The same for evaluation; failures are logged, and cost the client nothing else."""
+        """The same for evaluation; failures are logged, a round's in one line, and cost the clients nothing else."""
         judged = replies.judge(
             answers,
             lambda reply: replies.check_metrics(reply.content, self.weighted_by_key),
@@ -296,10 +296,15 @@ class LabelAware(FedAvg):
             self._sizes(answers),
             self.weight_cap,
         )
-        for client, answer in self.by_client(judged):
-            if answer.failure is not None:
-                self.history[-1].not_evaluated[client] = answer.failure
-                log.warning("round %d: client %s did not evaluate: %s", self.history[-1].round, client, answer.failure)
+        last = self.history[-1]
+        failed = {client: answer.failure for client, answer in self.by_client(judged) if answer.failure is not None}
+        last.not_evaluated.update(failed)
+        if failed:
+            log.warning(
+                "round %d: %d of %d clients did not evaluate (%s), the first: %s%s",
+                *(last.round, len(failed), len(judged), listed(list(map(str, failed))), next(iter(failed.values()))),
+                "; with fraction_evaluate=0.0 nobody is asked to" if len(failed) == len(judged) else "",
+            )
         return judged
 
     def note_answers(self, answers: Sequence[Answer], stand_ins: Sequence[ClientId] = ()) -> None:
