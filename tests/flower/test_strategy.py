@@ -525,6 +525,7 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"bind_names": ["oslo"]}, r"bind_names: \['oslo'\] is not accepted"),
         ({"bind_names": {"oslo": "5"}}, "bind_names: .* is not accepted"),
         ({"pretrained": "no"}, "pretrained: 'no' is not accepted; accepted: True or False"),
+        ({"head": 3}, "head: 3 is not accepted; accepted: the name of the last layer"),
         ({"callbacks": "print"}, "callbacks: 'print' is not accepted; accepted: a list of functions"),
         ({"settings": "seed=3"}, "settings: 'seed=3' is not accepted"),
         ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not accepted; accepted: a folder's path, or None"),

@@ -16,8 +16,12 @@ from fedentopt.flower.enrolment import Enrolment, told_name
 from fedentopt.flower.exchange import Answer, exchange
 from fedentopt.flower.federation import Federation
 from fedentopt.flower.feedback import Feedback, parameters_of
+from fedentopt.flower.identity import describe
 from fedentopt.flower.progress import RoundSelection
 from fedentopt.flower.report import ClientId, id_order
+
+SOURCES = {"loss": ("loss_key", "loss_rms_key"), "seconds": ("seconds_key",), "candidate_loss": ("candidate_loss_keys",)}
+"""Options of `Feedback` that name where a need is read."""
 
 log = logging.getLogger("flwr")
 
@@ -47,6 +51,18 @@ class Learning:
         if not self.infers and policy in ("off", "warn"):
             return {}
         return {"audit": policy, "local": asdict(self.heads.local), "pretrained": self.has_trained}
+
+    def sources(self) -> dict[str, Any]:
+        """From where in replies, and in which unit, what steers picks is read: learnt from elsewhere it would not
+        compare with what is known."""
+        needs = self.feedback.needs
+        names = [name for need, names in SOURCES.items() if need in needs for name in names]
+        found: dict[str, Any] = {name: getattr(self.feedback, name) for name in names}
+        if "head" in needs or (self.watch is not None and self.watch.policy != "warn"):
+            found |= {"head": self.heads.names, "local": asdict(self.heads.local)}
+            if self.reads_labels:
+                found["travel_key"] = self.heads.travel_key
+        return describe(found)
 
     def begin(self, start: ArrayRecord) -> None:
         """Look at the start model: what cannot be read from it is refused before a round is spent."""

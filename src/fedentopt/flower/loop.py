@@ -308,7 +308,9 @@ class _Run:
             odd = next(name for name in [*own, *saved] if own.get(name) != saved.get(name))
             raise InputError(f"checkpoint: {where} holds another model: {odd} is {saved.get(odd)}, not {own.get(odd)}")
         if found.round > num_rounds:
-            raise InputError(f"num_rounds: {num_rounds}, but {where} is already at round {found.round}")
+            raise InputError(
+                f"num_rounds: {num_rounds}, but {where} is already at round {found.round}; accepted: at least that many"
+            )
         if found.meta["forgotten"]:
             raise InputError(
                 f"checkpoint: {where} does not hold {', '.join(found.meta['forgotten'])}, which changed from round to "

@@ -48,11 +48,16 @@ def _is_truth(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Sequence) and all(isinstance(name, str) for name in value))
+
+
 FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "exclude": (_are_ids, "a list of client ids, as in ['oslo', 7]"),
     "bind_names": (_are_bound, "True, False, or {client id: node id}"),
     "pretrained": (_is_truth, "True or False"),
     "selector": (_is_selector, "a selector of fedentopt.selection, such as RandomSelector(10)"),
+    "head": (_are_names, "the name of the last layer, or of its weight and bias"),
     "callbacks": (_are_callbacks, "a list of functions"),
     "settings": (_are_settings, "settings by name"),
     "checkpoint_dir": (_is_path, "a folder's path, or None"),

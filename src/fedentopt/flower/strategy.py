@@ -351,6 +351,7 @@ class LabelAware(FedAvg):
             "selector": type(self.selector).__name__,
             "options": self.options,
             "settings": self.settings,
+            "sources": self.learning.sources(),
             "federation": self.federation.state_dict(),
             "seen": sorted(self.feedback.seen),
             "trained": self.learning.has_trained,
@@ -368,6 +369,8 @@ class LabelAware(FedAvg):
         identity.check_same({"selector": type(self.selector).__name__}, {"selector": state["selector"]})
         identity.check_same(self.options, state["options"])
         identity.check_same(self.settings, state["settings"])
+        sources = self.learning.sources()
+        identity.check_same(sources, state.get("sources", sources))  # none in checkpoints of versions that did not look
 
     # --- inside
     def _check_wrapper(self) -> None:

@@ -66,7 +66,10 @@ class KeptState(ModelController):
         if kind != type(self).__name__:
             raise InputError(f"state: written by {kind}, but continued by {type(self).__name__}")
         if found.rounds > self.num_rounds:
-            raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
+            raise InputError(
+                f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}; accepted: at least "
+                "that many, or another state"
+            )
         if "head" in self.members.selector.needs and found.meta.get("local", False) != (self.steps is not None):
             with_, now = ("with", "without") if found.meta.get("local", False) else ("without", "with")
             raise InputError(
@@ -76,7 +79,10 @@ class KeptState(ModelController):
         before = found.meta.get("settings")  # none in states of versions that did not look
         for name, here in self._settings().items():
             if before is not None and here != before[name]:
-                raise InputError(f"{name}: {here!r}, but the state was written with {before[name]!r}")
+                raise InputError(
+                    f"{name}: {here!r}, but the state was written with {before[name]!r}; accepted: the same, or another "
+                    "state"
+                )
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
         self.census.pauses.load_state_dict(states.read_pauses(found.meta["silent"]))
         self.failing.load_state_dict(states.read_pauses(found.meta["failing"]))
