@@ -376,10 +376,10 @@ def test_what_a_selector_has_learnt_survives_a_stop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("needs", "begun", "continued", "told"),
     [
-        (["loss"], {}, {"loss_key": "train_loss_rms"}, "loss_key: 'train_loss_rms', but the checkpoint was written with"),
+        (["loss"], {}, {"loss_key": "train_loss_rms"}, "loss_key: 'train_loss_rms', but the checkpoint was"),
         (["seconds"], {}, {"seconds_key": "time"}, "seconds_key: 'time', but"),
         (["candidate_loss"], {}, {"candidate_loss_keys": ("loss",)}, r"candidate_loss_keys: \['loss'\], but"),
-        (["head"], {}, {"local": {"lr": 0.1, "steps": 3}}, r"local: {'lr': 0\.1, .*}, but .* {'lr': None, .*accepted: "),
+        (["head"], {}, {"local": {"lr": 0.1, "steps": 3}}, r"local: {'lr': 0\.1, .*}, but .* {'lr': None, .*accepted"),
         (["head"], {"head": ("fc.weight",)}, {}, r"head: \['fc.weight', 'fc.bias'\], but .* \['fc.weight', None\]"),
         (["head"], {"head": "fc"}, {}, None),  # the same layer
         ([], {}, {"loss_key": "other", "head": "fc"}, None),  # nobody reads either

@@ -112,6 +112,38 @@ def test_a_callback_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogC
     assert sum("callback fails failed; the run goes on" in line for line in caplog.messages) == 3
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("given", ["raises", "numbers that Flower does not keep"])
+def test_metrics_that_cannot_be_combined_cost_the_round_no_more_than_them(
+    kind: str, given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def combine(records: Any, weighted_by: str) -> Any:
+        if given == "raises":
+            raise KeyError("accuracy")
+        return {"accuracy": np.float32(0.5)}
+
+    options = {f"{kind}_metrics_aggr_fn": combine, "fraction_evaluate": 1.0, "checkpoint_dir": tmp_path}
+    with caplog.at_level(logging.ERROR, logger="flwr"):
+        result = made(**options).start(federation(), model(), num_rounds=2)
+    assert sum(f"{kind}_metrics_aggr_fn failed: " in line for line in caplog.messages) == 2
+    assert [record["problem"] for record in result.rounds.values()] == [None, None]
+    want = made().start(federation(), model(), num_rounds=2)
+    assert result.arrays["w"].numpy().tobytes() == want.arrays["w"].numpy().tobytes()
+    assert result.arrays["w"].numpy().any()
+
+
+def test_what_evaluate_fn_returns_is_kept_or_refused_by_name(tmp_path: Path) -> None:
+    result = made().start(federation(), model(), 1, evaluate_fn=lambda *_: {"accuracy": 0.5})  # type: ignore[arg-type,return-value]
+    assert {number: dict(record) for number, record in result.evaluate_metrics_serverapp.items()} == {
+        number: {"accuracy": 0.5} for number in (0, 1)
+    }
+    grid = federation()
+    bad: Any = lambda *_: {"accuracy": np.float32(0.5)}  # noqa: E731
+    with pytest.raises(InputError, match=r"evaluate_fn: gave {'accuracy': .*}; accepted: a MetricRecord"):
+        made(checkpoint_dir=tmp_path).start(grid, model(), 1, evaluate_fn=bad)
+    assert grid.asked == []
+
+
 def test_curves_go_to_tensorboard_and_wandb_where_they_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -528,6 +528,7 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"head": 3}, "head: 3 is not accepted; accepted: the name of the last layer"),
         ({"callbacks": "print"}, "callbacks: 'print' is not accepted; accepted: a list of functions"),
         ({"settings": "seed=3"}, "settings: 'seed=3' is not accepted"),
+        ({"settings": {"data": {"until": object()}}}, "settings: data holds a object, by which a checkpoint"),
         ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not accepted; accepted: a folder's path, or None"),
         ({"metrics_file": 3}, "metrics_file: 3 is not accepted"),
         ({"min_available_nodes": "all"}, "min_available_nodes: 'all' is out of range; accepted: whole numbers from 0"),

@@ -20,7 +20,11 @@ from fedentopt.flower.identity import describe
 from fedentopt.flower.progress import RoundSelection
 from fedentopt.flower.report import ClientId, id_order
 
-SOURCES = {"loss": ("loss_key", "loss_rms_key"), "seconds": ("seconds_key",), "candidate_loss": ("candidate_loss_keys",)}
+SOURCES = {
+    "loss": ("loss_key", "loss_rms_key"),
+    "seconds": ("seconds_key",),
+    "candidate_loss": ("candidate_loss_keys",),
+}
 """Options of `Feedback` that name where a need is read."""
 
 log = logging.getLogger("flwr")

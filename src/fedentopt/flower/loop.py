@@ -29,7 +29,7 @@ from fedentopt.flower.exchange import Answer, exchange, replies
 from fedentopt.flower.head_census import HeadCensus
 from fedentopt.flower.hiding import check_wrappers
 from fedentopt.flower.options import check_whole, is_number
-from fedentopt.flower.progress import SelectionResult, joined
+from fedentopt.flower.progress import SelectionResult, joined, measured
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
 from fedentopt.server.report import printable
@@ -131,7 +131,8 @@ class _Run:
         log.info("Starting %s: rounds %d to %d", type(self.strategy).__name__, done + 1, num_rounds)
         self.strategy.summary()
         if done == 0 and evaluate_fn is not None:
-            _note(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, result.arrays), "initial global evaluation")
+            metrics = measured(evaluate_fn(0, result.arrays))
+            _note(result.evaluate_metrics_serverapp, 0, metrics, "initial global evaluation")
         begin = selection.clock.now()
         self.before = server_state.attributes(self.layers, selection.own_attributes)
         selection.saves_itself = True
@@ -164,7 +165,7 @@ class _Run:
         self._aggregate(server_round, answers)
         self._evaluate(server_round)
         if evaluate_fn is not None:
-            metrics = evaluate_fn(server_round, result.arrays)
+            metrics = measured(evaluate_fn(server_round, result.arrays))
             _note(result.evaluate_metrics_serverapp, server_round, metrics, "global evaluation")
         last = selection.history[-1]
         last.seconds = selection.clock.now() - begin

@@ -2,9 +2,9 @@
 
 Ten thousand clients with a thousand classes are 80 MB, which a checkpoint after every round must not write again. The
 register lies in parts: each holds the clients let in or changed since the part before, and the names of those that are
-gone. Reading the parts in order gives the register in the order in which clients were let in. When there are many parts,
-most of what they hold is outdated, or one is missing, one new part takes their place. A checkpoint names its parts; a
-part that neither of the two checkpoints names is removed.
+gone. Reading the parts in order gives the register in the order in which clients were let in. When there are many
+parts, most of what they hold is outdated, or one is missing, one new part takes their place. A checkpoint names its
+parts; a part that neither of the two checkpoints names is removed.
 """
 
 from __future__ import annotations

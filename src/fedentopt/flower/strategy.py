@@ -38,7 +38,7 @@ from fedentopt.flower.feedback import Feedback
 from fedentopt.flower.heads import Heads
 from fedentopt.flower.learning import Learning
 from fedentopt.flower.options import check_class, check_options, make_selector
-from fedentopt.flower.progress import Callback, Progress, RoundSelection
+from fedentopt.flower.progress import Callback, Progress, RoundSelection, guarded
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
 from fedentopt.randomness import generator, key
@@ -127,6 +127,8 @@ class LabelAware(FedAvg):
         check_options(locals(), strategy_options)
         selector = make_selector(selector, cohort_size, num_classes, buffer_size, seed, target, release)
         super().__init__(**strategy_options)
+        self.train_metrics_aggr_fn = guarded("train_metrics_aggr_fn", self.train_metrics_aggr_fn)
+        self.evaluate_metrics_aggr_fn = guarded("evaluate_metrics_aggr_fn", self.evaluate_metrics_aggr_fn)
         self.selector = selector
         heads = Heads(int(num_classes), head, LocalTraining.read(local), travel_key)
         self.feedback = Feedback(
@@ -153,7 +155,7 @@ class LabelAware(FedAvg):
         self.evaluate_by = evaluate_by
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.progress = Progress(None if metrics_file is None else Path(metrics_file), callbacks)
-        self.settings = identity.describe(settings or {})
+        self.settings = identity.describe(settings or {}, whole=True)
         self.options = identity.describe(
             {
                 "num_classes": num_classes, "cohort_size": self.cohort_size, "size_cap": size_cap,

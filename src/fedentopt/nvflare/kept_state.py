@@ -80,8 +80,8 @@ class KeptState(ModelController):
         for name, here in self._settings().items():
             if before is not None and here != before[name]:
                 raise InputError(
-                    f"{name}: {here!r}, but the state was written with {before[name]!r}; accepted: the same, or another "
-                    "state"
+                    f"{name}: {here!r}, but the state was written with {before[name]!r}; accepted: the same, or "
+                    "another state"
                 )
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
         self.census.pauses.load_state_dict(states.read_pauses(found.meta["silent"]))

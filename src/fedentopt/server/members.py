@@ -116,7 +116,8 @@ class Members(Generic[R]):
         for name, (here, there) in pairs.items():
             if here != there:
                 raise InputError(
-                    f"{name}: {here!r}, but the {where} was written with {there!r}; accepted: the same, or another {where}"
+                    f"{name}: {here!r}, but the {where} was written with {there!r}; accepted: the same, or another "
+                    f"{where}"
                 )
 
     def load_memory(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None) -> None:
