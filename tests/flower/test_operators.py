@@ -363,3 +363,15 @@ def test_the_nodes_of_the_compose_file_would_answer() -> None:
         assert {str(owner.file.parent), str(owner.ledger)} == mounted
         kept.add(owner.file)
     assert len(kept) == 6
+
+
+def test_the_node_of_the_systemd_unit_would_answer() -> None:
+    unit = (Path(__file__).parent.parent.parent / "examples" / "flower-server" / "supernode.service").read_text()
+    [told] = [line.removeprefix("#   NODE_CONFIG=") for line in unit.splitlines() if "NODE_CONFIG=" in line]
+    [words] = shlex.split(told)  # as systemd reads an EnvironmentFile: the quotes inside stay
+    config = tomllib.loads("\n".join(shlex.split(words, posix=False)))
+    owner = OwnerSettings.read(config)
+    assert owner.epsilon == 0.5
+    assert owner.file is not None
+    assert {"client-id", "data", "class-names"} <= config.keys()
+    assert "EnvironmentFile=/srv/fl/node.env" in unit

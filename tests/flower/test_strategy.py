@@ -148,6 +148,22 @@ def test_a_node_without_usable_counts_is_left_out_with_a_reason_and_asked_again_
     assert bad not in made.census.refusals
 
 
+def test_a_large_federation_without_counts_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """As where nobody has set label-epsilon: one cause, and as many lines as nodes at every new question."""
+    grid = federation(120)
+    good = node_of(grid, 7)
+    for number, node in grid.nodes.items():
+        node.config = {"label-epsilon": "none"} if number == good else {}
+    made = strategy(query_pause=1)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=2, evaluate_fn=lambda *_: made.clock.sleep(10))
+    told = [line for line in caplog.messages if "left out" in line]
+    assert [len(nodes) for nodes in grid.sent("query")] == [120, 119]
+    assert len(told) == 2 * 21
+    assert [line for line in told if "more nodes" in line] == ["99 more nodes are left out (reasons at level DEBUG)"] * 2
+    assert len(made.census.refusals) == 119
+
+
 def test_a_node_may_be_given_up_after_so_many_attempts(caplog: pytest.LogCaptureFixture) -> None:
     grid, made = federation(), strategy(query_attempts=2)
     bad = node_of(grid, 3)

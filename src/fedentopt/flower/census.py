@@ -35,6 +35,7 @@ ABOUT, RELEASE = "client", "release"
 """ConfigRecord and key, in any reply, by which an owner tells which release of its counts is the current one."""
 LONGEST_PAUSE = 600.0
 _NAMED = 3  # nodes that a message names before it says how many more there are
+_LINES = 20  # nodes left out that have a line of their own before a round; all of a large federation may have one cause
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Census:
         self._again: dict[int, float] = {}
         self._open: dict[str, tuple[Message, float]] = {}
         self._asked: set[int] = set()
+        self._left_out = 0  # nodes, since the last `ask` began
         self._refresh: set[ClientId] = set()
         self._announced: dict[ClientId, int | None] = {}
 
@@ -97,6 +99,7 @@ class Census:
         Waits for the unknown ones; once `enough` clients are known, for `patience` seconds after the last answer.
         """
         here = set(online)
+        self._left_out = 0
         self._held = {node: held for node, held in self._held.items() if node in here}
         self._drop_gone(here)
         unknown = self.unknown(here)
@@ -125,6 +128,8 @@ class Census:
             if not waited_for or now - begin >= self.timeout or (known >= enough and now - last >= self.patience):
                 break
             self.clock.sleep(min(pause_after(now - begin), self.patience, max(self.timeout - (now - begin), 0.001)))
+        if self._left_out > _LINES:
+            log.warning("%d more nodes are left out (reasons at level DEBUG)", self._left_out - _LINES)
         if waited_for:
             log.warning(
                 "%s: no answer yet to the question for label counts; going on with the %d clients that are known",
@@ -230,7 +235,9 @@ class Census:
             return
         self.refusals[node] = reason
         then = "not asked again" if last else f"asked again in {pause:g} s"
-        log.warning("node %d is left out: %s (%s)", node, reason, then)
+        self._left_out += 1
+        level = logging.WARNING if self._left_out <= _LINES else logging.DEBUG
+        log.log(level, "node %d is left out: %s (%s)", node, reason, then)
 
     def _admit(self, online: set[int]) -> list[Report]:
         """Let those held in for whom no rival is online."""
