@@ -160,7 +160,9 @@ def test_a_large_federation_without_counts_does_not_flood_the_log(caplog: pytest
     told = [line for line in caplog.messages if "left out" in line]
     assert [len(nodes) for nodes in grid.sent("query")] == [120, 119]
     assert len(told) == 2 * 21
-    assert [line for line in told if "more nodes" in line] == ["99 more nodes are left out (reasons at level DEBUG)"] * 2
+    assert [line for line in told if "more nodes" in line] == [
+        "99 more nodes are left out (reasons at level DEBUG)"
+    ] * 2
     assert len(made.census.refusals) == 119
 
 

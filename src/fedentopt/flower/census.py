@@ -201,7 +201,7 @@ class Census:
                     f"it is known as {stood!r} and now calls itself {report.client!r}; exclude the old name"
                 )
             if report.client in self.exclude:
-                self._exclude(node, report.client)
+                self.leave_out(node, report.client)
                 return
             self._check_name(report.client, node)
         except InputError as error:
@@ -219,7 +219,8 @@ class Census:
         if owner is not None and owner != node:
             raise InputError(f"client id {client!r} is bound to node {owner}")
 
-    def _exclude(self, node: int, client: ClientId | None) -> None:
+    def leave_out(self, node: int, client: ClientId | None) -> None:
+        """Ask a node no more whose client is excluded."""
         self._tries[node], self._again[node] = 0, float("inf")
         self.refusals[node] = f"client {client!r} is excluded on this server"
         log.warning("node %d is left out: %s", node, self.refusals[node])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -121,6 +121,28 @@ class Learning:
         found = self.suspects()
         entry.suspects = tuple(sorted({*self.roster.capped(), *found}, key=id_order))
         entry.suspicions = {client: str(why) for client, why in found.items()}
+
+    def turn_away(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Where nobody gives a name before it trains: the same answers, of which those in an excluded name failed."""
+        return [
+            answer if name is None else replace(answer, problem=f"client {name!r} is excluded on this server")
+            for answer in answers
+            for name in [self._excluded_name(answer)]
+        ]
+
+    def drop_excluded(self, answers: Sequence[Answer]) -> None:
+        """Forget those that were turned away, and ask their nodes no more."""
+        for client, answer in self.census.by_client(answers):
+            name = self._excluded_name(answer)
+            if name is not None:
+                self.census.leave_out(answer.node_id, name)
+                self.federation.drop([client], "excluded")
+
+    def _excluded_name(self, answer: Answer) -> ClientId | None:
+        if not isinstance(self.census, Enrolment) or answer.reply is None or answer.reply.has_error():
+            return None
+        name = told_name(answer.reply)
+        return name if name in self.census.exclude else None
 
     def welcome_back(self, answers: Sequence[Answer], grid: Grid) -> None:
         """Where nobody gives a name before it trains: let known clients that came back on other nodes be known."""

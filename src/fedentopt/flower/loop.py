@@ -197,6 +197,7 @@ class _Run:
         selection.learning.welcome_back(answers, self.grid)
         selection.note_answers(answers, stand_ins)
         selection.learning.learn(answers, sent, selection.history[-1])
+        selection.learning.drop_excluded(answers)
         # For each that stood in, one that failed is not shown to Flower: a DP wrapper would void the round for it.
         good = sum(answer.failure is None for answer in answers[len(answers) - len(stand_ins) :]) if stand_ins else 0
         shown = []

@@ -281,7 +281,7 @@ class LabelAware(FedAvg):
     def judge_training(self, answers: Sequence[Answer], sent: ArrayRecord) -> list[Answer]:
         """Look at the replies of a round; those that cannot be averaged get their `problem`."""
         return replies.judge(
-            answers,
+            self.learning.turn_away(answers),
             lambda reply: self.check_reply(reply, sent),
             self.weighted_by_key,
             self._sizes(answers),
