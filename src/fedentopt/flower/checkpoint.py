@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.files import LOCK_NAME, lock_file
-from fedentopt.server.state_files import Arrays, StateFiles, make_writable, name_again
+from fedentopt.server.state_files import Arrays, StateFiles, kept_alone, make_writable, name_again
 
 FILE, PREVIOUS, DAMAGED = "checkpoint.npz", "checkpoint-previous.npz", "checkpoint-damaged.npz"
 FILES = StateFiles("fedentopt flower checkpoint", 2, FILE, PREVIOUS, "checkpoint")
@@ -49,17 +48,7 @@ def in_use(folder: Path | None) -> Iterator[None]:
         yield
         return
     make_folder(folder)
-
-    def busy(holder: str) -> InputError:
-        return InputError(
-            f"checkpoint_dir: {folder} is in use by another run (process {holder or 'unknown'}); accepted: a folder "
-            "of this run's own, or this one once that run has ended"
-        )
-
-    def unusable(error: OSError) -> InputError:
-        return InputError(f"checkpoint_dir: {folder}: {error.strerror or error}; accepted: a folder that can be locked")
-
-    with lock_file(folder / LOCK_NAME, busy, unusable):
+    with kept_alone(folder, "checkpoint_dir"):
         yield
 
 

@@ -7,6 +7,7 @@ lies on disk and how is `state`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array
 from fedentopt.server.backoff import Backoff
 from fedentopt.server.local_training import LocalTraining
+from fedentopt.server.state_files import kept_alone
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
 AVERAGING = ("aggregator", "aggregation_weights", "exclude_vars", "fedprox_mu")
 """Options of NVFlare's FedAvg that make a study another one; how long it runs and what else is written may change."""
+PATIENCE = 30.0  # seconds: the job of a server that was killed notices that by itself
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
 
 
@@ -43,6 +46,7 @@ class KeptState(ModelController):
     failing: Backoff
     _rounds_done = 0
     _folder: Path | None = None
+    _held: ExitStack | None = None  # keeps other jobs away from the folder
     _restored: states.State | None = None
     _unsaved: FLModel | None = None  # the model after a round whose state is not on disk yet
 
@@ -53,6 +57,8 @@ class KeptState(ModelController):
             return
         try:
             self._folder = states.make_folder(Path(self.engine.get_workspace().get_root_dir()), self.state)
+            self._held = ExitStack()
+            self._held.enter_context(kept_alone(self._folder, "state", PATIENCE))
             found = states.load(self._folder)
             if found is not None:
                 self._restore(found)
@@ -60,6 +66,12 @@ class KeptState(ModelController):
             self._folder = None
             self.error(str(error))  # NVFlare may keep the text of exceptions to itself
             raise  # which ends the job
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """NVFlare's end; the state is another job's to continue from here on."""
+        super().stop_controller(fl_ctx)
+        if self._held is not None:
+            self._held.close()
 
     def _restore(self, found: states.State) -> None:
         kind = found.meta["controller"]
