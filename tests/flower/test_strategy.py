@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedXgbCyclic
 
+from doc_blocks import blocks
 from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, start
@@ -597,3 +599,27 @@ def test_a_round_in_which_nobody_can_evaluate_is_one_line(caplog: pytest.LogCapt
     assert "8 of 8 clients did not evaluate (0, 1, 2 and 5 more), the first: error 2" in told[0]
     assert told[0].endswith("with fraction_evaluate=0.0 nobody is asked to")
     assert set(made.history[0].not_evaluated) == set(range(8))
+
+
+def test_the_app_of_the_guide_runs_as_it_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
+    page = Path(__file__).parent.parent.parent / "docs" / "flower.md"
+    server, client = [block.code for block in blocks(page) if block.is_python][:2]
+    grid = federation(12)
+    net = torch.nn.Linear(4, 10)
+    told: dict[str, Any] = {
+        "load_labels": lambda context: grid.nodes[int(context.node_config["data"])].labels,
+        "arrays": ArrayRecord(net.state_dict()),
+        "samples": 5,
+    }
+    exec(client, told)
+    grid._app = told["app"]
+    server = server.replace("/srv/fl/checkpoint", str(tmp_path)).replace("num_rounds=100", "num_rounds=2")
+    run: dict[str, Any] = {"model": net}
+    exec(server, run)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        run["main"](grid, None)
+    kinds = [kind for kind, _ in grid.asked]
+    assert kinds == ["query.label_counts", "train", "train"]
+    assert [line for line in caplog.messages if "did not" in line or "left out" in line] == []
+    assert (tmp_path / "checkpoint.npz").is_file()
