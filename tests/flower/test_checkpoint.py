@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -393,6 +396,47 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_the_checkpoint_stays(
     again = FedEntOpt(**COMMON, checkpoint_dir=tmp_path)
     again.start(federation(), model(), num_rounds=3)
     assert [entry.round for entry in again.history] == [3]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_checkpoint_whose_files_are_removed_while_the_run_goes_on_is_written_anew(
+    tmp_path: Path, whole: bool
+) -> None:
+    """Whoever tidies up removes files that have not changed for days, such as those that hold the clients."""
+    folder = tmp_path / "checkpoint"
+
+    def tidy(number: int, arrays: ArrayRecord) -> None:
+        if number == 2 and whole:
+            shutil.rmtree(folder)
+        elif number == 2:
+            for path in folder.glob("clients-*.npz"):
+                path.unlink()
+
+    FedEntOpt(**COMMON, checkpoint_dir=folder).start(federation(), model(), num_rounds=3, evaluate_fn=tidy)
+    again, straight = FedEntOpt(**COMMON, checkpoint_dir=folder), FedEntOpt(**COMMON)
+    again.start(federation(), model(), num_rounds=5)
+    straight.start(federation(), model(), num_rounds=5)
+    assert picked(again) == picked(straight)[3:]
+
+
+def test_a_folder_in_which_another_process_keeps_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    """`flwr run` may be started again while the ServerApp of the first one, whose log it lost, goes on."""
+    holder = (
+        "import sys, pathlib; from fedentopt.flower import checkpoint\n"
+        "with checkpoint.in_use(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", holder, str(tmp_path)]
+    grid = federation()
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        told = rf"checkpoint_dir: .* is in use by another run \(process {other.pid}\); accepted: "
+        with pytest.raises(InputError, match=told):
+            FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=1)
+        assert grid.asked == []
+        other.kill()  # as a machine that loses power: nothing is left to clean up
+    FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=1)
+    assert (tmp_path / checkpoints.FILE).is_file()
 
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:

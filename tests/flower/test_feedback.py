@@ -373,6 +373,31 @@ def test_what_a_selector_has_learnt_survives_a_stop(tmp_path: Path) -> None:
     assert len(set(picked)) > 3
 
 
+@pytest.mark.parametrize(
+    ("needs", "begun", "continued", "told"),
+    [
+        (["loss"], {}, {"loss_key": "train_loss_rms"}, "loss_key: 'train_loss_rms', but the checkpoint was"),
+        (["seconds"], {}, {"seconds_key": "time"}, "seconds_key: 'time', but"),
+        (["candidate_loss"], {}, {"candidate_loss_keys": ("loss",)}, r"candidate_loss_keys: \['loss'\], but"),
+        (["head"], {}, {"local": {"lr": 0.1, "steps": 3}}, r"local: {'lr': 0\.1, .*}, but .* {'lr': None, .*accepted"),
+        (["head"], {"head": ("fc.weight",)}, {}, r"head: \['fc.weight', 'fc.bias'\], but .* \['fc.weight', None\]"),
+        (["head"], {"head": "fc"}, {}, None),  # the same layer
+        ([], {}, {"loss_key": "other", "head": "fc"}, None),  # nobody reads either
+    ],
+)
+def test_what_a_selector_learns_is_read_from_the_same_place_after_a_stop(
+    needs: list[str], begun: dict[str, Any], continued: dict[str, Any], told: str | None, tmp_path: Path
+) -> None:
+    run(noting(*needs), grid_of(), rounds=1, checkpoint_dir=tmp_path, **begun)
+    grid = grid_of()
+    if told is None:
+        assert len(run(noting(*needs), grid, rounds=2, checkpoint_dir=tmp_path, **continued).history) == 1
+        return
+    with pytest.raises(InputError, match=told):
+        run(noting(*needs), grid, rounds=2, checkpoint_dir=tmp_path, **continued)
+    assert grid.asked == []
+
+
 def served() -> list[str]:
     """The library's selectors that Flower can serve: they need no more than it can tell, and pick whole clients."""
     return [name for name in SELECTORS.names if SELECTORS.get(name).needs <= SERVED and name != "kl"]

@@ -167,6 +167,34 @@ def test_a_known_client_on_another_node_takes_its_old_place(caplog: pytest.LogCa
     assert strategy.selector.estimate(3) is not None
 
 
+@pytest.mark.parametrize("when", ["without a census", "late", "after a stop"])
+def test_an_excluded_client_whose_name_its_first_reply_tells_is_turned_away(
+    when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = learners(LABELS)
+    old = node_of(grid, 3)
+    options: dict[str, Any] = {"exclude": [3], "checkpoint_dir": tmp_path}
+    if when == "without a census":
+        strategy, node = made(InferredSelector(4, seed=1, census_epochs=0), **options), old
+    else:
+        strategy, node = made(**options), 77
+        twin = grid.nodes[old]
+        if when == "late":
+            del grid.nodes[old]
+        strategy.start(grid, start_model(), num_rounds=1)
+        grid.nodes.pop(old, None)  # restarted without a key: the same client on another node
+        grid.nodes[node] = twin
+        strategy = made(**options)
+    result = strategy.start(grid, start_model(), num_rounds=8)
+    asked = [number for number, nodes in enumerate(grid.sent("train")) if node in nodes]
+    assert len(asked) == 1, "it trains once, since only then its name is known"
+    told = {number: record["failed"][f"node-{node}"] for number, record in result.rounds.items() if record["failed"]}
+    assert list(told.values()) == ["client 3 is excluded on this server"]
+    assert {3, f"node-{node}"}.isdisjoint(strategy.census.members)
+    assert {3, f"node-{node}"}.isdisjoint(strategy.selector.clients)
+    assert f"node {node} is left out: client 3 is excluded on this server" in caplog.text
+
+
 def test_two_nodes_under_one_name_are_known_by_their_ids(caplog: pytest.LogCaptureFixture) -> None:
     grid = learners(LABELS)
     twins = [node_of(grid, 2), node_of(grid, 3)]

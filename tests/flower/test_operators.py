@@ -112,6 +112,38 @@ def test_a_callback_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogC
     assert sum("callback fails failed; the run goes on" in line for line in caplog.messages) == 3
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("given", ["raises", "numbers that Flower does not keep"])
+def test_metrics_that_cannot_be_combined_cost_the_round_no_more_than_them(
+    kind: str, given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def combine(records: Any, weighted_by: str) -> Any:
+        if given == "raises":
+            raise KeyError("accuracy")
+        return {"accuracy": np.float32(0.5)}
+
+    options = {f"{kind}_metrics_aggr_fn": combine, "fraction_evaluate": 1.0, "checkpoint_dir": tmp_path}
+    with caplog.at_level(logging.ERROR, logger="flwr"):
+        result = made(**options).start(federation(), model(), num_rounds=2)
+    assert sum(f"{kind}_metrics_aggr_fn failed: " in line for line in caplog.messages) == 2
+    assert [record["problem"] for record in result.rounds.values()] == [None, None]
+    want = made().start(federation(), model(), num_rounds=2)
+    assert result.arrays["w"].numpy().tobytes() == want.arrays["w"].numpy().tobytes()
+    assert result.arrays["w"].numpy().any()
+
+
+def test_what_evaluate_fn_returns_is_kept_or_refused_by_name(tmp_path: Path) -> None:
+    result = made().start(federation(), model(), 1, evaluate_fn=lambda *_: {"accuracy": 0.5})  # type: ignore[arg-type,return-value]
+    assert {number: dict(record) for number, record in result.evaluate_metrics_serverapp.items()} == {
+        number: {"accuracy": 0.5} for number in (0, 1)
+    }
+    grid = federation()
+    bad: Any = lambda *_: {"accuracy": np.float32(0.5)}  # noqa: E731
+    with pytest.raises(InputError, match=r"evaluate_fn: gave {'accuracy': .*}; accepted: a MetricRecord"):
+        made(checkpoint_dir=tmp_path).start(grid, model(), 1, evaluate_fn=bad)
+    assert grid.asked == []
+
+
 def test_curves_go_to_tensorboard_and_wandb_where_they_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +271,7 @@ def test_every_selector_can_be_named() -> None:
         ({"selector": "inferred", "target": "1,1,2,1,1"}, r"fedentopt\.target: unknown setting"),
         ({"target": "a,b"}, "target: 'a,b'"),
         ({"cohort-size": 0}, "cohort_size: 0"),
+        ({"bind-names": "true"}, "bind_names: 'true' is not accepted"),
     ],
 )
 def test_keys_and_values_that_are_not_accepted_are_refused(more: dict[str, Any], message: str) -> None:
@@ -247,6 +280,11 @@ def test_keys_and_values_that_are_not_accepted_are_refused(more: dict[str, Any],
         strategy_from({f"fedentopt.{name}": value for name, value in told.items()})
     with pytest.raises(InputError, match=r"fedentopt\.cohort-size: not set"):
         strategy_from({"fedentopt.num-classes": 3})
+
+
+def test_one_client_may_be_excluded_by_its_number() -> None:
+    strategy = strategy_from({"fedentopt.cohort-size": 3, "fedentopt.num-classes": CLASSES, "fedentopt.exclude": 7})
+    assert strategy.census.exclude == {7}
 
 
 def test_every_strategy_that_descends_from_fedavg_can_be_named() -> None:
@@ -325,3 +363,15 @@ def test_the_nodes_of_the_compose_file_would_answer() -> None:
         assert {str(owner.file.parent), str(owner.ledger)} == mounted
         kept.add(owner.file)
     assert len(kept) == 6
+
+
+def test_the_node_of_the_systemd_unit_would_answer() -> None:
+    unit = (Path(__file__).parent.parent.parent / "examples" / "flower-server" / "supernode.service").read_text()
+    [told] = [line.removeprefix("#   NODE_CONFIG=") for line in unit.splitlines() if "NODE_CONFIG=" in line]
+    [words] = shlex.split(told)  # as systemd reads an EnvironmentFile: the quotes inside stay
+    config = tomllib.loads("\n".join(shlex.split(words, posix=False)))
+    owner = OwnerSettings.read(config)
+    assert owner.epsilon == 0.5
+    assert owner.file is not None
+    assert {"client-id", "data", "class-names"} <= config.keys()
+    assert "EnvironmentFile=/srv/fl/node.env" in unit

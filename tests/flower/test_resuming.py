@@ -40,6 +40,8 @@ def made(cls: type[LabelAware] = FedEntOpt, **options: Any) -> LabelAware:
         ({"settings": {"partition": "dir:0.3"}}, {"settings": {"partition": "dir:0.1"}}, "partition: 'dir:0.1', but"),
         ({"settings": {"lr": 0.1, "a": 1}}, {"settings": {"lr": 0.2}}, r"lr: 0\.2, but .* 0\.1 \(and 1 more: a\)"),
         ({}, {"settings": {"lr": 0.1}}, "lr: 0.1, but the checkpoint was written with None"),
+        ({"settings": {"data": Path("/a")}}, {"settings": {"data": Path("/b")}}, "data: '/b', but the checkpoint was"),
+        ({"settings": {"on": {1, 2}}}, {"settings": {"on": {1, 3}}}, r"on: \['1', '3'\], but the checkpoint was"),
         ({}, {"weighted_by_key": "norm_bit"}, "weighted_by_key: 'norm_bit'"),
         ({}, {"size_cap": None}, "size_cap: None, but the checkpoint was written with 10.0"),
         ({}, {"release": "random"}, "release: 'random', but"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedXgbCyclic
 
+from doc_blocks import blocks
 from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, start
@@ -146,6 +148,24 @@ def test_a_node_without_usable_counts_is_left_out_with_a_reason_and_asked_again_
     made.configure_train(13, model(), ConfigRecord(), grid)
     assert 3 in made.selector.clients
     assert bad not in made.census.refusals
+
+
+def test_a_large_federation_without_counts_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """As where nobody has set label-epsilon: one cause, and as many lines as nodes at every new question."""
+    grid = federation(120)
+    good = node_of(grid, 7)
+    for number, node in grid.nodes.items():
+        node.config = {"label-epsilon": "none"} if number == good else {}
+    made = strategy(query_pause=1)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=2, evaluate_fn=lambda *_: made.clock.sleep(10))
+    told = [line for line in caplog.messages if "left out" in line]
+    assert [len(nodes) for nodes in grid.sent("query")] == [120, 119]
+    assert len(told) == 2 * 21
+    assert [line for line in told if "more nodes" in line] == [
+        "99 more nodes are left out (reasons at level DEBUG)"
+    ] * 2
+    assert len(made.census.refusals) == 119
 
 
 def test_a_node_may_be_given_up_after_so_many_attempts(caplog: pytest.LogCaptureFixture) -> None:
@@ -518,9 +538,88 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"target": [1, 2, 3]}, f"target: 3 weights; accepted: {CLASSES}"),
         ({"selector": EntropySelector(2, target=[1, 2]), "buffer": 0}, "target: 2 weights"),
         ({"selector": ValueSelector(2), "buffer": 0}, "selector: ValueSelector needs kept, which this strategy"),
+        ({"selector": "random", "buffer": 0}, "selector: 'random' is not accepted; accepted: a selector"),
+        ({"exclude": "oslo"}, "exclude: 'oslo' is not accepted; accepted: a list of client ids"),
+        ({"exclude": 7}, "exclude: 7 is not accepted"),
+        ({"bind_names": "true"}, "bind_names: 'true' is not accepted; accepted: True, False"),
+        ({"bind_names": ["oslo"]}, r"bind_names: \['oslo'\] is not accepted"),
+        ({"bind_names": {"oslo": "5"}}, "bind_names: .* is not accepted"),
+        ({"pretrained": "no"}, "pretrained: 'no' is not accepted; accepted: True or False"),
+        ({"head": 3}, "head: 3 is not accepted; accepted: the name of the last layer"),
+        ({"callbacks": "print"}, "callbacks: 'print' is not accepted; accepted: a list of functions"),
+        ({"settings": "seed=3"}, "settings: 'seed=3' is not accepted"),
+        ({"settings": {"data": {"until": object()}}}, "settings: data holds a object, by which a checkpoint"),
+        ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not accepted; accepted: a folder's path, or None"),
+        ({"metrics_file": 3}, "metrics_file: 3 is not accepted"),
+        ({"min_available_nodes": "all"}, "min_available_nodes: 'all' is out of range; accepted: whole numbers from 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     settings = {"cohort": 2, "buffer": 3, "num_classes": CLASSES, **options}
     with pytest.raises(InputError, match=told):
         FedEntOpt(cohort_size=settings.pop("cohort"), buffer_size=settings.pop("buffer"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_rounds": -1}, "num_rounds: -1 is out of range; accepted: whole numbers from 0"),
+        ({"num_rounds": 2.5}, "num_rounds: 2.5"),
+        ({"num_rounds": "3"}, "num_rounds: '3'"),
+        ({"timeout": None}, "timeout: None is not accepted; accepted: a number of seconds above 0"),
+        ({"timeout": 0}, "timeout: 0"),
+        ({"timeout": float("nan")}, "timeout: nan"),
+        (
+            {"initial_arrays": ArrayRecord({"w": Array(np.zeros(3, dtype=np.complex64))})},
+            "initial_arrays: 'w' holds values of type complex64; accepted: real numbers",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_anybody_is_asked(options: dict[str, Any], told: str) -> None:
+    grid = federation()
+    with pytest.raises(InputError, match=told):
+        strategy().start(grid, **{"initial_arrays": model(), **options})
+    assert grid.asked == []
+
+
+def test_a_round_in_which_nobody_can_evaluate_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """An app without an evaluation function, and Flower asks every node to evaluate unless it is told otherwise."""
+    grid = federation()
+    app = grid._app
+
+    def trains_only(message: Message, context: Any) -> Message:
+        return broken(message) if message.metadata.message_type == "evaluate" else app(message, context)
+
+    grid._app = trains_only  # type: ignore[assignment]
+    made = strategy(fraction_evaluate=1.0)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made.start(grid, model(), num_rounds=2)
+    told = [record.getMessage() for record in caplog.records if "evaluate" in record.getMessage()]
+    assert [line.split(":")[0] for line in told] == ["round 1", "round 2"]
+    assert "8 of 8 clients did not evaluate (0, 1, 2 and 5 more), the first: error 2" in told[0]
+    assert told[0].endswith("with fraction_evaluate=0.0 nobody is asked to")
+    assert set(made.history[0].not_evaluated) == set(range(8))
+
+
+def test_the_app_of_the_guide_runs_as_it_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
+    page = Path(__file__).parent.parent.parent / "docs" / "flower.md"
+    server, client = [block.code for block in blocks(page) if block.is_python][:2]
+    grid = federation(12)
+    net = torch.nn.Linear(4, 10)
+    told: dict[str, Any] = {
+        "load_labels": lambda context: grid.nodes[int(context.node_config["data"])].labels,
+        "arrays": ArrayRecord(net.state_dict()),
+        "samples": 5,
+    }
+    exec(client, told)
+    grid._app = told["app"]
+    server = server.replace("/srv/fl/checkpoint", str(tmp_path)).replace("num_rounds=100", "num_rounds=2")
+    run: dict[str, Any] = {"model": net}
+    exec(server, run)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        run["main"](grid, None)
+    kinds = [kind for kind, _ in grid.asked]
+    assert kinds == ["query.label_counts", "train", "train"]
+    assert [line for line in caplog.messages if "did not" in line or "left out" in line] == []
+    assert (tmp_path / "checkpoint.npz").is_file()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -24,7 +27,7 @@ from nvflare.app_common.workflows.lr.fedavg import FedAvgLR
 
 from fedentopt import EntropySelector
 from fedentopt.errors import InputError
-from fedentopt.nvflare import LabelAware, LabelAwareFedAvg, LabelAwareScaffold, state
+from fedentopt.nvflare import LabelAware, LabelAwareFedAvg, LabelAwareScaffold, kept_state, state
 from fedentopt.nvflare.replies import check_reply
 from fedentopt.nvflare.report import read_report, write_refusal, write_report
 from fedentopt.selection import Selector
@@ -548,6 +551,32 @@ def test_going_on_with_another_loss_is_refused_where_the_selector_looks_at_it(tm
     assert state.load(tmp_path / "random" / "fedentopt" / "s").rounds == 4
 
 
+def test_a_state_that_another_job_uses_is_refused_until_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare runs several jobs at a time, each in its process: submitted twice, two would write one state by turns."""
+    monkeypatch.setattr(kept_state, "PATIENCE", 0.1)
+    server = FakeServer(tmp_path, everybody(), START)
+    server.run(fedavg(num_rounds=1, state="s")).stop_controller(FLContext())
+    folder = tmp_path / "fedentopt" / "s"
+    assert sorted(path.name for path in folder.iterdir()) == ["state.npz"]
+    holder = (
+        "import sys, pathlib; from fedentopt.server.state_files import kept_alone\n"
+        "with kept_alone(pathlib.Path(sys.argv[1]), 'state'): print('held', flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", holder, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        asked = len(server.asked)
+        server.run(fedavg(num_rounds=2, state="s"))
+        assert f"is in use by another run (process {other.pid}); accepted: " in server.panics[0]
+        assert len(server.asked) == asked
+        other.kill()
+    assert server.run(fedavg(num_rounds=2, state="s"))._rounds_done == 2
+    assert len(server.panics) == 1
+
+
 def test_another_model_or_controller_or_a_damaged_state_is_refused(tmp_path: Path) -> None:
     FakeServer(tmp_path, everybody(), START).run(fedavg(num_rounds=2, state="s"))
     other = FakeServer(tmp_path, everybody(), START | {"head.bias": np.zeros(9, np.float32)})
@@ -782,6 +811,10 @@ def test_a_state_is_continued_with_or_without_step_sizes_as_it_was_begun(tmp_pat
         ({"state": "../elsewhere"}, "state: '../elsewhere' is not accepted"),
         ({"state": ""}, "state: '' is not accepted"),
         ({"head": "fc"}, "head: 'fc' is not accepted"),
+        ({"head": [1]}, r"head: \[1\] is not accepted"),
+        ({"exclude": "site-1"}, "exclude: 'site-1' is not accepted; accepted: a list of sites' names"),
+        ({"exclude": [1]}, r"exclude: \[1\] is not accepted"),
+        ({"selector": "inferred"}, "selector: inferred takes a census in which every site trains"),
         ({"local": {"lr": 0.1, "steps": 3}}, "local: selector fedentopt does not look at last layers"),
         ({"local": {"lr": 0.1}, "selector": "divfl"}, "local: {'lr': 0.1} does not say every site's steps"),
         ({"local": {"steps": 5}, "selector": "divfl"}, "accepted: lr, and steps or batch_size"),

@@ -100,6 +100,12 @@ def test_a_recipe_of_pytorch(tmp_path: Path) -> None:
     assert LabelAwareFedAvg(**server["workflows"][0]["args"]).cohort_size == 2
 
 
+@pytest.mark.parametrize("labels", ["site_labels.labels", 5, ""])
+def test_labels_that_no_site_could_find_are_refused_when_the_job_is_made(labels: Any) -> None:
+    with pytest.raises(InputError, match=f"labels: {labels!r} is not accepted; accepted: module:function"):
+        recipe(labels=labels)
+
+
 @pytest.mark.slow
 def test_scaffold_in_the_simulator_with_a_site_that_answers_nonsense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

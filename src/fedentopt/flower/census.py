@@ -35,6 +35,7 @@ ABOUT, RELEASE = "client", "release"
 """ConfigRecord and key, in any reply, by which an owner tells which release of its counts is the current one."""
 LONGEST_PAUSE = 600.0
 _NAMED = 3  # nodes that a message names before it says how many more there are
+_LINES = 20  # nodes left out that have a line of their own before a round; all of a large federation may have one cause
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Census:
         self._again: dict[int, float] = {}
         self._open: dict[str, tuple[Message, float]] = {}
         self._asked: set[int] = set()
+        self._left_out = 0  # nodes, since the last `ask` began
         self._refresh: set[ClientId] = set()
         self._announced: dict[ClientId, int | None] = {}
 
@@ -97,6 +99,7 @@ class Census:
         Waits for the unknown ones; once `enough` clients are known, for `patience` seconds after the last answer.
         """
         here = set(online)
+        self._left_out = 0
         self._held = {node: held for node, held in self._held.items() if node in here}
         self._drop_gone(here)
         unknown = self.unknown(here)
@@ -125,10 +128,12 @@ class Census:
             if not waited_for or now - begin >= self.timeout or (known >= enough and now - last >= self.patience):
                 break
             self.clock.sleep(min(pause_after(now - begin), self.patience, max(self.timeout - (now - begin), 0.001)))
+        if self._left_out > _LINES:
+            log.warning("%d more nodes are left out (reasons at level DEBUG)", self._left_out - _LINES)
         if waited_for:
             log.warning(
                 "%s: no answer yet to the question for label counts; going on with the %d clients that are known",
-                *(_listed([f"node {node}" for node in sorted(waited_for)]), known),
+                *(listed([f"node {node}" for node in sorted(waited_for)]), known),
             )
         return self._admit(here)
 
@@ -196,7 +201,7 @@ class Census:
                     f"it is known as {stood!r} and now calls itself {report.client!r}; exclude the old name"
                 )
             if report.client in self.exclude:
-                self._exclude(node, report.client)
+                self.leave_out(node, report.client)
                 return
             self._check_name(report.client, node)
         except InputError as error:
@@ -214,7 +219,8 @@ class Census:
         if owner is not None and owner != node:
             raise InputError(f"client id {client!r} is bound to node {owner}")
 
-    def _exclude(self, node: int, client: ClientId | None) -> None:
+    def leave_out(self, node: int, client: ClientId | None) -> None:
+        """Ask a node no more whose client is excluded."""
         self._tries[node], self._again[node] = 0, float("inf")
         self.refusals[node] = f"client {client!r} is excluded on this server"
         log.warning("node %d is left out: %s", node, self.refusals[node])
@@ -230,7 +236,9 @@ class Census:
             return
         self.refusals[node] = reason
         then = "not asked again" if last else f"asked again in {pause:g} s"
-        log.warning("node %d is left out: %s (%s)", node, reason, then)
+        self._left_out += 1
+        level = logging.WARNING if self._left_out <= _LINES else logging.DEBUG
+        log.log(level, "node %d is left out: %s (%s)", node, reason, then)
 
     def _admit(self, online: set[int]) -> list[Report]:
         """Let those held in for whom no rival is online."""
@@ -322,6 +330,7 @@ def _release(reply: Message) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.server.state_files import Arrays, StateFiles, make_writable, name_again
+from fedentopt.server.state_files import Arrays, StateFiles, kept_alone, make_writable, name_again
 
 FILE, PREVIOUS, DAMAGED = "checkpoint.npz", "checkpoint-previous.npz", "checkpoint-damaged.npz"
 FILES = StateFiles("fedentopt flower checkpoint", 2, FILE, PREVIOUS, "checkpoint")
@@ -36,6 +36,20 @@ class Checkpoint:
 def make_folder(folder: Path) -> None:
     """Make the folder where it is missing; one that nothing can be written to is refused, before a round is spent."""
     make_writable(folder, "checkpoint_dir")
+
+
+@contextlib.contextmanager
+def in_use(folder: Path | None) -> Iterator[None]:
+    """Keep other processes out of the folder, made where it is missing; nothing happens for None.
+
+    A `flwr run` whose stream broke off may be started again while its ServerApp goes on.
+    """
+    if folder is None:
+        yield
+        return
+    make_folder(folder)
+    with kept_alone(folder, "checkpoint_dir"):
+        yield
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:

@@ -127,6 +127,8 @@ def _selector(name: str, told: dict[str, Any]) -> Any:
 
 
 def _read(name: str, value: Any) -> Any:
+    if name == "exclude" and isinstance(value, int) and not isinstance(value, bool):
+        return (value,)  # TOML has no lists here, and one client's number needs no quotes
     if name in LISTS and isinstance(value, str):
         words = [word.strip() for word in value.split(",") if word.strip()]
         if name != "target":

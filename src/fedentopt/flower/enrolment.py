@@ -3,7 +3,8 @@
 A node's name is what it says in the record `client` of its replies (`client-id`), as in a label report. In a census
 before round 1 names are known before anybody is registered, so that picks do not depend on Flower's random node ids. A
 node that comes later is let in as "node-<id>"; where its first training reply names a client that is known and whose
-node is gone, that client is back. Two nodes that give one name both keep their "node-<id>".
+node is gone, that client is back; where it names one that is excluded, the reply is not used and the node asked no
+more. Two nodes that give one name both keep their "node-<id>".
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Enrolment(Census):
         clients: dict[ClientId, int] = {}
         for node, name in names.items():
             if name in self.exclude:
-                self._exclude(node, name)
+                self.leave_out(node, name)
                 continue
             if name is not None and (claims[name] > 1 or name in self.members or not self._may_have(name, node)):
                 log.warning("node %d calls itself %r, a name that others have too: known as node-%d", node, name, node)

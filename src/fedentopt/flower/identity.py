@@ -7,6 +7,7 @@ results would stand under a wrong name. How long to wait, how many rounds, whom 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +20,21 @@ MAY_DIFFER = frozenset(
 )
 
 
-def describe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON can hold and compare them; what it cannot hold by the name of its type."""
-    return {str(name): _plain(value) for name, value in settings.items() if name not in MAY_DIFFER}
+def describe(settings: Mapping[str, Any], *, whole: bool = False) -> dict[str, Any]:
+    """Settings as JSON can hold and compare them; what it cannot hold by the name of its type, or with `whole`, since a
+    change of that would pass, not at all."""
+    found = {}
+    for name, value in settings.items():
+        if name in MAY_DIFFER:
+            continue
+        try:
+            found[str(name)] = _plain(value, whole)
+        except TypeError as error:
+            raise InputError(
+                f"settings: {name} holds a {error}, by which a checkpoint could not tell this run from another; "
+                "accepted: numbers, texts, paths, and lists, sets and mappings of them"
+            ) from error
+    return found
 
 
 def check_same(own: Mapping[str, Any], saved: Mapping[str, Any], what: str = "") -> None:
@@ -36,7 +49,7 @@ def check_same(own: Mapping[str, Any], saved: Mapping[str, Any], what: str = "")
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, whole: bool) -> Any:
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if isinstance(value, np.generic):
@@ -46,7 +59,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"{len(value)} bytes, SHA-256 {hashlib.sha256(value).hexdigest()}"
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _plain(item, whole) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, whole) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if whole and not hasattr(value, "__qualname__"):  # functions and classes have their names
+        raise TypeError(type(value).__name__)
     return getattr(value, "__qualname__", type(value).__qualname__)

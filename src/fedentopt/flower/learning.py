@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -16,8 +16,16 @@ from fedentopt.flower.enrolment import Enrolment, told_name
 from fedentopt.flower.exchange import Answer, exchange
 from fedentopt.flower.federation import Federation
 from fedentopt.flower.feedback import Feedback, parameters_of
+from fedentopt.flower.identity import describe
 from fedentopt.flower.progress import RoundSelection
 from fedentopt.flower.report import ClientId, id_order
+
+SOURCES = {
+    "loss": ("loss_key", "loss_rms_key"),
+    "seconds": ("seconds_key",),
+    "candidate_loss": ("candidate_loss_keys",),
+}
+"""Options of `Feedback` that name where a need is read."""
 
 log = logging.getLogger("flwr")
 
@@ -47,6 +55,18 @@ class Learning:
         if not self.infers and policy in ("off", "warn"):
             return {}
         return {"audit": policy, "local": asdict(self.heads.local), "pretrained": self.has_trained}
+
+    def sources(self) -> dict[str, Any]:
+        """From where in replies, and in which unit, what steers picks is read: learnt from elsewhere it would not
+        compare with what is known."""
+        needs = self.feedback.needs
+        names = [name for need, names in SOURCES.items() if need in needs for name in names]
+        found: dict[str, Any] = {name: getattr(self.feedback, name) for name in names}
+        if "head" in needs or (self.watch is not None and self.watch.policy != "warn"):
+            found |= {"head": self.heads.names, "local": asdict(self.heads.local)}
+            if self.reads_labels:
+                found["travel_key"] = self.heads.travel_key
+        return describe(found)
 
     def begin(self, start: ArrayRecord) -> None:
         """Look at the start model: what cannot be read from it is refused before a round is spent."""
@@ -101,6 +121,28 @@ class Learning:
         found = self.suspects()
         entry.suspects = tuple(sorted({*self.roster.capped(), *found}, key=id_order))
         entry.suspicions = {client: str(why) for client, why in found.items()}
+
+    def turn_away(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Where nobody gives a name before it trains: the same answers, of which those in an excluded name failed."""
+        return [
+            answer if name is None else replace(answer, problem=f"client {name!r} is excluded on this server")
+            for answer in answers
+            for name in [self._excluded_name(answer)]
+        ]
+
+    def drop_excluded(self, answers: Sequence[Answer]) -> None:
+        """Forget those that were turned away, and ask their nodes no more."""
+        for client, answer in self.census.by_client(answers):
+            name = self._excluded_name(answer)
+            if name is not None:
+                self.census.leave_out(answer.node_id, name)
+                self.federation.drop([client], "excluded")
+
+    def _excluded_name(self, answer: Answer) -> ClientId | None:
+        if not isinstance(self.census, Enrolment) or answer.reply is None or answer.reply.has_error():
+            return None
+        name = told_name(answer.reply)
+        return name if name in self.census.exclude else None
 
     def welcome_back(self, answers: Sequence[Answer], grid: Grid) -> None:
         """Where nobody gives a name before it trains: let known clients that came back on other nodes be known."""

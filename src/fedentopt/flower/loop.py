@@ -28,7 +28,8 @@ from fedentopt.flower.checkpoint import Checkpoint
 from fedentopt.flower.exchange import Answer, exchange, replies
 from fedentopt.flower.head_census import HeadCensus
 from fedentopt.flower.hiding import check_wrappers
-from fedentopt.flower.progress import SelectionResult, joined
+from fedentopt.flower.options import check_whole, is_number
+from fedentopt.flower.progress import SelectionResult, joined, measured
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
 from fedentopt.server.report import printable
@@ -60,6 +61,9 @@ def start(
     checkpoint's model and the same buffer; `evaluate_fn` is then not called for the start model.
     """
     layers = _layers(strategy)
+    check_whole("num_rounds", num_rounds, 0)
+    if not is_number(timeout) or not timeout > 0:
+        raise InputError(f"timeout: {timeout!r} is not accepted; accepted: a number of seconds above 0")
     run = _Run(
         layers,
         grid,
@@ -68,7 +72,8 @@ def start(
         ConfigRecord() if evaluate_config is None else evaluate_config,
         initial_arrays,
     )
-    return run.up_to(num_rounds, evaluate_fn)
+    with checkpoints.in_use(run.selection.checkpoint_dir):
+        return run.up_to(num_rounds, evaluate_fn)
 
 
 @dataclass
@@ -114,6 +119,9 @@ class _Run:
     ) -> SelectionResult:
         """Run the rounds that are left."""
         selection, result = self.selection, self.result
+        for name, array in self.initial.items():
+            if np.dtype(array.dtype).kind not in "biuf":
+                raise InputError(f"initial_arrays: {name!r} holds values of type {array.dtype}; accepted: real numbers")
         selection.learning.begin(self.initial)
         if not is_finite_model(self.initial):
             raise InputError("initial_arrays: not all numbers are finite; accepted: a model that can be trained")
@@ -123,7 +131,8 @@ class _Run:
         log.info("Starting %s: rounds %d to %d", type(self.strategy).__name__, done + 1, num_rounds)
         self.strategy.summary()
         if done == 0 and evaluate_fn is not None:
-            _note(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, result.arrays), "initial global evaluation")
+            metrics = measured(evaluate_fn(0, result.arrays))
+            _note(result.evaluate_metrics_serverapp, 0, metrics, "initial global evaluation")
         begin = selection.clock.now()
         self.before = server_state.attributes(self.layers, selection.own_attributes)
         selection.saves_itself = True
@@ -156,7 +165,7 @@ class _Run:
         self._aggregate(server_round, answers)
         self._evaluate(server_round)
         if evaluate_fn is not None:
-            metrics = evaluate_fn(server_round, result.arrays)
+            metrics = measured(evaluate_fn(server_round, result.arrays))
             _note(result.evaluate_metrics_serverapp, server_round, metrics, "global evaluation")
         last = selection.history[-1]
         last.seconds = selection.clock.now() - begin
@@ -188,6 +197,7 @@ class _Run:
         selection.learning.welcome_back(answers, self.grid)
         selection.note_answers(answers, stand_ins)
         selection.learning.learn(answers, sent, selection.history[-1])
+        selection.learning.drop_excluded(answers)
         # For each that stood in, one that failed is not shown to Flower: a DP wrapper would void the round for it.
         good = sum(answer.failure is None for answer in answers[len(answers) - len(stand_ins) :]) if stand_ins else 0
         shown = []
@@ -288,7 +298,6 @@ class _Run:
         """Put the checkpoint back, if there is one; return the rounds that are done."""
         selection, result = self.selection, self.result
         assert selection.checkpoint_dir is not None
-        checkpoints.make_folder(selection.checkpoint_dir)
         self.files = RegisterFiles(selection.checkpoint_dir)
         found = checkpoints.load(selection.checkpoint_dir)
         if found is None:
@@ -301,7 +310,9 @@ class _Run:
             odd = next(name for name in [*own, *saved] if own.get(name) != saved.get(name))
             raise InputError(f"checkpoint: {where} holds another model: {odd} is {saved.get(odd)}, not {own.get(odd)}")
         if found.round > num_rounds:
-            raise InputError(f"num_rounds: {num_rounds}, but {where} is already at round {found.round}")
+            raise InputError(
+                f"num_rounds: {num_rounds}, but {where} is already at round {found.round}; accepted: at least that many"
+            )
         if found.meta["forgotten"]:
             raise InputError(
                 f"checkpoint: {where} does not hold {', '.join(found.meta['forgotten'])}, which changed from round to "

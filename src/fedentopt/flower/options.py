@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,6 +20,52 @@ CAPS = ("size_cap", "weight_cap")
 EVALUATE_BY = ("seed", "labels")
 
 
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+
+
+def _are_bound(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, Mapping) and all(map(_is_whole, value.values())))
+
+
+def _are_callbacks(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(map(callable, value))
+
+
+def _are_settings(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or (isinstance(value, str | os.PathLike) and str(value) != "")
+
+
+def _is_selector(value: Any) -> bool:
+    return value is None or isinstance(value, Selector)
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Sequence) and all(isinstance(name, str) for name in value))
+
+
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "exclude": (_are_ids, "a list of client ids, as in ['oslo', 7]"),
+    "bind_names": (_are_bound, "True, False, or {client id: node id}"),
+    "pretrained": (_is_truth, "True or False"),
+    "selector": (_is_selector, "a selector of fedentopt.selection, such as RandomSelector(10)"),
+    "head": (_are_names, "the name of the last layer, or of its weight and bias"),
+    "callbacks": (_are_callbacks, "a list of functions"),
+    "settings": (_are_settings, "settings by name"),
+    "checkpoint_dir": (_is_path, "a folder's path, or None"),
+    "metrics_file": (_is_path, "a file's path, or None"),
+}
+"""What others must be: a text taken for a list of letters, say, would exclude nobody."""
+
+
 def check_options(options: Mapping[str, Any], strategy_options: Mapping[str, Any]) -> None:
     """Refuse the first that is out of range, and those of the strategy's that selection replaces."""
     for name in ("fraction_train", "min_train_nodes"):
@@ -30,8 +77,11 @@ def check_options(options: Mapping[str, Any], strategy_options: Mapping[str, Any
         value = options[name]
         if value is None and name in MAY_BE_NONE:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise InputError(f"{name}: {value!r} is out of range; accepted: whole numbers from {least}")
+        check_whole(name, value, least)
+    check_whole("min_available_nodes", strategy_options.get("min_available_nodes", 0), 0)
+    for name, (is_accepted, accepted) in FORMS.items():
+        if not is_accepted(options[name]):
+            raise InputError(f"{name}: {options[name]!r} is not accepted; accepted: {accepted}")
     for name in SECONDS:
         value = options[name]
         if not is_number(value) or not 0 < value < float("inf"):
@@ -84,6 +134,16 @@ def check_class(cls: type, selection: type) -> None:
             f"{cls.__name__}: {own_start[0].__name__} has a start() of its own, which {selection.__name__}'s would "
             "replace; accepted: strategies that leave the round loop to Flower"
         )
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number from `least` on."""
+    if not _is_whole(value) or value < least:
+        raise InputError(f"{name}: {value!r} is out of range; accepted: whole numbers from {least}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -16,17 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import MetricRecord
+from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from fedentopt.errors import InputError
 from fedentopt.files import aside
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Cohort
+from fedentopt.server.report import printable
 
 log = logging.getLogger("flwr")
 
 Callback = Callable[[Mapping[str, Any]], None]
+Combine = Callable[[list[RecordDict], str], MetricRecord]
 PREFIX = "selection-"
 
 
@@ -178,6 +180,34 @@ def to_wandb(**options: Any) -> Callback:
         run.log(numbers_of(record), step=record["round"])
 
     return weights_and_biases
+
+
+def guarded(name: str, combine: Combine) -> Combine:
+    """A function of the app's that combines replies' metrics, of which a failure costs the metrics and no more.
+
+    Flower calls it after it has averaged the model, which would be lost with them.
+    """
+
+    def combined(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        try:
+            return MetricRecord(dict(combine(records, weighted_by)))
+        except Exception as error:
+            log.error("%s failed: %s; this round is without its metrics", name, printable(repr(error)))
+            return MetricRecord()
+
+    return combined
+
+
+def measured(metrics: object) -> MetricRecord | None:
+    """What an app's `evaluate_fn` returned, as it can be kept; refused where it cannot."""
+    if metrics is None:
+        return None
+    try:
+        return MetricRecord(dict(metrics))  # type: ignore[call-overload]
+    except Exception as error:
+        raise InputError(
+            f"evaluate_fn: gave {metrics!r}; accepted: a MetricRecord (numbers of Python's own), or None"
+        ) from error
 
 
 def joined(metrics: MetricRecord | None, entry: RoundSelection) -> MetricRecord:

@@ -2,9 +2,9 @@
 
 Ten thousand clients with a thousand classes are 80 MB, which a checkpoint after every round must not write again. The
 register lies in parts: each holds the clients let in or changed since the part before, and the names of those that are
-gone. Reading the parts in order gives the register in the order in which clients were let in. When there are many parts
-or most of what they hold is outdated, one new part takes their place. A checkpoint names its parts; a part that
-neither of the two checkpoints names is removed.
+gone. Reading the parts in order gives the register in the order in which clients were let in. When there are many
+parts, most of what they hold is outdated, or one is missing, one new part takes their place. A checkpoint names its
+parts; a part that neither of the two checkpoints names is removed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class RegisterFiles:
         """
         fresh = [client for client in changed if client in members]
         gone = [client for client, left in changed.items() if left]
-        if self.parts and not fresh and not gone:
+        lost = not all((self.folder / part).is_file() for part in self.parts)  # whoever tidies up removes old files
+        if self.parts and not fresh and not gone and not lost:
             return list(self.parts)
         outdated = self._rows + len(fresh) > 2 * len(members) + 100
-        if not self.parts or len(self.parts) >= MOST_PARTS or outdated:
+        if not self.parts or len(self.parts) >= MOST_PARTS or outdated or lost:
             self.parts, self._rows, fresh, gone = [], 0, list(members), []
-        number = 1 + max((int(path.stem.split("-")[1]) for path in self.folder.glob(PATTERN)), default=0)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        taken = {*(path.name for path in self.folder.glob(PATTERN)), *self._named_before}
+        number = 1 + max((int(Path(part).stem.split("-")[1]) for part in taken), default=0)
         name = f"clients-{number:06d}.npz"
         order = {client: place for place, client in enumerate(members)}
         fresh.sort(key=order.__getitem__)  # newcomers in the order they were let in

@@ -29,7 +29,7 @@ from fedentopt.audit import Suspicion
 from fedentopt.errors import InputError
 from fedentopt.flower import identity, loop, replies, stand_ins
 from fedentopt.flower.audit import watch_for
-from fedentopt.flower.census import Census
+from fedentopt.flower.census import Census, listed
 from fedentopt.flower.cohort_grid import in_order, only
 from fedentopt.flower.enrolment import Enrolment
 from fedentopt.flower.exchange import Answer, Clock
@@ -38,7 +38,7 @@ from fedentopt.flower.feedback import Feedback
 from fedentopt.flower.heads import Heads
 from fedentopt.flower.learning import Learning
 from fedentopt.flower.options import check_class, check_options, make_selector
-from fedentopt.flower.progress import Callback, Progress, RoundSelection
+from fedentopt.flower.progress import Callback, Progress, RoundSelection, guarded
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
 from fedentopt.randomness import generator, key
@@ -127,6 +127,8 @@ class LabelAware(FedAvg):
         check_options(locals(), strategy_options)
         selector = make_selector(selector, cohort_size, num_classes, buffer_size, seed, target, release)
         super().__init__(**strategy_options)
+        self.train_metrics_aggr_fn = guarded("train_metrics_aggr_fn", self.train_metrics_aggr_fn)
+        self.evaluate_metrics_aggr_fn = guarded("evaluate_metrics_aggr_fn", self.evaluate_metrics_aggr_fn)
         self.selector = selector
         heads = Heads(int(num_classes), head, LocalTraining.read(local), travel_key)
         self.feedback = Feedback(
@@ -153,7 +155,7 @@ class LabelAware(FedAvg):
         self.evaluate_by = evaluate_by
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.progress = Progress(None if metrics_file is None else Path(metrics_file), callbacks)
-        self.settings = identity.describe(settings or {})
+        self.settings = identity.describe(settings or {}, whole=True)
         self.options = identity.describe(
             {
                 "num_classes": num_classes, "cohort_size": self.cohort_size, "size_cap": size_cap,
@@ -279,7 +281,7 @@ class LabelAware(FedAvg):
     def judge_training(self, answers: Sequence[Answer], sent: ArrayRecord) -> list[Answer]:
         """Look at the replies of a round; those that cannot be averaged get their `problem`."""
         return replies.judge(
-            answers,
+            self.learning.turn_away(answers),
             lambda reply: self.check_reply(reply, sent),
             self.weighted_by_key,
             self._sizes(answers),
@@ -288,7 +290,7 @@ class LabelAware(FedAvg):
         )
 
     def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The same for evaluation; failures are logged, and cost the client nothing else."""
+        """The same for evaluation; failures are logged, a round's in one line, and cost the clients nothing else."""
         judged = replies.judge(
             answers,
             lambda reply: replies.check_metrics(reply.content, self.weighted_by_key),
@@ -296,10 +298,15 @@ class LabelAware(FedAvg):
             self._sizes(answers),
             self.weight_cap,
         )
-        for client, answer in self.by_client(judged):
-            if answer.failure is not None:
-                self.history[-1].not_evaluated[client] = answer.failure
-                log.warning("round %d: client %s did not evaluate: %s", self.history[-1].round, client, answer.failure)
+        last = self.history[-1]
+        failed = {client: answer.failure for client, answer in self.by_client(judged) if answer.failure is not None}
+        last.not_evaluated.update(failed)
+        if failed:
+            log.warning(
+                "round %d: %d of %d clients did not evaluate (%s), the first: %s%s",
+                *(last.round, len(failed), len(judged), listed(list(map(str, failed))), next(iter(failed.values()))),
+                "; with fraction_evaluate=0.0 nobody is asked to" if len(failed) == len(judged) else "",
+            )
         return judged
 
     def note_answers(self, answers: Sequence[Answer], stand_ins: Sequence[ClientId] = ()) -> None:
@@ -346,6 +353,7 @@ class LabelAware(FedAvg):
             "selector": type(self.selector).__name__,
             "options": self.options,
             "settings": self.settings,
+            "sources": self.learning.sources(),
             "federation": self.federation.state_dict(),
             "seen": sorted(self.feedback.seen),
             "trained": self.learning.has_trained,
@@ -363,6 +371,8 @@ class LabelAware(FedAvg):
         identity.check_same({"selector": type(self.selector).__name__}, {"selector": state["selector"]})
         identity.check_same(self.options, state["options"])
         identity.check_same(self.settings, state["settings"])
+        sources = self.learning.sources()
+        identity.check_same(sources, state.get("sources", sources))  # none in checkpoints of versions that did not look
 
     # --- inside
     def _check_wrapper(self) -> None:

@@ -7,6 +7,7 @@ lies on disk and how is `state`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.replies import as_array
 from fedentopt.server.backoff import Backoff
 from fedentopt.server.local_training import LocalTraining
+from fedentopt.server.state_files import kept_alone
 
 MODEL, CONTROLS, MEMORY = "model", "controls", "memory"
 AVERAGING = ("aggregator", "aggregation_weights", "exclude_vars", "fedprox_mu")
 """Options of NVFlare's FedAvg that make a study another one; how long it runs and what else is written may change."""
+PATIENCE = 30.0  # seconds: the job of a server that was killed notices that by itself
 EARLY_STOP = ("num_fl_rounds_without_improvement", "best_target_metric_value")
 
 
@@ -43,6 +46,7 @@ class KeptState(ModelController):
     failing: Backoff
     _rounds_done = 0
     _folder: Path | None = None
+    _held: ExitStack | None = None  # keeps other jobs away from the folder
     _restored: states.State | None = None
     _unsaved: FLModel | None = None  # the model after a round whose state is not on disk yet
 
@@ -53,6 +57,8 @@ class KeptState(ModelController):
             return
         try:
             self._folder = states.make_folder(Path(self.engine.get_workspace().get_root_dir()), self.state)
+            self._held = ExitStack()
+            self._held.enter_context(kept_alone(self._folder, "state", PATIENCE))
             found = states.load(self._folder)
             if found is not None:
                 self._restore(found)
@@ -61,12 +67,21 @@ class KeptState(ModelController):
             self.error(str(error))  # NVFlare may keep the text of exceptions to itself
             raise  # which ends the job
 
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """NVFlare's end; the state is another job's to continue from here on."""
+        super().stop_controller(fl_ctx)
+        if self._held is not None:
+            self._held.close()
+
     def _restore(self, found: states.State) -> None:
         kind = found.meta["controller"]
         if kind != type(self).__name__:
             raise InputError(f"state: written by {kind}, but continued by {type(self).__name__}")
         if found.rounds > self.num_rounds:
-            raise InputError(f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}")
+            raise InputError(
+                f"num_rounds: {self.num_rounds}, but the state is already at round {found.rounds}; accepted: at least "
+                "that many, or another state"
+            )
         if "head" in self.members.selector.needs and found.meta.get("local", False) != (self.steps is not None):
             with_, now = ("with", "without") if found.meta.get("local", False) else ("without", "with")
             raise InputError(
@@ -76,7 +91,10 @@ class KeptState(ModelController):
         before = found.meta.get("settings")  # none in states of versions that did not look
         for name, here in self._settings().items():
             if before is not None and here != before[name]:
-                raise InputError(f"{name}: {here!r}, but the state was written with {before[name]!r}")
+                raise InputError(
+                    f"{name}: {here!r}, but the state was written with {before[name]!r}; accepted: the same, or "
+                    "another state"
+                )
         self.members.load_state_dict(found.meta["members"], found.arrays[MEMORY])
         self.census.pauses.load_state_dict(states.read_pauses(found.meta["silent"]))
         self.failing.load_state_dict(states.read_pauses(found.meta["failing"]))

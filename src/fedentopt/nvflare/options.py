@@ -48,8 +48,11 @@ def check_options(options: Mapping[str, Any], controller_options: Mapping[str, A
             f"num_clients: {controller_options['num_clients']!r} has no place here; cohort_size says how many sites "
             "train"
         )
+    exclude = options["exclude"]
+    if exclude is not None and not _are_texts(exclude):  # one name alone would be read letter by letter
+        raise InputError(f"exclude: {exclude!r} is not accepted; accepted: a list of sites' names, as in ['site-1']")
     head = options["head"]
-    if head is not None and (isinstance(head, str) or not 1 <= len(head) <= 2):
+    if head is not None and not (_are_texts(head) and 1 <= len(head) <= 2):
         raise InputError(f"head: {head!r} is not accepted; accepted: names of the last layer's weight and bias")
 
 
@@ -84,6 +87,11 @@ def make_selector(
             raise InputError(f"selector_args: {error}") from error
     if not isinstance(own, Selector):
         raise InputError(f"selector: {selector} gives a {type(own).__name__}; accepted: a Selector")
+    if own.labels_from_heads:
+        raise InputError(
+            f"selector: {own.name} takes a census in which every site trains and asks for no label counts; this "
+            "controller takes none and asks for them; accepted: selectors that go by label counts, such as fedentopt"
+        )
     beyond = ", ".join(sorted(own.needs - SERVED))
     if beyond:
         raise InputError(
@@ -91,6 +99,10 @@ def make_selector(
             f"that need nothing beyond label counts and {', '.join(sorted(SERVED))}"
         )
     return own
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
 
 
 def read_local(local: Mapping[str, Any] | None, selector: Selector) -> LocalTraining | None:

@@ -27,6 +27,7 @@ from fedentopt.errors import InputError
 from fedentopt.nvflare.controller import LabelAware, LabelAwareFedAvg, LabelAwareScaffold
 from fedentopt.nvflare.report import TASK
 from fedentopt.nvflare.site import ExampleWeight, LabelCounts
+from fedentopt.own_code import is_import_path
 
 SELECTION = (
     "buffer_size",
@@ -63,6 +64,8 @@ class LabelAwareRecipe:
     ) -> None:
         self._selection = {name: kwargs.pop(name) for name in SELECTION if name in kwargs}
         self._selection |= {"cohort_size": cohort_size, "num_classes": num_classes}
+        if labels is not None and not (isinstance(labels, str) and is_import_path(labels)):
+            raise InputError(f"labels: {labels!r} is not accepted; accepted: module:function, as in 'data:labels'")
         self._labels, self._num_classes, self._scaffold = labels, num_classes, scaffold
         if scaffold:
             for name in NOT_WITH_SCAFFOLD:

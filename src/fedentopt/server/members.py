@@ -115,7 +115,10 @@ class Members(Generic[R]):
         pairs |= {name: (memory.get(name), state["selector"].get(name)) for name in selector}
         for name, (here, there) in pairs.items():
             if here != there:
-                raise InputError(f"{name}: {here!r}, but the {where} was written with {there!r}")
+                raise InputError(
+                    f"{name}: {here!r}, but the {where} was written with {there!r}; accepted: the same, or another "
+                    f"{where}"
+                )
 
     def load_memory(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None) -> None:
         """Take over what `state_dict` gave and the selector's arrays, with the clients let in already."""

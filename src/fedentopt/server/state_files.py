@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
-from fedentopt.files import aside
+from fedentopt.files import LOCK_NAME, aside, lock_file
 
 Arrays = dict[str, np.ndarray]
 Groups = Mapping[str, Mapping[str, np.ndarray]]
@@ -85,6 +86,26 @@ def make_writable(folder: Path, setting: str, *, mode: int = 0o777) -> None:
         raise InputError(
             f"{setting}: {folder}: {error.strerror or error}; accepted: a folder that can be written to"
         ) from error
+
+
+@contextmanager
+def kept_alone(folder: Path, setting: str, patience: float = 0.0) -> Iterator[None]:
+    """Keep other processes out of a folder of states while the block runs: two that write by turns would mix theirs.
+
+    One that another process still uses after `patience` seconds is refused.
+    """
+
+    def busy(holder: str) -> InputError:
+        return InputError(
+            f"{setting}: {folder} is in use by another run (process {holder or 'unknown'}); accepted: one of this "
+            "run's own, or this one once that run has ended"
+        )
+
+    def unusable(error: OSError) -> InputError:
+        return InputError(f"{setting}: {folder}: {error.strerror or error}; accepted: a folder that can be locked")
+
+    with lock_file(folder / LOCK_NAME, busy, unusable, patience=patience):
+        yield
 
 
 def name_again(path: Path, other: Path) -> None:
