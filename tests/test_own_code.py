@@ -6,15 +6,21 @@ import functools
 import hashlib
 import inspect
 import linecache
+import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedentopt import EntropySelector, own_code
 from fedentopt.algorithms import FedProx
@@ -265,7 +271,7 @@ def test_source_of_classes_objects_and_functions() -> None:
     assert source_digest_of(Base) == source_digest_of(Base()) == sha(base + "\0")
     assert source_digest_of(Child) == source_digest_of(Child()) == sha("class Child(Base):\n    pass\n\0" + base + "\0")
     assert source_digest_of(named) == sha("def named(x: int = 1) -> int:\n    return x\n\0")
-    assert source_digest_of(Base().go) == source_digest_of(Base.go) != source_digest_of(Base)
+    assert len({source_digest_of(thing) for thing in (Base().go, Child().go, Base.go, Base)}) == 4
 
 
 def test_source_of_lambdas_and_partials() -> None:
@@ -334,19 +340,133 @@ def made_function(factor: object) -> Callable[..., object]:
     return go
 
 
-@pytest.mark.parametrize(
-    "make",
-    [made_class, functools.partial(made_class, 0), functools.partial(made_class, 0, 1), made_property, made_function],
-    ids=["closure", "attribute", "default", "base", "default of a function"],
-)
+def made_cached(factor: object) -> Callable[..., object]:
+    return functools.lru_cache(made_function(factor))
+
+
+def made_cached_property(factor: object) -> type:
+    class Made:
+        @functools.cached_property
+        def value(self) -> object:
+            return factor
+
+    return Made
+
+
+def made_setter(factor: object) -> type:
+    class Made:
+        @property
+        def value(self) -> int:
+            return 1
+
+        @value.setter
+        def value(self, given: object) -> None:
+            self.held = factor
+
+    return Made
+
+
+def made_partial_method(factor: object) -> type:
+    class Made:
+        def go(self, given: object) -> object:
+            return given
+
+        going = functools.partialmethod(go, factor)
+
+    return Made
+
+
+class Constant:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __get__(self, thing: object, kind: object = None) -> object:
+        return self.value
+
+    def __call__(self, classes: int) -> object:
+        return self.value
+
+
+def made_descriptor(factor: object) -> type:
+    class Made:
+        value = Constant(factor)
+
+        def go(self) -> None: ...
+
+    return Made
+
+
+def made_without_gradients(factor: object) -> type:
+    class Made:
+        @torch.no_grad()
+        def go(self) -> object:
+            return factor
+
+    return Made
+
+
+def made_of_each_other(factor: object) -> type:
+    def go() -> object:
+        return Made, Other, factor
+
+    class Made:
+        def go(self) -> object:
+            return go()
+
+    class Other:
+        def go(self) -> type:
+            return Made
+
+    return Made
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    value: object
+
+
+class Named(NamedTuple):
+    value: object
+
+
+MAKERS = [
+    made_class, functools.partial(made_class, 0), functools.partial(made_class, 0, 1), made_property, made_function,
+    made_cached, made_cached_property, made_setter, made_partial_method, made_descriptor, made_without_gradients,
+    made_of_each_other, Slotted, Named, Constant, lambda factor: Constant(factor).__call__,
+    functools.partial(functools.partial, named),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_what_a_function_makes_is_known_by_the_values_it_was_made_with(make: Callable[..., Any]) -> None:
-    for one, other in ((1, 2), (0.5, "0.5"), ({1, 2}, {1, 3}), ([1], [2]), (FedProx, EntropySelector), (named, Base)):
+    for one, other in ((1, 2), ([1], [2]), (FedProx, EntropySelector), (named, Base)):
         assert source_digest_of(make(one)) == source_digest_of(make(one)) != source_digest_of(make(other))
         assert len(source_digest_of(make(other))) == 64
         if inspect.isclass(make(one)):
             assert source_digest_of(make(one)()) == source_digest_of(make(one)()) != source_digest_of(make(other)())
     for unknown in (object(), np.ones(2), [object()]):
         assert source_digest_of(make(unknown)) == ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.5, "0.5"), ({1, 2}, {1, 3}), (np.float32(0.1), np.float32(0.2)), (np.int64(1), np.int32(1)), (b"1", b"2"),
+        (range(1), range(2)), (Path("a"), Path("b")), (signal.Signals.SIGINT, signal.Signals.SIGTERM), (int, float),
+        (max, np.mean), (np.exp, np.log), (math.sin, math.cos), (nn.ReLU, nn.GELU), (torch.float32, torch.bfloat16),
+        (Slotted(1), Slotted(2)), (functools.partial(max, 1), functools.partial(max, 2)),
+        (Constant(1).__call__, Constant(2).__call__), (torch.no_grad(), torch.enable_grad()),
+    ],
+)  # fmt: skip
+def test_values_that_are_told_apart(one: object, other: object) -> None:
+    first, again, second = (source_digest_of(Constant(value)) for value in (one, one, other))
+    assert first == again != second
+    assert len(first) == len(second) == 64
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), threading.Lock(), np.random.default_rng(1), iter([1])], ids=str)
+def test_values_that_cannot_be_told_from_others(value: object) -> None:
+    assert source_digest_of(Constant(value)) == ""
 
 
 @pytest.mark.parametrize("thing", [print, functools.partial(print)], ids=str)
