@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import inspect
-import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
 
-from fedentopt import EntropySelector, own_code
-from fedentopt.algorithms import FedProx
+from fedentopt import own_code
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest, find_own, is_import_path, make_own, source_digest_of
+from fedentopt.own_code import code_digest, find_own, is_import_path, make_own
 
 Write = Callable[[str, str], Path]
 
@@ -238,170 +230,3 @@ def test_a_file_that_breaks_and_is_mended_is_what_it_is(write: Write) -> None:
     assert "raised SyntaxError" in refusal(lambda: find_own("model", "mine:make"))
     write("mine.py", "def make():\n    return 333\n")
     assert find_own("model", "mine:make")() == 333
-
-
-# --- objects
-class Base:
-    """Not ours."""
-
-    def go(self) -> int:
-        return 1
-
-
-class Child(Base):
-    pass
-
-
-def named(x: int = 1) -> int:
-    return x
-
-
-def sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def test_source_of_classes_objects_and_functions() -> None:
-    base = 'class Base:\n    """Not ours."""\n\n    def go(self) -> int:\n        return 1\n'
-    assert source_digest_of(Base) == source_digest_of(Base()) == sha(base + "\0")
-    assert source_digest_of(Child) == source_digest_of(Child()) == sha("class Child(Base):\n    pass\n\0" + base + "\0")
-    assert source_digest_of(named) == sha("def named(x: int = 1) -> int:\n    return x\n\0")
-    assert source_digest_of(Base().go) == source_digest_of(Base.go) != source_digest_of(Base)
-
-
-def test_source_of_lambdas_and_partials() -> None:
-    one = lambda: 1  # noqa: E731
-    two = lambda: 2  # noqa: E731
-    assert source_digest_of(one) != source_digest_of(two)
-    assert len(source_digest_of(one)) == 64
-    partials = [functools.partial(named), functools.partial(named, 2), functools.partial(named, x=2)]
-    digests = {source_digest_of(made) for made in partials} | {source_digest_of(functools.partial(one))}
-    assert len(digests) == 4
-    assert source_digest_of(functools.partial(named, x=2)) == source_digest_of(functools.partial(named, x=2))
-
-
-def test_bases_of_this_package_do_not_count() -> None:
-    class Mine(FedProx):
-        pass
-
-    assert source_digest_of(Mine) == sha("    class Mine(FedProx):\n        pass\n\0")
-    # Nothing of one's own, which is not the same as a source that cannot be read.
-    assert source_digest_of(FedProx) == source_digest_of(EntropySelector) == sha("")
-
-
-def test_objects_are_known_by_what_they_hold() -> None:
-    class Scaled:
-        def __init__(self, factor: object) -> None:
-            self.factor = factor
-
-    def closing(factor: object) -> Callable[[], object]:
-        return lambda: factor
-
-    for make in (Scaled, closing):
-        assert source_digest_of(make(1)) == source_digest_of(make(1)) != source_digest_of(make(2))
-        assert source_digest_of(make(object())) == ""  # more than plain values: it cannot be known again
-    assert source_digest_of(EntropySelector(3)) != source_digest_of(EntropySelector(3, buffer_size=1))
-
-
-def made_class(factor: object, part: object = 1, start: object = 2) -> type:
-    class Made:
-        share = part
-
-        def go(self, begin: object = start) -> object:
-            return factor, begin, self.share, __class__
-
-        def again(self) -> type:
-            return Made
-
-    return Made
-
-
-def made_property(factor: object) -> type:
-    class Made:
-        @property
-        def value(self) -> object:
-            return factor
-
-    class Child(Made):
-        pass
-
-    return Child
-
-
-def made_function(factor: object) -> Callable[..., object]:
-    def go(begin: object = factor) -> object:
-        return begin
-
-    return go
-
-
-@pytest.mark.parametrize(
-    "make",
-    [made_class, functools.partial(made_class, 0), functools.partial(made_class, 0, 1), made_property, made_function],
-    ids=["closure", "attribute", "default", "base", "default of a function"],
-)
-def test_what_a_function_makes_is_known_by_the_values_it_was_made_with(make: Callable[..., Any]) -> None:
-    for one, other in ((1, 2), (0.5, "0.5"), ({1, 2}, {1, 3}), ([1], [2]), (FedProx, EntropySelector), (named, Base)):
-        assert source_digest_of(make(one)) == source_digest_of(make(one)) != source_digest_of(make(other))
-        assert len(source_digest_of(make(other))) == 64
-        if inspect.isclass(make(one)):
-            assert source_digest_of(make(one)()) == source_digest_of(make(one)()) != source_digest_of(make(other)())
-    for unknown in (object(), np.ones(2), [object()]):
-        assert source_digest_of(make(unknown)) == ""
-
-
-@pytest.mark.parametrize("thing", [print, functools.partial(print)], ids=str)
-def test_no_digest_of_what_has_no_source(thing: object) -> None:
-    assert source_digest_of(thing) == ""
-
-
-def test_no_digest_of_what_was_typed_in() -> None:
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec("class Typed:\n    pass\ndef made():\n    return 1\n", space)
-    assert source_digest_of(space["Typed"]) == source_digest_of(space["Typed"]()) == ""
-    assert source_digest_of(space["made"]) == ""
-
-
-CELL = """
-from fedentopt.algorithms import Algorithm, LocalTerms, setting
-
-def keep(cls):
-    return cls
-
-@keep
-class Near(Algorithm):
-    mu: float = setting(0.1, help="weight", low=0)
-    def local_terms(self, client):
-        return LocalTerms(mu=self.mu)
-
-class Silent(Algorithm):
-    pass
-
-def make(factor):
-    class Made(Algorithm):
-        def local_terms(self, client):
-            return LocalTerms(mu=factor)
-    return Made
-"""
-
-
-def test_source_of_classes_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel runs a cell: its lines are known under the name it was compiled by, and __main__ is no file."""
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-
-    def run(number: int, cell: str) -> dict[str, Any]:
-        name, space = f"/tmp/ipykernel_1/{number}.py", {"__name__": "__main__"}
-        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
-        exec(compile(cell, name, "exec"), space)
-        return space
-
-    first, again = run(1, CELL), run(2, "x = 1\n" + CELL)
-    source = CELL.partition("return cls\n\n")[2].partition("\n\nclass")[0] + "\n"
-    assert source_digest_of(first["Near"]) == source_digest_of(again["Near"]) == sha(source + "\0")
-    assert source_digest_of(first["Near"](mu=0.3)) == source_digest_of(again["Near"](mu=0.3)) != ""
-    assert source_digest_of(first["Near"](mu=0.3)) != source_digest_of(first["Near"](mu=0.4))
-    edited = run(3, CELL.replace("mu=self.mu", "mu=2 * self.mu"))
-    assert source_digest_of(edited["Near"]) not in ("", source_digest_of(first["Near"]))
-    assert (
-        source_digest_of(first["make"](1)) == source_digest_of(again["make"](1)) != source_digest_of(first["make"](2))
-    )
-    assert source_digest_of(first["Silent"]) == ""  # nothing says which cell it came from

@@ -1,4 +1,5 @@
-"""A user's own model, selector or algorithm: found by `package.module:factory`, and known again by its source.
+"""A user's own model, selector or algorithm: found by `package.module:factory`, and known again by its source. One that
+was handed over as it is: `own_objects`.
 
 The identity of a run includes the code behind such a name: a digest over the module's source and over the modules
 beside it that it imports. A file that was edited since this process imported it is imported anew, so that what runs is
@@ -12,15 +13,11 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
-import json
-import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import Field
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from fedentopt.errors import InputError
@@ -64,125 +61,9 @@ def code_digest(paths: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
 
-def source_digest_of(thing: Any) -> str:
-    """SHA-256 of the source of a class, function or object's class, with its bases outside this package, and of the
-    values that one written inside a function was made with. Empty where there is no source to read, or such a value
-    cannot be told from others. A `functools.partial` counts as its function with these arguments."""
-    if isinstance(thing, functools.partial):
-        wrapped = source_digest_of(thing.func)
-        text = f"{wrapped} {thing.args!r} {sorted(thing.keywords.items())!r}"
-        return hashlib.sha256(text.encode()).hexdigest() if wrapped else ""
-    cls = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    kinds = [cls]
-    if inspect.isclass(cls):
-        typed_in = cls.__module__ == "builtins"  # as a class is that was made without a module of its own
-        kinds = [base for base in cls.__mro__ if _is_own(base) or (typed_in and base is cls)]
-    try:
-        held = [_text(_state(thing))] if thing is not cls else []
-        digest = hashlib.sha256("".join([*held, *(_text(_made_with(kind)) for kind in kinds)]).encode())
-    except (TypeError, ValueError, RecursionError):
-        return ""
-    for kind in kinds:
-        try:
-            source = inspect.getsource(kind)
-        except (OSError, TypeError):
-            source = _source_in_a_cell(kind)
-        if not source:
-            return ""
-        digest.update(source.encode() + b"\0")
-    return digest.hexdigest()
-
-
-def _source_in_a_cell(kind: Any) -> str:
-    """The source of a class of a notebook, whose module is no file, from where its functions were written; empty for
-    anything else, and for a class without functions."""
-    for function in _functions_of(kind) if inspect.isclass(kind) else ():
-        code = function.__code__
-        lines = linecache.getlines(code.co_filename)
-        with suppress(SyntaxError):
-            for node in ast.walk(ast.parse("".join(lines))):
-                if not isinstance(node, ast.ClassDef) or node.name != kind.__name__:
-                    continue
-                if node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
-                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                    return "".join(lines[first - 1 : node.end_lineno])
-    return ""
-
-
-def _functions_of(kind: type) -> Iterator[FunctionType]:
-    """The functions written in the body of a class; not those made for it, or written elsewhere."""
-    for member in vars(kind).values():
-        function = inspect.unwrap(getattr(member, "fget", getattr(member, "__func__", member)))
-        code = getattr(function, "__code__", None)
-        if code is not None and code.co_qualname == f"{kind.__qualname__}.{code.co_name}":
-            yield function
-
-
-def _state(thing: Any) -> Any:
-    """What an object holds."""
-    if hasattr(thing, "state_dict"):
-        return thing.state_dict()
-    return vars(thing) if hasattr(thing, "__dict__") else {}
-
-
-def _made_with(kind: Any) -> Any:
-    """The values that are in a function or a class and that its source alone does not tell, since the function in which
-    it is written gave them: those closed over, defaults and, of a class, attributes."""
-    if not inspect.isclass(kind):
-        return _given(kind, kind)
-    if "<locals>" not in kind.__qualname__:
-        return {}
-    written = list(_functions_of(kind))
-    attributes = {
-        name: value
-        for name, value in vars(kind).items()
-        if not name.startswith(("__", "_abc_"))  # Python's own
-        and not isinstance(value, Field)  # a setting, which is part of a run's config
-        and (value not in written if inspect.isfunction(value) else not hasattr(value, "__get__"))
-    }
-    given = {function.__qualname__: _given(function, kind) for function in written}
-    return {name: values for name, values in {**given, "": attributes}.items() if values}
-
-
-def _given(function: Any, itself: Any) -> list[Any]:
-    """What a function has closed over, without itself, and the defaults of one written inside another."""
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    values = [value for value in cells if value is not itself]
-    if "<locals>" in getattr(function, "__qualname__", ""):
-        values += [one for one in (function.__defaults__, function.__kwdefaults__) if one]
-    return values
-
-
-def _text(held: Any) -> str:
-    """Plain values as text; refused with a TypeError or ValueError where there are others."""
-    return json.dumps(held, sort_keys=True, default=_known_again) if held else ""
-
-
-def _known_again(value: Any) -> Any:
-    """A value that JSON does not know as one that it does."""
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, ModuleType):
-        return value.__name__
-    digest = source_digest_of(value) if inspect.isclass(value) or inspect.isfunction(value) else ""
-    if not digest:
-        raise TypeError(f"{type(value).__name__} cannot be told from others")
-    return f"{import_path(value)} {digest}"
-
-
-def import_path(thing: Any) -> str:
-    """`module:name` of a class, a function, or an object's class: how a config names it."""
-    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
 def describe_error(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _is_own(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] not in ("fedentopt", "builtins", "abc", "typing", "torch")
 
 
 def _find(setting: str, path: str) -> Any:

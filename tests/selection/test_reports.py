@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -291,6 +292,7 @@ def test_series_are_read_by_place_and_refused_in_another_order() -> None:
         ({"b": {0: 1}, "a": two.value_counts()}, "'a'", "2, 1"),
         ([one.value_counts(), two.value_counts()], "0", "0, 2"),
         (text, "'b'", "y, x"),
+        ({"a": pd.Series([1.0, 1.0, 0.0]).value_counts()}, "'a'", "1.0, 0.0"),  # numbers beside a missing label
     ):
         selector = EntropySelector(1)
         with pytest.raises(InputError, match=f"client {client}: label counts: a series of the classes {classes}; acc"):
@@ -307,8 +309,30 @@ def test_series_are_read_by_place_and_refused_in_another_order() -> None:
 
 
 def test_masked_counts_are_refused() -> None:
-    with pytest.raises(InputError, match="counts: masked values; accepted: numbers"):
-        EntropySelector(1).register(np.ma.masked_equal(TABLE, 5))
+    masked = np.ma.masked_equal([1, 2, 3], 2)
+    for counts, words in (
+        (np.ma.masked_equal(TABLE, 5), "counts"),
+        ({"a": [1, 2, 3], "b": masked}, "client 'b': label counts"),
+        ([masked, [1, 2, 3]], "client 0: label counts"),
+    ):
+        with pytest.raises(InputError, match=f"^{words}: masked values; accepted: numbers"):
+            EntropySelector(1).register(counts)
+    with pytest.raises(InputError, match=r"^target: masked values; accepted: numbers"):
+        EntropySelector(1, target=masked)
+    whole = EntropySelector(1)
+    whole.register({"a": np.ma.array([1, 2, 3])})
+    assert whole.counts.tolist() == [[1, 2, 3]]
+
+
+class Row(NamedTuple):
+    index: int
+    other: int
+
+
+def test_what_else_is_called_index_is_no_list_of_classes() -> None:
+    selector = EntropySelector(1)
+    selector.register({"a": Row(3, 1), "b": Row(0, 2)})
+    assert selector.counts.tolist() == [[3, 1], [0, 2]]
 
 
 def test_a_table_read_in_pieces_is_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -439,7 +439,17 @@ def adding(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan")), (1.0, 2.0, 3.0), (1.0, "much"), ((1,), (1, 2))]
+    "weights",
+    [
+        (1.0,),
+        (1.0, 0.0),
+        (1.0, -1.0),
+        (1.0, float("nan")),
+        (1.0, 2.0, 3.0),
+        (1.0, "much"),
+        ((1,), (1, 2)),
+        torch.ones(2, requires_grad=True),
+    ],
 )
 def test_weights_that_are_none_are_refused(weights):
     cfg = toy.config(**HARD | {"selector": f"{M}:wrong"})
@@ -458,7 +468,7 @@ def test_weights_that_are_none_are_refused(weights):
                 dict.fromkeys(range(9), limit),
                 r"limits client \d to .*; accepted: one number per class, 0 or more",
             )
-            for limit in ([1, 1], [1, 1, -1], [1, 1, np.nan], [1, [1], 1], "all")
+            for limit in ([1, 1], [1, 1, -1], [1, 1, np.nan], [1, [1], 1], "all", torch.ones(3, requires_grad=True))
         ),
     ],
 )
@@ -466,6 +476,16 @@ def test_sample_limits_that_are_none_are_refused(limits, words):
     cfg = toy.config(**HARD | {"selector": f"{M}:wrong"})
     with pytest.raises(InputError, match=f"selector: '{M}:wrong' {words}"):
         run_stack([Task(cfg, toy.Memory(), selector=adding(sample_limits=limits))], toy.images(samples=70), CPU)
+
+
+def test_a_limit_beyond_all_samples_is_none():
+    cfg = toy.config(**HARD | {"selector": f"{M}:wrong"})
+    found = []
+    for more in ({}, {"sample_limits": dict.fromkeys(range(9), (np.inf, 10**6, np.inf))}):
+        memory = toy.Memory()
+        run_stack([Task(cfg, memory, selector=adding(**more))], toy.images(samples=70), CPU)
+        found.append([(record.trained, record.loss) for record in memory.records])
+    assert found[0] == found[1]
 
 
 # --- second stages

@@ -17,6 +17,7 @@ Counts marked noisy are clamped at 0 here, where the server reads them. Every re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.rows import Rows
 
 _MOST_UNSAID = 1 << 20
+_PLAIN = {np.ndarray, list, tuple, dict}  # vectors without names or masks
 _CHUNK_CELLS = 1 << 22  # a dense table is read in pieces, so that reading needs little memory of its own
 
 
@@ -117,7 +119,9 @@ def _as_table(counts: Any) -> np.ndarray:
 
 
 def _check_order(names: Sequence[ClientId], vectors: Sequence[Any]) -> None:
-    """Refuse series that name their classes in another order than the others do."""
+    """Refuse series that name their classes in another order than the others do, and all that `check_places` does."""
+    if {type(vector) for vector in vectors} <= _PLAIN:
+        return
     before: list[Any] | None = None
     for name, vector in zip(names, vectors, strict=False):
         classes = check_places(f"client {name!r}: label counts", vector)
@@ -128,12 +132,16 @@ def _check_order(names: Sequence[ClientId], vectors: Sequence[Any]) -> None:
 
 def check_places(name: str, vector: Any) -> list[Any] | None:
     """The classes that a pandas Series names, None for other vectors. A vector is read by place, and `value_counts()`
-    puts the commonest class first and leaves out what is not there: class numbers that are no places are refused."""
+    puts the commonest class first and leaves out what is not there: class numbers that are no places are refused.
+    Masked values are, too: what lies behind the mask would be read."""
+    if np.ma.is_masked(vector):
+        raise InputError(f"{name}: masked values; accepted: numbers")
     index = getattr(vector, "index", None)
-    if index is None or callable(index):  # a list's method
+    if not isinstance(index, Iterable):  # a list's method, or something else of that name
         return None
     classes = list(index)
-    if all(isinstance(one, int | np.integer) for one in classes) and classes != list(range(len(classes))):
+    moved = classes != list(range(len(classes)))
+    if moved and all(isinstance(one, Real) and float(one).is_integer() for one in classes):
         raise _misplaced(name, classes)
     return classes
 

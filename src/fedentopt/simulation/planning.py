@@ -306,7 +306,7 @@ class RunPlanner:
             return None
         try:
             values = np.asarray(weights, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             values = np.zeros(0)
         if values.shape != (len(selected),) or not np.isfinite(values).all() or (values <= 0).any():
             raise InputError(
@@ -336,10 +336,10 @@ class RunPlanner:
             return indices, self.counts[client]
         try:
             given = np.asarray(limit)
-        except ValueError:  # lists of several lengths
+        except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that NumPy cannot read
             given = np.zeros(0)
-        whole = given.dtype.kind in "iu" or (given.dtype.kind == "f" and np.isfinite(given).all())
-        if given.shape != self.counts[client].shape or not whole or (given < 0).any():
+        numbers = given.dtype.kind in "iuf" and given.shape == self.counts[client].shape
+        if not numbers or not (given >= 0).all():  # infinity is no limit, NaN nothing at all
             raise InputError(
                 f"selector: {self.config.selector!r} limits client {client} to {limit!r}; "
                 f"accepted: one number per class, 0 or more"
