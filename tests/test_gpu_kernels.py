@@ -207,7 +207,7 @@ def test_server_steps() -> None:
 STEP_NEAR = {"fp32-exact": 1e-2, "fp32": 8e-2, "bf16": 2.5e-1}
 FORMS = {
     "usual": WideForm(), "first": WideForm(first=True), "descriptors": WideForm(descriptors=True),
-    "joined": WideForm(first=True, descriptors=True, aside=True, joined=True), "this device's": None,
+    "joined": WideForm(first=True, descriptors=True, joined=True), "this device's": None,
 }  # fmt: skip
 STEPS = {"vgg": 3, "vgg, whole batch": 63, "vgg, more than a batch": 70, "uneven": 20, "shrinking, 5x5": 17}  # batches
 CASES = [  # every variant is compiled anew, which takes longer than to run it

@@ -7,6 +7,10 @@ anything could import Triton.
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers import StackedTrainer
+from fedentopt.simulation.trainers import StackedTrainer, wide_net
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import (
@@ -86,7 +90,7 @@ def error(out: Tensor, wanted: Tensor) -> float:
     return float((out.double() - wanted).norm() / wanted.norm())
 
 
-JOINED = WideForm(descriptors=True, aside=True, joined=True)
+JOINED = WideForm(descriptors=True, joined=True)
 
 
 @pytest.mark.parametrize(
@@ -545,3 +549,56 @@ def test_all_forms_at_once_in_bf16(bf16_numbers: None, monkeypatch: pytest.Monke
     for copies in net._copies.values():
         assert copies.plain is not None
         assert copies.plain.float().isfinite().all()
+
+
+class Beside:
+    """A `SideStream` that notes which tensors are read beside; at the join each of them must still be there."""
+
+    def __init__(self) -> None:
+        self.read: list[weakref.ref[Tensor]] = []
+        self.forks, self.joins, self.inside = 0, 0, False
+
+    @contextmanager
+    def fork(self, x: Tensor) -> Iterator[None]:
+        self.forks, self.inside = self.forks + 1, True
+        yield
+        self.inside = False
+
+    def join(self, x: Tensor) -> None:
+        assert not self.inside
+        assert all(tensor() is not None for tensor in self.read)
+        self.joins += 1
+
+    def watch(self, function: Any, reads: int) -> Any:
+        """The same function, which reads its first arguments."""
+
+        def watched(*given: Any, **settings: Any) -> Any:
+            self.read += [weakref.ref(one) for one in given[:reads] if self.inside]
+            return function(*given, **settings)
+
+        return watched
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("pixels", "forks"), [(16, 2), (4, 2), (3, 0)])
+def test_what_is_read_beside_is_kept_until_the_join(
+    pixels: int, forks: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers whose maps have 2x2 pixels; their input gradients and the first layer's gradient run meanwhile."""
+    beside = Beside()
+    monkeypatch.setattr(wide_update, "SHARED", 1)
+    monkeypatch.setattr(wide_net, "FEW_PIXELS", pixels)
+    monkeypatch.setattr(wide_maps, "add_parts", beside.watch(wide_maps.add_parts, 1))
+    monkeypatch.setattr(wide_update, "weight_step", beside.watch(wide_update.weight_step, 2))
+    _, shape, batch = DEEPER["deeper"]
+    form = WideForm(update=True, descriptors=True, aside=True, joined=joined)
+    _, rows, net = nets("deeper", 2, exact=True, form=form)
+    moving = optimiser(rows)
+    net.reserve(moving.w)
+    net.refresh(moving.w)
+    net._beside = beside  # type: ignore[assignment]
+    x, labels = torch.randn(2, batch, *shape), torch.randint(0, 5, (2, batch))
+    net.step(moving.w, moving.g, x, labels, None, None, None, moving)
+    assert (beside.forks, beside.joins) == (forks, 1)
+    assert len(beside.read) == 3 * forks  # maps and gradient, and the sums that become the bias gradient
+    assert moving.w.isfinite().all()
