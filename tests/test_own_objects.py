@@ -243,7 +243,11 @@ def test_values_that_are_told_apart(one: object, other: object) -> None:
     assert len(first) == len(second) == 64
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), threading.Lock(), np.random.default_rng(1), iter([1])], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(2), threading.Lock(), np.random.default_rng(1), iter([1])],
+    ids=lambda value: type(value).__name__,
+)
 def test_values_that_cannot_be_told_from_others(value: object) -> None:
     assert source_digest_of(Constant(value)) == ""
 
