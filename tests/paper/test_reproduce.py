@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,9 +20,12 @@ import pytest
 
 import tiny_data
 from command_line import Said, commander
+from fedentopt import KLSelector
 from fedentopt.cli.reproduce_progress import RoundCount, duration
+from fedentopt.datasets import load
 from fedentopt.paper.estimate import known_speeds, training_samples
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.planning import RunPlanner
 
 MINI = """
 [settings]
@@ -499,6 +503,17 @@ def test_samples_of_a_run_by_hand() -> None:
     assert training_samples(slow, 50_000) == 10_000_000  # half of the clients do three of five epochs
     concat = RunConfig(dataset="cifar10", rounds=500, algorithm="fedconcat")
     assert training_samples(concat, 50_000) == 0.9 * 12_500_000 + 500 * 10 * 3 * 64
+
+
+@pytest.mark.parametrize(("split", "most"), [("dir:0.1", True), ("classes:2", False)])
+def test_samples_of_a_run_with_kl_are_those_of_the_clients_it_takes(split: str, most: bool) -> None:
+    config = RunConfig(dataset="digits", selector="kl", partition=split, clients=20, cohort="4", rounds=3, epochs=2)
+    labels = load("digits").y_train
+    plan = RunPlanner(config, labels, 10, KLSelector(4)).plan(0)
+    usual = training_samples(replace(config, selector="random"), len(labels))
+    expected = training_samples(config, len(labels))
+    assert expected == pytest.approx(3 * 2 * int(plan.sizes.sum()), rel=0.1)
+    assert (expected > 1.2 * usual) == most
 
 
 def test_time_left_counts_only_what_this_command_does() -> None:

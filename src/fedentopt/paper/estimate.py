@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+import numpy as np
+
 from fedentopt.algorithms.fedconcat import LOCAL_BATCHES
+from fedentopt.errors import InputError
+from fedentopt.selection import KLSelector
 from fedentopt.simulation.config import RunConfig
 
 MEASURED, ESTIMATED, GIVEN = "measured", "estimated", "given"
@@ -39,18 +43,39 @@ class Estimate:
 
 
 def training_samples(config: RunConfig, train: int) -> int:
-    """Samples a run trains on, to be expected where every client is as likely as any other.
-
-    KL uses only part of its clients' data, so this is more than it needs. FedConcat's second stage is counted at
-    its longest.
-    """
+    """Samples a run trains on, to be expected where every client is as likely as any other; of KL, which has the same
+    large clients in every round, what those hold. FedConcat's second stage is counted at its longest."""
     epochs = config.epochs * (1 - config.stragglers) + (config.epochs + 1) / 2 * config.stragglers
-    a_round = config.cohort_size * train / config.clients * epochs * (1 - config.dropout)
+    of_kl = _held_by_kl(config, train) if config.selector == "kl" else None
+    held = config.cohort_size * train / config.clients if of_kl is None else of_kl
+    a_round = held * epochs * (1 - config.dropout)
     if config.algorithm != "fedconcat":
         return round(config.rounds * a_round)
     stages = config.of("algorithm")
     second = int(stages["max_rounds"]) * config.cohort_size * LOCAL_BATCHES * config.batch_size
     return round(float(stages["share"]) * config.rounds * a_round) + second
+
+
+def _held_by_kl(config: RunConfig, train: int) -> int | None:
+    """Samples of KL's cohort if all classes were equally large; None where the data set's classes are unknown, or so
+    many samples cannot be split so."""
+    from fedentopt.datasets.catalog import ENTRIES
+    from fedentopt.partition import partition
+
+    if config.dataset not in ENTRIES:
+        return None
+    classes = ENTRIES[config.dataset].classes
+    labels = np.arange(train) % classes
+    split = (config.partition, config.clients, config.seed)
+    try:
+        counts = partition(labels, *split, num_classes=classes, min_samples=config.least_samples).counts
+    except InputError:
+        return None
+    selector = KLSelector(config.cohort_size)
+    selector.register(counts)
+    limits = selector.select().sample_limits
+    assert limits is not None
+    return sum(int(np.minimum(counts[int(client)], most).sum()) for client, most in limits.items())
 
 
 def estimate(
