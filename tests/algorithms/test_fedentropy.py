@@ -69,6 +69,13 @@ def test_a_client_that_leaves_is_forgotten():
     assert selector.values == {0: 1.0, 2: 0.5, 3: 1.0, 1: 1.0}
 
 
+def test_news_of_a_client_that_left_and_no_news_change_no_value():
+    selector = made(4, 2)
+    selector.remove([1])
+    selector.observe({1: Observation(5, kept=True), 2: Observation(5), 3: Observation(5, kept=False)})
+    assert selector.values == {0: 1.0, 2: 1.0, 3: 0.5}
+
+
 def test_large_cohorts_end():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
