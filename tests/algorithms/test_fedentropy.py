@@ -127,8 +127,8 @@ def test_a_run_equals_straight_line_torch(trainer):
         expected[record.round] = values.tolist()
         dropped += len(record.trained) - len(kept)
         w = world.shares(kept) @ torch.stack([trained[i] for i in places])
-        # Every client that trained sends its model and one soft label per class, of 4 bytes.
-        assert record.bytes_up == len(record.trained) * (model + 3 * 4)
+        # Every client that trained sends one soft label per class, of 4 bytes, and those that are kept their models.
+        assert record.bytes_up == len(kept) * model + len(record.trained) * 3 * 4
         assert record.bytes_down == 3 * model
     assert dropped, "the case was not hard"
     check(outcome, world.named(w))
