@@ -69,6 +69,13 @@ def test_a_client_that_leaves_is_forgotten():
     assert selector.values == {0: 1.0, 2: 0.5, 3: 1.0, 1: 1.0}
 
 
+def test_news_of_a_client_that_left_and_no_news_change_no_value():
+    selector = made(4, 2)
+    selector.remove([1])
+    selector.observe({1: Observation(5, kept=True), 2: Observation(5), 3: Observation(5, kept=False)})
+    assert selector.values == {0: 1.0, 2: 1.0, 3: 0.5}
+
+
 def test_large_cohorts_end():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -120,8 +127,8 @@ def test_a_run_equals_straight_line_torch(trainer):
         expected[record.round] = values.tolist()
         dropped += len(record.trained) - len(kept)
         w = world.shares(kept) @ torch.stack([trained[i] for i in places])
-        # Every client that trained sends its model and one soft label per class, of 4 bytes.
-        assert record.bytes_up == len(record.trained) * (model + 3 * 4)
+        # Every client that trained sends one soft label per class, of 4 bytes, and those that are kept their models.
+        assert record.bytes_up == len(kept) * model + len(record.trained) * 3 * 4
         assert record.bytes_down == 3 * model
     assert dropped, "the case was not hard"
     check(outcome, world.named(w))

@@ -138,6 +138,16 @@ def test_other_selectors(fedentopt: Command, counts: Path, name: str) -> None:
     assert "--buffer" in said.err
 
 
+def test_how_much_of_its_data_a_client_may_use_where_the_selector_says_it(fedentopt: Command, tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b\nfirst,6,2\nsecond,0,7\nthird,1,1\n")
+    words = ("select", path, "--cohort", 2, "--rounds", 2, "--json", "--selector")
+    for entry in json.loads(fedentopt(*words, "kl").out)["rounds"]:
+        assert entry["clients"] == ["first", "second"]
+        assert entry["sample_limits"] == [[6, 2], [0, 4]], "up to the six of the first client's largest class"
+    assert "sample_limits" not in json.loads(fedentopt(*words, "random").out)["rounds"][0]
+
+
 def test_epsilon_reports_both_entropies(fedentopt: Command, counts: Path) -> None:
     words = ("select", counts, "--cohort", 4, "--rounds", 30, "--epsilon", 0.05)
     document = json.loads(fedentopt(*words, "--json").out)

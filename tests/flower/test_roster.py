@@ -13,6 +13,7 @@ from fedentopt import EntropySelector, KLSelector, RandomSelector
 from fedentopt.errors import InputError
 from fedentopt.flower.report import Report
 from fedentopt.flower.roster import Roster
+from fedentopt.selection import ClusteredSizeSelector, CycleSelector
 from fedentopt.selection.measures import entropy
 
 
@@ -66,6 +67,19 @@ def test_the_buffer_grows_with_the_federation_and_keeps_who_is_in_it(caplog):
         "buffer of 0 instead of 4", "buffer of 1 instead of 4", "buffer of 3 instead of 4", "buffer of 4 instead of 4"
     ]  # fmt: skip
     assert roster.buffer_size == 4
+
+
+@pytest.mark.parametrize("kind", [CycleSelector, ClusteredSizeSelector, RandomSelector])
+def test_only_a_want_of_clients_is_told_of(kind, caplog):
+    roster = Roster(kind(4, seed=1))
+    roster.take(reports(*known(6)))
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        sizes = [len(roster.select(known(6)).clients) for _ in range(6)]
+        assert (min(sizes) < 4) == (kind is not RandomSelector), "the last of a cycle, or somebody drawn twice"
+        assert caplog.messages == []
+        roster.select(known(3))
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("cohort of ")
 
 
 def test_those_known_count_and_not_those_available():

@@ -463,6 +463,26 @@ def test_a_selector_of_parts_of_clients_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])
+@pytest.mark.parametrize("selector", ["clustered-size", "cycle", "random"])
+def test_weights_that_the_average_does_not_take_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[..., LabelAware], selector: str
+) -> None:
+    server = FakeServer(tmp_path, everybody(), START)
+    done = server.run(make(selector=selector, cohort_size=6))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    about = [line for line in told if "ClusteredSizeSelector defines weights for the average" in line]
+    assert len(about) == (selector == "clustered-size")
+    smaller = min(map(len, cohorts(done))) < 6
+    assert smaller == (selector != "random"), "somebody is drawn twice, or two sites are left of a cycle"
+    assert not any("instead of 6 sites" in line for line in told), "which is no want of sites"
+    server = FakeServer(tmp_path / "few", everybody(), START)
+    server.away = set(list(COUNTS)[:4])
+    server.run(make(selector=selector, cohort_size=6))
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("instead of 6 sites" in line for line in told) == 6, "this is one, every round"
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
 @pytest.mark.parametrize("settings", [{"buffer_size": 4}, {"selector": "random"}, {"selector": "fed-cbs"}])
 def test_a_restarted_server_goes_on_as_if_nothing_had_been(
     tmp_path: Path, make: Callable[..., LabelAware], settings: dict[str, Any]

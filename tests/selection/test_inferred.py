@@ -85,3 +85,10 @@ def test_what_cannot_be_read_is_refused_when_it_is_observed() -> None:
     alone = started(0)
     alone.observe(seen)
     assert good.state_dict() == alone.state_dict()
+
+
+def test_samples_for_a_census_that_is_not_taken_are_refused() -> None:
+    with pytest.raises(InputError, match="census_samples: 5 for a census that is not taken; accepted: none"):
+        InferredSelector(2, census_epochs=0, census_samples=5)
+    assert InferredSelector(2, census_epochs=0).census() is None
+    assert InferredSelector(2, census_samples=5).census() is not None

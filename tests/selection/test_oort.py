@@ -59,6 +59,12 @@ def test_scores_and_cut_off_by_hand() -> None:
     np.testing.assert_allclose(clipped._scores(np.array([10.0, 80]), np.array([1.0, 1]), 1), [0.01 / 70.01] * 2)
 
 
+def test_a_cut_off_above_the_score_itself_is_refused() -> None:
+    # Nobody but the best could be drawn by score, and most seats would be drawn uniformly.
+    with pytest.raises(InputError, match=r"cut_off: 1\.1 is out of range; accepted: at least 0 and at most 1"):
+        made({"a": 1}, 1, cut_off=1.1)
+
+
 def test_slow_clients_are_penalised_once_their_seconds_are_known() -> None:
     selector = made(dict.fromkeys("abcd", 10), 2, threshold=50.0)
     assert selector._penalties(50.0).tolist() == [1, 1, 1, 1], "nothing known"

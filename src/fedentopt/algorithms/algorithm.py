@@ -14,7 +14,7 @@
 
 Beside these, `judge` keeps some of the clients that trained, `groups` gives clusters of clients a model each, and
 `second_stage` trains a new last layer on those models.
-Buffers such as BatchNorm statistics are always averaged by data size.
+Buffers such as BatchNorm statistics are always averaged by `Round.shares`, whatever an algorithm makes of parameters.
 """
 
 from __future__ import annotations

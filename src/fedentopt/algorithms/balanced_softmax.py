@@ -17,7 +17,7 @@ from fedentopt.settings import setting
 class BalancedSoftmax(Algorithm):
     """FedAvg with local logits shifted by log label counts."""
 
-    floor: float = setting(1e-3, help="count that a class without samples is given", above=0)
+    floor: float = setting(1e-3, help="count that a class with fewer samples, or none, is given", above=0)
 
     def local_terms(self, client: Client) -> LocalTerms:
         return LocalTerms(logit_shift=np.log(np.maximum(np.asarray(client.label_counts, np.float64), self.floor)))

@@ -3,8 +3,8 @@
 Ling et al., "FedEntropy: efficient device grouping for federated learning using maximum entropy judgment", 2022.
 Every client has a value, 1 at the start. A draw goes by value with probability 0.8, else uniformly. After training
 each client sends its mean softmax over its own data; the server removes, one at a time, the client whose removal raises
-the entropy of the n-weighted mean most. Kept clients gain 1, dropped ones are halved, and only the kept ones are
-averaged. Draw and judgment are in `selection.fedentropy`.
+the entropy of the n-weighted mean most. Kept clients gain 1, dropped ones are halved, and only the kept ones send their
+models, which are averaged. Draw and judgment are in `selection.fedentropy`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,12 @@ D = (1/M) sum_k (w_k - w):
 
     eta = max(1, sum_k |w_k - w|^2 / (2 M (|D|^2 + eps))),    w <- w + eta D
 
-The iterates swing, so the model that is evaluated and saved is the mean of the last two.
+The iterates swing, so the model that is evaluated and saved is the mean of the last two; after round 1 the start model
+is one of them.
+
+The authors' code (Divyansh03/FedExP) weighs clients by samples in all three sums, adds M eps in the place of eps, lets
+eps fall with the square of the learning rate, and evaluates the new model alone after round 1; the paper's algorithm,
+and this one, do not.
 """
 
 from __future__ import annotations

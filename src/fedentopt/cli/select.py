@@ -157,7 +157,8 @@ def select(
             continue_from(state, before, chosen, about)
         start = chosen.round
         with _progress(rounds) as advance:
-            trial = try_rounds(chosen, rounds, None if reported is None else table.counts, advance, lambda number: here)
+            true_counts = None if reported is None else table.counts
+            trial = try_rounds(chosen, rounds, true_counts, advance, lambda number: here, keep_limits=json)
         baseline = None
         if chosen_class is not RandomSelector:
             baseline = _baseline(table, size, seed, start, rounds, noisy, here, prior)

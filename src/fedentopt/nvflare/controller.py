@@ -155,6 +155,11 @@ class LabelAware(KeptState):
                 f"selector: {type(self.members.selector).__name__} lets sites train on part of their data, which a "
                 "task does not say; accepted: selectors of whole clients, such as fedentopt and random"
             )
+        if cohort.weights is not None and not self.history:
+            self.warning(
+                f"{type(self.members.selector).__name__} defines weights for the average, which NVFlare's controllers "
+                "do not take: sites weigh what their replies say"
+            )
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
         self._open = Training(selection, self.members, self._types, self._named_head, self.loss_metric, self.steps)
@@ -162,7 +167,7 @@ class LabelAware(KeptState):
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
         )
-        if len(names) < self.cohort_size:
+        if self.members.falls_short(cohort, available):
             self.warning(f"round {self._rounds_done}: cohort of {len(names)} instead of {self.cohort_size} sites")
         if cohort.released:
             self.info(f"released from the buffer early, since others are away: {list(cohort.released)}")

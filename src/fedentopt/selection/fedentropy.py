@@ -96,8 +96,9 @@ class ValueSelector(Selector):
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Reward the kept, halve the dropped, down to the smallest number that has all its digits."""
         for client, seen in observations.items():
-            value = self.values[client]
-            self.values[client] = value + 1.0 if seen.kept else max(value * 0.5, LEAST)
+            if seen.kept is not None and client in self.values:
+                value = self.values[client]
+                self.values[client] = value + 1.0 if seen.kept else max(value * 0.5, LEAST)
 
     def memory(self) -> dict[str, Any]:
         return {"values": [self.values[client] for client in self.clients]}

@@ -60,6 +60,10 @@ class InferredSelector(EntropySelector):
         super().__init__(cohort_size, buffer_size, seed, release=release, **settings)
         self.census_epochs = check_int("census_epochs", census_epochs, 0)
         self.census_samples = None if census_samples is None else check_int("census_samples", census_samples, 1)
+        if self.census_samples is not None and not self.census_epochs:
+            raise InputError(
+                f"census_samples: {census_samples} for a census that is not taken; accepted: none with census_epochs 0"
+            )
         self._audit: Audit | None = None
         self._expected: _Expected | None = None
 

@@ -53,7 +53,9 @@ class OortSelector(Selector):
     decay: float = setting(0.95, help="factor on that share, each round", above=0, high=1)
     explore_least: float = setting(0.2, help="what that share does not fall below", low=0, high=1)
     clip: float = setting(0.98, help="quantile at which utilities are clipped", low=0, high=1)
-    cut_off: float = setting(0.7, help="share of the (e+1)-th best score from which on clients may be drawn", low=0)
+    cut_off: float = setting(
+        0.7, help="share of the (e+1)-th best score from which on clients may be drawn", low=0, high=1
+    )
     window: float = setting(5.0, help="new clients looked at for each seat that explores", low=1)
     threshold: float = setting(10.0, help="per cent quantile of seconds preferred at the start", low=0, high=100)
     penalty: float = setting(2.0, help="exponent of the penalty for clients slower than that", low=0)

@@ -70,7 +70,8 @@ def classes_held(counts: np.ndarray) -> int:
 class TrialRound:
     """One cohort. `entropy`, `classes_covered`, `label_counts` and `divergence`, which is KL(cohort || target) where
     the selector has a target, are of the true counts where known, else of the reported ones; `reported_entropy` is
-    there only where both are known and may differ; `weights` only where the selector defines them.
+    there only where both are known and may differ; `weights`, and `sample_limits`, how many samples of each class a
+    client may use, both in the order of `clients`, only where the selector defines them.
     """
 
     round: int
@@ -81,6 +82,7 @@ class TrialRound:
     reported_entropy: float | None = None
     divergence: float | None = None
     weights: tuple[float, ...] | None = None
+    sample_limits: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,15 @@ def try_rounds(
     progress: Callable[[], None] = lambda: None,
     available: Callable[[int], Sequence[ClientId] | None] = lambda number: None,
     target: np.ndarray | None = None,
+    *,
+    keep_limits: bool = False,
 ) -> Trial:
     """Select `rounds` times among all registered clients, or those that `available(round)` names.
 
     `true_counts`, by order of registration, are given where the selector was told noisy ones. Divergence is from
     `target`, by default the selector's own. Rounds are numbered from 1, or on from where the selector's state left off.
-    A cohort that is smaller because too few are available is no matter for a warning here.
+    A cohort that is smaller because too few are available is no matter for a warning here. `keep_limits`: rounds say
+    how many samples clients may use, a number per client and class.
     """
     number = {client: i for i, client in enumerate(selector.clients)}
     times = np.zeros(len(number), dtype=np.int64)
@@ -120,6 +125,7 @@ def try_rounds(
             cohort = selector.select(available(selector.round + 1))
             picked = [number[client] for client in cohort.clients]
             np.add.at(times, picked, 1)
+            limits = cohort.sample_limits if keep_limits else None
             labels = cohort.label_counts if true_counts is None else np.maximum(true_counts[picked], 0).sum(axis=0)
             result = TrialRound(
                 round=selector.round,
@@ -130,6 +136,7 @@ def try_rounds(
                 reported_entropy=None if true_counts is None else cohort.entropy,
                 divergence=None if target is None else _divergence(labels, target),
                 weights=cohort.weights,
+                sample_limits=None if limits is None else tuple(tuple(limits[c].tolist()) for c in cohort.clients),
             )
             done.append(result)
             progress()

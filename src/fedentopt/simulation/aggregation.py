@@ -16,7 +16,7 @@ from fedentopt.simulation.triton import runs_on
 
 @dataclass
 class Blend:
-    """Next model of one row: own * start + sum of factors over trained rows. Buffers use the data shares alone."""
+    """Next model of one row: own * start + sum of factors over trained rows. Buffers use the shares alone."""
 
     row: int
     own: float

@@ -69,7 +69,7 @@ def _record(
 ) -> RoundRecord:  # fmt: skip
     bits, covered = run.planner.cohort_measures(chosen)
     over = run.diverged_round is not None and plan.round > run.diverged_round
-    up, down = (0, 0) if over else traffic(run, plan)
+    up, down = (0, 0) if over else traffic(run, plan, chosen)
     accuracy, loss, per_class = figures if figures is not None else (None, None, None)
     validated: tuple[float | None, float | None] = (None, None) if held_out is None else held_out
     if run.diverged_round is not None and figures is not None:

@@ -11,9 +11,11 @@ LOSS_BYTES = 4
 PARAMETER_BYTES = 4
 
 
-def traffic(run: RunState, plan: RoundPlan) -> tuple[int, int]:
+def traffic(run: RunState, plan: RoundPlan, kept: tuple[int, ...]) -> tuple[int, int]:
     """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that was
-    asked for its loss has received the model too. Label reports and a census before training count in round 1."""
+    asked for its loss has received the model too. Where an algorithm judges clients by their soft labels, these come
+    first, and only the `kept` ones send their models, unless somebody learns from those of all. Label reports and a
+    census before training count in round 1."""
     clients, classes, needs = run.config.clients, run.num_classes, run.planner.needs
     sends, gets = len(plan.work), len({*plan.selected, *plan.asked})
     model = run.layout.model_bytes
@@ -27,7 +29,10 @@ def traffic(run: RunState, plan: RoundPlan) -> tuple[int, int]:
         if plan.round == run.first_stage + 1:
             encoder = model - (sizes.parameters - sizes.encoder) * PARAMETER_BYTES
             extra_down = clients * len(run.models) * encoder
-    bytes_up, bytes_down = sends * up, gets * down + extra_down
+    senders = sends
+    if run.hooks.judges and not run.hooks.absorbs and not needs & {"head", "update"}:
+        senders = len(set(plan.trained) & set(kept))
+    bytes_up, bytes_down = senders * up, gets * down + extra_down
     bytes_up += len(plan.asked) * LOSS_BYTES
     if "loss" in needs:
         bytes_up += sends * 2 * LOSS_BYTES
