@@ -166,5 +166,8 @@ def test_models_that_are_not_finite_are_left_out_and_other_sizes_refused() -> No
     assert set(audit.suspicions()) == set(range(5))
     with pytest.raises(InputError, match=r"recall: after of client 'a' has shape \(3,\); accepted: \(5,\)"):
         audit.observe_recalls({"a": Recall(START, np.ones(3))})
+    for wrong in (np.full(CLASSES, 1e308), np.full(CLASSES, 80.0), -np.ones(CLASSES)):
+        with pytest.raises(InputError, match="recall: after of client 'a' is no share; accepted: numbers from 0 to 1"):
+            audit.observe_recalls({"a": Recall(START, wrong)})
     with pytest.raises(InputError, match="recalls of 2 classes; accepted: 5"):
         audit.load_state_dict({"policy": "warn", "seen": [], "recalls": [["a", 1.0, [0, 0], [0, 0], [0, 0], 1]]})

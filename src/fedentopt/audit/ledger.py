@@ -24,9 +24,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedentopt.audit.estimate import Estimates, LabelEstimate, estimate_tables, medians
+from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, read_sums
 from fedentopt.errors import InputError
+from fedentopt.labels import check_counts
 
 ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
@@ -105,16 +106,16 @@ def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
 
 
 def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.ndarray:
-    """Changes client by client, (K, C); what does not fit or is not finite is refused."""
+    """Changes client by client, (K, C); what does not fit, is not finite or absurdly far is refused."""
     for client, change in changes.items():
         if np.shape(change.change) != (num_classes,):
             raise _no_change(client, change, num_classes)
         if not 0 <= change.samples < np.inf:
             raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
     table = np.array([change.change for change in changes.values()])
-    finite = np.isfinite(table).all(axis=1)
-    if not finite.all():
-        client = list(changes)[int(finite.argmin())]
+    readable = can_be_read(table)
+    if not readable.all():
+        client = list(changes)[int(readable.argmin())]
         raise _no_change(client, changes[client], num_classes)
     return table
 
@@ -122,7 +123,7 @@ def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.nda
 def _no_change(client: ClientId, change: Change, num_classes: int) -> InputError:
     return InputError(
         f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({num_classes},), "
-        "one finite number per class"
+        f"one finite number per class, at most {FURTHEST:g} in size"
     )
 
 
@@ -160,6 +161,7 @@ class Audit:
             raise InputError(
                 f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
             )
+        check_counts(row, True, lambda c: f"counts: of client {client!r}: that of class {c}")
         self._reports[client] = row
         self._largest = None
         self._measure(client)

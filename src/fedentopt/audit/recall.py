@@ -55,6 +55,8 @@ LEAST_TIMES = 3
 LEAST_DEVIATION = 0.02
 FEWEST = 5
 """Observed clients below which nobody is suspected: there is no median to speak of."""
+ROUNDING = 1e-6
+"""What a share may lie outside of 0 to 1 by."""
 HELD = 0.2
 """A class in which a client falls so much shorter than in its best one counts as absent."""
 
@@ -118,6 +120,8 @@ class Recalls:
                         f"recall: {name} of client {client!r} has shape {np.shape(values)}; "
                         f"accepted: ({self.num_classes},), one number per class"
                     )
+                if np.isfinite(values).all() and not (np.abs(np.asarray(values) - 0.5) <= 0.5 + ROUNDING).all():
+                    raise InputError(f"recall: {name} of client {client!r} is no share; accepted: numbers from 0 to 1")
         known = {k: r for k, r in recalls.items() if np.isfinite(r.before).all() and np.isfinite(r.after).all()}
         if not known:
             return
