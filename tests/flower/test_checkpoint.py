@@ -439,6 +439,30 @@ def test_a_folder_in_which_another_process_keeps_its_checkpoint_is_refused(tmp_p
     assert (tmp_path / checkpoints.FILE).is_file()
 
 
+def test_a_folder_in_which_another_run_of_this_process_keeps_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    refused = []
+
+    def start_another(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            link = tmp_path / "link"
+            link.symlink_to(tmp_path / "run")
+            for folder in (tmp_path / "run", link):
+                with pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()}, this one\)"):
+                    FedEntOpt(**COMMON, checkpoint_dir=folder).start(federation(), model(), num_rounds=5)
+                refused.append(folder)
+        if number == 2:
+            raise KeyboardInterrupt  # as in a notebook
+
+    strategy = FedEntOpt(**COMMON, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(federation(), model(), num_rounds=3, evaluate_fn=start_another)
+    assert len(refused) == 2
+    again, straight = FedEntOpt(**COMMON, checkpoint_dir=tmp_path / "run"), FedEntOpt(**COMMON)
+    again.start(federation(), model(), num_rounds=4)
+    straight.start(federation(), model(), num_rounds=4)
+    assert picked(again) == picked(straight)[1:]
+
+
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
     with np.load(tmp_path / checkpoints.FILE, allow_pickle=False) as archive:
