@@ -143,8 +143,9 @@ def _estimates(changes: np.ndarray, untrained: bool) -> Estimates:
         return np.ones(changes.shape), np.zeros(changes.shape[:2]), np.zeros(changes.shape[:2])
     changes = np.ascontiguousarray(changes)
     own, pattern = _levels(changes, untrained)
-    turns = _Turns(changes, own, pattern)
-    level = turns.settle(EVEN_LEVEL[untrained], EVENNESS_POWER[untrained], from_above=not untrained)
+    level = _Turns(changes, own, pattern).settle(
+        EVEN_LEVEL[untrained], EVENNESS_POWER[untrained], from_above=not untrained
+    )
     raw = _Turns(changes, own, pattern).raw(level)
     shares = _shares(raw)
     impossible = -np.add.reduce(np.minimum(raw, 0.0), axis=-1)  # shares below 0: the least that is wrong

@@ -47,10 +47,10 @@ class CountTable:
 
     def register(
         self, counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None,
-        check_number: Callable[[int], None] = lambda clients: None,
+        check_number: Callable[[int, int], None] = lambda clients, classes: None,
     ) -> None:  # fmt: skip
         """Add new clients; one that is already known is refused, and so is what `check_number` refuses of how many
-        there would be; nothing is added then."""
+        there would be, of how many classes; nothing is added then."""
         names, rows, classes, named = read_reports(counts, ids, noisy, self._expected(num_classes), self._named)
         for name in names:
             if name in self._numbers:
@@ -61,7 +61,7 @@ class CountTable:
                 )
         if not names:
             return
-        check_number(len(self) + len(names))
+        check_number(len(self) + len(names), classes)
         self.num_classes, self._named = classes, named
         self._numbers.update(zip(names, range(len(self._ids), len(self._ids) + len(names)), strict=True))
         self._ids.extend(names)
