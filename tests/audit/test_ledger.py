@@ -162,7 +162,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
 
 def test_reports_that_do_not_add_up_are_refused() -> None:
     audit = watched()
-    with pytest.raises(InputError, match="counts: of client 3: that of class 0 is 1e\\+308; accepted: at most 2"):
+    with pytest.raises(InputError, match=r"counts: of client 3: shape \(5,\); accepted: .* at most 2\*\*53"):
         audit.report(3, np.full(CLASSES, 1e308))
     observe(audit)
     assert np.isfinite(list(audit.suspicions().values())).all()

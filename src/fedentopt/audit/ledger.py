@@ -27,7 +27,6 @@ import numpy as np
 from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, read_sums
 from fedentopt.errors import InputError
-from fedentopt.labels import check_counts
 
 ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
@@ -42,6 +41,8 @@ LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
 LEAST_DEVIATION = 0.03
+LARGEST_COUNT = 2.0**53
+"""As everywhere: reports that are larger are no counts."""
 EVEN = 0.05
 """A report nearer to the even distribution than this says nothing about which classes there are."""
 FEWEST = 5
@@ -157,11 +158,11 @@ class Audit:
     def report(self, client: ClientId, counts: Any) -> None:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
         row = np.asarray(counts, dtype=np.float64)
-        if row.shape != (self.num_classes,) or not np.isfinite(row).all():
+        if row.shape != (self.num_classes,) or not (np.abs(row) <= LARGEST_COUNT).all():
             raise InputError(
-                f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
+                f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite, at most "
+                "2**53 in size"
             )
-        check_counts(row, True, lambda c: f"counts: of client {client!r}: that of class {c}")
         self._reports[client] = row
         self._largest = None
         self._measure(client)
