@@ -20,7 +20,7 @@ from fedentopt.flower.head_census import TRIES
 from fedentopt.selection import InferredSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.server.local_training import LocalTraining
-from flower_fake_grid import CLASSES, FastClock, broken, silent
+from flower_fake_grid import CLASSES, FastClock, Node, broken, dead, silent
 from flower_learners import LOCAL, learners, node_of, picked, skewed_labels, start_model
 
 LABELS = skewed_labels(12)
@@ -165,6 +165,27 @@ def test_a_known_client_on_another_node_takes_its_old_place(caplog: pytest.LogCa
     assert "node-77" not in strategy.census.members
     assert "node-77" not in strategy.selector.clients
     assert strategy.selector.estimate(3) is not None
+
+
+def test_a_client_whose_new_node_trains_in_the_round_in_which_its_old_one_dies_is_back_later() -> None:
+    """Flower gives a dead node up after a minute; started again without a key, it has a new id before that."""
+    grid = learners(skewed_labels(6))
+    strategy = made(InferredSelector(7), cohort_size=7)
+    old = node_of(grid, 2)
+
+    def dies(message: Message) -> Message:
+        grid.offline.add(old)
+        return dead(message)
+
+    def restart(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            grid.nodes[5000], grid.nodes[old].train = Node(2, grid.nodes[old].labels), dies
+
+    records = strategy.start(grid, start_model(), num_rounds=3, evaluate_fn=restart).rounds
+    assert list(records[2]["failed"]) == ["2"]
+    assert "node-5000" in records[2]["answered"]
+    assert strategy.census.node_of(2) == 5000
+    assert "node-5000" not in strategy.selector.clients
 
 
 @pytest.mark.parametrize("when", ["without a census", "late", "after a stop"])

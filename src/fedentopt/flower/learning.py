@@ -145,13 +145,16 @@ class Learning:
         return name if name in self.census.exclude else None
 
     def welcome_back(self, answers: Sequence[Answer], grid: Grid) -> None:
-        """Where nobody gives a name before it trains: let known clients that came back on other nodes be known."""
+        """Where nobody gives a name before it trains: let known clients that came back on other nodes be known.
+
+        One whose old node was asked in this round too, and went away in the middle of it, is back when it next trains.
+        """
         if not isinstance(self.census, Enrolment):
             return
         online: set[int] | None = None
         for client, answer in self.census.by_client(answers):
             if answer.failure is None and answer.reply is not None and told_name(answer.reply) not in (None, client):
-                online = set(grid.get_node_ids()) if online is None else online
+                online = {*grid.get_node_ids(), *(one.node_id for one in answers)} if online is None else online
                 back = self.census.returning(client, answer.reply, online)
                 if back is not None:
                     self.federation.drop([client], f"is known as {back}")
