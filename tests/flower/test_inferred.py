@@ -326,7 +326,7 @@ def test_steps_that_nobody_can_count_are_refused() -> None:
     assert np.mean(errors(strategy, {client: client for client in range(12)})) < 0.12
 
 
-def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing() -> None:
+def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing(tmp_path: Path) -> None:
     grid = learners(LABELS)
     inner = grid._app
 
@@ -337,9 +337,12 @@ def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing() -> None:
         return reply
 
     grid._app = later  # type: ignore[assignment]
-    strategy = made()
+    strategy = made(checkpoint_dir=tmp_path)
     strategy.start(grid, start_model(), num_rounds=2)
     assert len(picked(strategy)) == 2
+    again = made(checkpoint_dir=tmp_path)  # a stop does not make it the first that is heard
+    again.start(grid, start_model(), num_rounds=4)
+    assert len(picked(again)) == 2
 
 
 def test_from_the_run_config() -> None:

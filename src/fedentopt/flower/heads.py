@@ -10,12 +10,13 @@ With it goes the travel, what the step sizes of local training add up to (`serve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 
+from fedentopt.audit import FURTHEST
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
 from fedentopt.flower.replies import arrays_of, metrics_of
@@ -100,6 +101,15 @@ class Heads:
             )
         return found
 
+    def state_dict(self) -> dict[str, Any]:
+        """Whether steps have been known, and by what. JSON-serialisable."""
+        return {"known": self.known, "local": asdict(self.local), "travel_key": self.travel_key}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from `state_dict()`: what was known by the same settings need not be shown again, or those who happen
+        to train first after a stop could end the run."""
+        self.known = state is not None and dict(state) == {**self.state_dict(), "known": True}
+
     def labelled(
         self, told: Sequence[tuple[ClientId, Answer]], sent: ArrayRecord, samples: Mapping[ClientId, float], *,
         untrained: bool, followed: bool = False,
@@ -107,7 +117,8 @@ class Heads:
         """Observations that labels can be read from, of clients whose good answers these are.
 
         A bias cannot move further than its steps add up to; one that says it did, which would also spoil what is read
-        from others, is taken for as far as that. A change that is not finite is left out.
+        from others, is taken for as far as that. A change that is not finite is left out, and so is one that cannot be
+        read since the client says it took next to no steps.
         """
         by_node = {answer.node_id: samples[client] for client, answer in told}
         travels = self.travels([answer for _, answer in told], by_node, followed=followed)
@@ -186,8 +197,10 @@ def _within(head: Head, travel: float) -> Head | None:
     part = head.weight if head.bias is None else head.bias
     if not np.isfinite(part).all():
         return None
-    furthest = 0.0 if head.bias is None else float(np.abs(head.bias).max())
-    return head if head.bias is None or furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
+    furthest = float(np.abs(part).max())
+    if head.bias is None:
+        return head if furthest <= FURTHEST * travel else None
+    return head if furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
 
 
 def change_of(arrays: ArrayRecord, sent: ArrayRecord, name: str) -> np.ndarray:
