@@ -440,27 +440,38 @@ def test_a_last_layer_that_moved_further_than_it_can_ends_nothing_and_spoils_nob
         assert strategy.watch._audit.times_seen(4) == 1
 
 
-def test_who_says_that_it_took_no_steps_with_a_last_layer_without_a_bias_ends_nothing() -> None:
-    for travel in (1e-120, 5e-324):
+@pytest.mark.parametrize("audit", ["warn", "inferred"])
+def test_a_last_layer_without_a_bias_that_cannot_be_read_ends_nothing(audit: str) -> None:
+    wild: set[int] = set()
+    for travel, weight in ((1e-120, None), (5e-324, None), (1.2, 3e38)):
         grid = learners(LABELS, metrics={"train_travel": 1.2})
-        inner, wild = grid._app, node_of(grid, 3)
+        inner = grid._app
+        wild.add(node_of(grid, 3))
 
-        def answer(message: Any, context: Any, inner: Any = inner, wild: int = wild, travel: float = travel) -> Any:
+        def answer(message: Any, context: Any, inner: Any = inner, travel: float = travel, weight: Any = weight) -> Any:
             if message.metadata.message_type != "train":
                 return inner(message, context)
             with_bias = ArrayRecord({**message.content["arrays"], "fc.bias": start_model()["fc.bias"]})
             message.content["arrays"] = with_bias
             reply = inner(message, context)
             reply.content["arrays"] = ArrayRecord({"fc.weight": reply.content["arrays"]["fc.weight"]})
-            if context.node_id == wild:
+            if context.node_id in wild:
                 reply.content["metrics"]["train_travel"] = travel
+                if weight is not None:
+                    array = Array(np.full(start_model()["fc.weight"].shape, weight, np.float32))
+                    reply.content["arrays"] = ArrayRecord({"fc.weight": array})
             return reply
 
         grid._app = answer  # type: ignore[assignment]
         model = ArrayRecord({"fc.weight": start_model()["fc.weight"]})
-        strategy = made(audit="warn", local=None, **EVERYBODY)
+        if audit == "warn":
+            strategy = made(audit="warn", local=None, **EVERYBODY)
+        else:
+            strategy = made(selector=InferredSelector(4), local=None)
         strategy.start(grid, model, num_rounds=1)
-        assert [strategy.watch._audit.times_seen(client) for client in (3, 4)] == [0, 1]
+        seen = strategy.selector if audit == "inferred" else strategy.watch._audit
+        assert seen.times_seen(3) == seen.times_seen(f"node-{node_of(grid, 3)}") == 0
+        assert seen.times_seen(4) > 0
 
 
 @pytest.mark.parametrize("cap", [10.0, None])

@@ -199,7 +199,8 @@ def _within(head: Head, travel: float) -> Head | None:
         return None
     furthest = float(np.abs(part).max())
     if head.bias is None:
-        return head if furthest <= FURTHEST * travel else None
+        most = float(np.finfo(np.float32).max) / max(1, part.shape[1])  # of which the means of rows are finite
+        return head if furthest <= min(most, FURTHEST * travel) else None
     return head if furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
 
 
