@@ -485,6 +485,15 @@ def test_one_who_claims_all_there_can_be_of_every_class_ends_nothing(cap: float 
     assert strategy.selector.counts.max() <= 2**53
 
 
+def test_one_who_reports_nothing_but_noise_does_not_end_a_run_of_two() -> None:
+    """Its ratio of samples to weight is the usual one of two, and the other is then taken for a single sample."""
+    grid = learners(LABELS[:2])
+    grid.nodes[node_of(grid, 0)].query = says(0, [-1] * CLASSES, 0.5)
+    strategy = made(audit="warn", cohort_size=2, buffer_size=0, weight_cap=None)
+    strategy.start(grid, start_model(), num_rounds=2)
+    assert [len(entry.answered) for entry in strategy.history] == [2, 2]
+
+
 def test_after_a_stop_another_way_to_count_steps_has_to_be_shown_to_work(tmp_path: Path) -> None:
     made(audit="warn", checkpoint_dir=tmp_path).start(learners(LABELS), start_model(), num_rounds=1)
     with pytest.raises(InputError, match="the sizes of clients' steps are not known"):

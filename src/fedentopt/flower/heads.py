@@ -65,14 +65,16 @@ class Heads:
         return self.local.travel(samples, _config(answer)) if self.local.complete else None
 
     def travels(
-        self, answers: Sequence[Answer], samples: Mapping[int, float], *, followed: bool = False
+        self, answers: Sequence[Answer], samples: Mapping[int, float], *, followed: bool = False, reported: bool = False
     ) -> dict[int, float]:
         """What the steps of each of these clients add up to, by node; those of which that is unknown are left out.
 
         `samples` are numbers of samples by node. `followed`: all do as a census asks, not only those that say so. Where
-        it is known of none, the run ends with one sentence.
+        it is known of none, the run ends with one sentence. `reported`: they come from label reports too, so that 1 is
+        what some client claims, and not how nodes weigh.
         """
-        uncounted = self.local.batch_size is not None and all(number == 1 for number in samples.values())
+        ones = not reported and all(number == 1 for number in samples.values())
+        uncounted = self.local.batch_size is not None and ones
         if uncounted and len(answers) > 1 and not self.known:  # later, a cohort that says so does not end the run
             raise InputError(
                 'local: batch_size, but every reply says 1 sample (nodes with num-examples="uniform"), so that steps '
@@ -112,7 +114,7 @@ class Heads:
 
     def labelled(
         self, told: Sequence[tuple[ClientId, Answer]], sent: ArrayRecord, samples: Mapping[ClientId, float], *,
-        untrained: bool, followed: bool = False,
+        untrained: bool, followed: bool = False, reported: bool = False,
     ) -> dict[ClientId, Observation]:  # fmt: skip
         """Observations that labels can be read from, of clients whose good answers these are.
 
@@ -121,7 +123,7 @@ class Heads:
         read since the client says it took next to no steps.
         """
         by_node = {answer.node_id: samples[client] for client, answer in told}
-        travels = self.travels([answer for _, answer in told], by_node, followed=followed)
+        travels = self.travels([answer for _, answer in told], by_node, followed=followed, reported=reported)
         found: dict[ClientId, Observation] = {}
         for client, answer in told:
             travel = travels.get(answer.node_id)

@@ -105,7 +105,9 @@ class Learning:
             good = [(client, answer) for client, answer in told if answer.failure is None and answer.reply is not None]
             key = self.feedback.weight_key
             samples = self.roster.samples({client: replies.weight_of(answer, key) for client, answer in good})
-            labelled = self.heads.labelled(good, sent, samples, untrained=not self.has_trained)
+            labelled = self.heads.labelled(
+                good, sent, samples, untrained=not self.has_trained, reported=not self.roster.nobody_reports
+            )
         if self.watch is not None and labelled:
             self.roster.believe(self.watch.observe(labelled))
             self.watch.tell(entry.round, self.census.node_of)
