@@ -229,6 +229,25 @@ def test_two_nodes_under_one_name_are_known_by_their_ids(caplog: pytest.LogCaptu
     assert caplog.text.count("a name that others have too") == 2
 
 
+def test_a_node_does_not_get_in_under_the_id_of_another() -> None:
+    for thief, victim in ((3, 5), (5, 3)):
+        grid = learners(LABELS, named=False)
+        inner, ids = grid._app, {client: node_of(grid, client) for client in (thief, victim)}
+
+        def answer(message: Message, context: Any, inner: Any = inner, ids: Any = ids, own: int = thief) -> Message:
+            reply = inner(message, context)
+            if context.node_id == ids[own]:
+                reply.content["client"] = ConfigRecord({"client-id": f"node-{ids[8 - own]}"})
+            return reply
+
+        grid._app = answer  # type: ignore[assignment]
+        strategy = made()
+        strategy.start(grid, start_model(), num_rounds=1)
+        assert len(strategy.census.members) == len(LABELS)
+        assert [strategy.census.node_of(f"node-{node}") for node in ids.values()] == list(ids.values())
+        assert max(errors(strategy, {f"node-{node}": client for client, node in ids.items()})) < 0.2
+
+
 def test_a_size_is_what_the_reply_says_within_the_cap(caplog: pytest.LogCaptureFixture) -> None:
     labels = [*LABELS[:11], np.tile(LABELS[11], 9)]
     strategy = made(size_cap=2.0)

@@ -4,7 +4,7 @@ A node's name is what it says in the record `client` of its replies (`client-id`
 before round 1 names are known before anybody is registered, so that picks do not depend on Flower's random node ids. A
 node that comes later is let in as "node-<id>"; where its first training reply names a client that is known and whose
 node is gone, that client is back; where it names one that is excluded, the reply is not used and the node asked no
-more. Two nodes that give one name both keep their "node-<id>".
+more. Two nodes that give one name both keep their "node-<id>", and so does one that gives another's.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class Enrolment(Census):
     def enrol(self, names: Mapping[int, ClientId | None]) -> list[Report]:
         """Let nodes in under the names they gave, or where they gave none, or one that is taken, by their ids."""
         claims = Counter(name for name in names.values() if name is not None)
+        by_id = {f"node-{node}": node for node in (*names, *self._client_on)}
         clients: dict[ClientId, int] = {}
         for node, name in names.items():
             if name in self.exclude:
                 self.leave_out(node, name)
                 continue
-            if name is not None and (claims[name] > 1 or name in self.members or not self._may_have(name, node)):
+            others = name is not None and (claims[name] > 1 or by_id.get(str(name), node) != node)
+            if name is not None and (others or name in self.members or not self._may_have(name, node)):
                 log.warning("node %d calls itself %r, a name that others have too: known as node-%d", node, name, node)
                 name = None
             clients[f"node-{node}" if name is None else name] = node
