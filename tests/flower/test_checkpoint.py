@@ -463,6 +463,34 @@ def test_a_folder_in_which_another_run_of_this_process_keeps_its_checkpoint_is_r
     assert picked(again) == picked(straight)[1:]
 
 
+@pytest.mark.parametrize("kind", [FedAvg, FedAvgM, FedAdam])
+def test_the_same_object_goes_on_from_its_checkpoint_and_not_from_what_came_after(tmp_path: Path, kind: Any) -> None:
+    """A notebook in which a cell is interrupted and run again, while the one that makes the strategy is not."""
+    made = type("Made", (LabelAware, kind), {})
+    more = {"server_momentum": 0.9} if kind is FedAvgM else {}
+    stops = [1, 3]
+
+    def interrupt(number: int, arrays: ArrayRecord) -> None:
+        if number == stops[0]:
+            del stops[0]
+            raise KeyboardInterrupt
+
+    first = made(**COMMON, **more, checkpoint_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        first.start(federation(), model(), num_rounds=5, evaluate_fn=interrupt)
+    with pytest.raises(InputError, match="holds no checkpoint, and this strategy has begun a run before; accepted"):
+        first.start(federation(), model(), num_rounds=5)
+    again = made(**COMMON, **more, checkpoint_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        again.start(federation(), model(), num_rounds=5, evaluate_fn=interrupt)
+    stops.append(0)
+    ended = again.start(federation(), model(), num_rounds=5, evaluate_fn=interrupt)
+    straight = made(**COMMON, **more).start(federation(), model(), num_rounds=5)
+    assert [ended.rounds[n]["cohort"] for n in range(1, 6)] == [straight.rounds[n]["cohort"] for n in range(1, 6)]
+    for name, array in straight.arrays.items():
+        assert np.array_equal(ended.arrays[name].numpy(), array.numpy())
+
+
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=1)
     with np.load(tmp_path / checkpoints.FILE, allow_pickle=False) as archive:

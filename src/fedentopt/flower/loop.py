@@ -232,12 +232,16 @@ class _Run:
             selection.learning.has_trained = True
         else:
             server_state.put_back(self.layers, vectors)
-            for layer in self.layers:  # FedAvgM keeps the model it made last and would go on from it
-                if isinstance(layer, FedAvgM):
-                    layer.current_arrays = sent
+            self._go_on_from(sent)
             metrics = None if last.problem != "nothing to aggregate" else metrics
             log.error("round %d: %s, the model stays as it was", server_round, last.problem)
         _note(result.train_metrics_clientapp, server_round, joined(metrics, last), "training on the nodes")
+
+    def _go_on_from(self, arrays: ArrayRecord) -> None:
+        """FedAvgM keeps the model it made last, and would go on from that instead."""
+        for layer in self.layers:
+            if isinstance(layer, FedAvgM):
+                layer.current_arrays = arrays
 
     def _evaluate(self, server_round: int) -> None:
         selection, result = self.selection, self.result
@@ -301,6 +305,11 @@ class _Run:
         self.files = RegisterFiles(selection.checkpoint_dir)
         found = checkpoints.load(selection.checkpoint_dir)
         if found is None:
+            if selection.history:  # buffer, moments and what was learnt would be those of rounds that do not count
+                raise InputError(
+                    f"checkpoint_dir: {selection.checkpoint_dir} holds no checkpoint, and this strategy has begun a "
+                    "run before; accepted: one that is made anew"
+                )
             return 0
         where = selection.checkpoint_dir / checkpoints.FILE
         own = _shapes(self.initial)
@@ -326,6 +335,7 @@ class _Run:
         selection.load_state_dict(found.meta["selection"], found.arrays.get(SELECTOR, {}))
         model = found.arrays[MODEL]
         result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+        self._go_on_from(result.arrays)  # where the same object made a model after the checkpoint
         result.rounds = {int(number): record for number, record in found.meta["rounds"].items()}
         for name in METRICS:
             records = found.meta["metrics"][name]
