@@ -244,6 +244,35 @@ def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wra
         start(build(Accountant(), noise=2.0), federation(), model(), num_rounds=6)
 
 
+@pytest.mark.parametrize("on", ["the server", "the nodes"])
+def test_a_model_that_was_shown_before_a_stop_stays_accounted_for(on: str, tmp_path: Path) -> None:
+    def build(accountant: Accountant) -> Any:
+        options = {**COMMON, "fraction_evaluate": 1.0, "checkpoint_dir": tmp_path, "weighted_by_key": "norm_bit"}
+        return DifferentialPrivacyServerSideFixedClipping(FedEntOpt(**options), 1.0, 0.5, 3, accountant=accountant)
+
+    shown: list[bytes] = []
+
+    def show(number: int, arrays: ArrayRecord) -> None:
+        shown.append(arrays["w"].numpy().tobytes())
+        if number == 2 and on == "the server":
+            raise StopError
+
+    def before_send(kind: str) -> None:
+        if kind == "evaluate" and on == "the nodes" and len(shown) == 2:
+            raise StopError
+
+    grid = federation()
+    grid.before_send = before_send
+    with pytest.raises(StopError):
+        start(build(Accountant()), grid, model(), num_rounds=4, evaluate_fn=show)
+    accountant = Accountant()
+    again = start(build(accountant), federation(), model(), num_rounds=4, evaluate_fn=show)
+    assert accountant.num_releases == 4
+    released = len(shown) - 1 + (on == "the nodes")  # the start model is nobody's data
+    assert released == 4
+    assert list(again.rounds) == [1, 2, 3, 4]
+
+
 class StopError(Exception):
     """Stands for a kill."""
 
