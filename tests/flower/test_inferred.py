@@ -258,6 +258,17 @@ def test_a_size_is_what_the_reply_says_within_the_cap(caplog: pytest.LogCaptureF
 
 
 # --- no census
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_first_round_in_which_everybody_fails_is_a_round_without_news() -> None:
+    grid = learners(LABELS)
+    for node in grid.nodes.values():
+        node.train = broken
+    strategy = made(InferredSelector(4, census_epochs=0))
+    result = strategy.start(grid, start_model(), num_rounds=1)
+    assert result.rounds[1]["problem"] == "nothing to aggregate"
+    assert len(result.rounds[1]["failed"]) == 4
+
+
 def test_without_a_census_those_never_seen_train_first() -> None:
     grid, strategy = learners(LABELS), made(InferredSelector(4, 0, census_epochs=0))
     strategy.start(grid, start_model(), num_rounds=5)

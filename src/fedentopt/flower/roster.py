@@ -79,6 +79,8 @@ class Roster(Members[Report]):
 
     def samples(self, weights: Mapping[ClientId, float]) -> dict[ClientId, float]:
         """How many samples clients are taken for whose training replies have these weights."""
+        if not weights:
+            return {}
         if self.nobody_reports:
             self._heard.update(weights)
             most = MOST_SAMPLES
