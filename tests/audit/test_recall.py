@@ -159,6 +159,15 @@ def test_state_survives_json_and_old_states_load() -> None:
     assert 3 not in first.suspicions()
 
 
+def test_clients_may_be_numbered_by_numpy() -> None:
+    first, second = watched(), watched()
+    for k in np.arange(10):
+        first.observe({k: Change(np.zeros(CLASSES), 5)})
+        first.observe_recalls({k: trained(int(k))})
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert first.suspicions() == second.suspicions()
+
+
 def test_models_that_are_not_finite_are_left_out_and_other_sizes_refused() -> None:
     audit = watched()
     broken = {5: Recall(START, np.full(CLASSES, np.nan))}

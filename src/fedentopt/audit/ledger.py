@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
-from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, read_sums
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, plain, read_sums
 from fedentopt.errors import InputError
 
 ClientId: TypeAlias = str | int
@@ -342,7 +342,15 @@ class Audit:
         state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
-                [client, known.weight, known.shares.tolist(), known.spread, known.level, known.samples, known.times]
+                [
+                    plain(client),
+                    known.weight,
+                    known.shares.tolist(),
+                    known.spread,
+                    known.level,
+                    known.samples,
+                    known.times,
+                ]
                 for client, known in self._seen.items()
             ],
         }

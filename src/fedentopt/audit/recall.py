@@ -213,7 +213,7 @@ class Recalls:
     def state(self) -> list[Any]:
         """What was observed, JSON-serialisable."""
         return [
-            [client, seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.best.tolist(), seen.times]
+            [plain(client), seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.best.tolist(), seen.times]
             for client, seen in self._seen.items()
         ]
 
@@ -224,6 +224,11 @@ class Recalls:
         for client, (weight, short, gain, best, times) in kept.items():
             found[client] = _Seen(weight, np.array(short), np.array(gain), np.array(best), times)
         self._seen = found
+
+
+def plain(client: ClientId) -> ClientId:
+    """A client id as JSON holds it: NumPy's whole numbers are ids as good as any."""
+    return int(client) if isinstance(client, np.integer) else client
 
 
 def read_sums(entries: Any, form: str, num_classes: int, what: str = "") -> dict[ClientId, list[Any]]:
