@@ -137,7 +137,8 @@ def _check_columns(counts: Any, before: list[Any] | None) -> list[Any] | None:
     """The same for the columns of a data frame; 0, 1, 2, ... are places and no names."""
     columns = getattr(counts, "columns", None)
     classes = list(columns) if isinstance(columns, Iterable) else []
-    if not classes or classes == list(range(len(classes))):
+    named = bool(classes) and all(isinstance(one, str | Real) for one in classes)  # Arrow's are arrays
+    if not named or classes == list(range(len(classes))):
         return before
     if before is not None and classes != before:
         raise _misplaced("counts", classes, before)
