@@ -167,6 +167,20 @@ def test_a_known_client_on_another_node_takes_its_old_place(caplog: pytest.LogCa
     assert strategy.selector.estimate(3) is not None
 
 
+def test_a_client_that_is_known_by_name_does_not_take_the_place_of_one_that_is_away() -> None:
+    grid, strategy = learners(LABELS), made(InferredSelector(6, 0), cohort_size=6)
+    thief, away = node_of(grid, 3), node_of(grid, 5)
+
+    def rename(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            grid.nodes[thief].client = 5
+            grid.offline.update(node for node in list(grid.nodes)[:7] if node != thief)
+
+    strategy.start(grid, start_model(), num_rounds=4, evaluate_fn=rename)
+    assert 3 in picked(strategy)[-1]
+    assert [strategy.census.node_of(client) for client in (3, 5)] == [thief, away]
+
+
 def test_a_client_whose_new_node_trains_in_the_round_in_which_its_old_one_dies_is_back_later() -> None:
     """Flower gives a dead node up after a minute; started again without a key, it has a new id before that."""
     grid = learners(skewed_labels(6))

@@ -54,12 +54,15 @@ class Enrolment(Census):
         return admitted
 
     def returning(self, client: ClientId, reply: Message, online: Collection[int]) -> ClientId | None:
-        """The known client, gone from its old node, that the one on a node says it is; None: it is nobody else."""
-        name = told_name(reply)
+        """The known client, gone from its old node, that the one on a node says it is; None: it is nobody else.
+
+        One that is known by a name keeps it, or it would leave the buffer whenever somebody is away.
+        """
+        name, node = told_name(reply), self.members[client].node_id
         before = None if name is None else self.members.get(name)
-        if name is None or name == client or before is None or before.node_id in online:
+        if name is None or client != f"node-{node}" or name == client or before is None or before.node_id in online:
             return None
-        return name if self._may_have(name, self.members[client].node_id) else None
+        return name if self._may_have(name, node) else None
 
     def move(self, client: ClientId, node: int) -> None:
         """A client is back on another node, whose own entry has been removed."""
