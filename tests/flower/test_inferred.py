@@ -230,6 +230,16 @@ def test_an_excluded_client_whose_name_its_first_reply_tells_is_turned_away(
     assert f"node {node} is left out: client 3 is excluded on this server" in caplog.text
 
 
+def test_a_client_that_is_excluded_after_a_stop_trains_no_more_on_the_node_it_is_known_on(tmp_path: Path) -> None:
+    grid = learners(LABELS)
+    made(checkpoint_dir=tmp_path).start(grid, start_model(), num_rounds=2)
+    grid.asked.clear()
+    again = made(checkpoint_dir=tmp_path, exclude=[3])
+    again.start(grid, start_model(), num_rounds=8)
+    assert not any(node_of(grid, 3) in nodes for nodes in grid.sent("train"))
+    assert {3, f"node-{node_of(grid, 3)}"}.isdisjoint(again.census.members)
+
+
 def test_two_nodes_under_one_name_are_known_by_their_ids(caplog: pytest.LogCaptureFixture) -> None:
     grid = learners(LABELS)
     twins = [node_of(grid, 2), node_of(grid, 3)]

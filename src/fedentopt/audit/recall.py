@@ -55,7 +55,7 @@ LEAST_TIMES = 3
 LEAST_DEVIATION = 0.02
 FEWEST = 5
 """Observed clients below which nobody is suspected: there is no median to speak of."""
-ROUNDING = 1e-6
+ROUNDING = 1e-3
 """What a share may lie outside of 0 to 1 by."""
 HELD = 0.2
 """A class in which a client falls so much shorter than in its best one counts as absent."""

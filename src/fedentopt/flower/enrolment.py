@@ -53,6 +53,13 @@ class Enrolment(Census):
             self._put(report.client, Member(clients[report.client], report))
         return admitted
 
+    def restore(self, members: Mapping[ClientId, Member]) -> None:
+        """As always; nodes of clients that are excluded by now are known, and need not train to tell their names."""
+        super().restore(members)
+        for client, member in members.items():
+            if client in self.exclude:
+                self.leave_out(member.node_id, client)
+
     def returning(self, client: ClientId, reply: Message, online: Collection[int]) -> ClientId | None:
         """The known client, gone from its old node, that the one on a node says it is; None: it is nobody else.
 
