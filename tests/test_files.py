@@ -107,6 +107,30 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         put(tmp_path, b"")
 
 
+@pytest.mark.parametrize("among_threads", [False, True])
+def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_path: Path, among_threads: bool) -> None:
+    def held() -> AbstractContextManager[None]:
+        refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
+        return lock_file(tmp_path / "lock", *refusals, among_threads=among_threads)
+
+    ask = (
+        "import pathlib, sys; from fedentopt.files import lock_file\n"
+        "with lock_file(pathlib.Path(sys.argv[1]), lambda holder: SystemExit(7), lambda error: SystemExit(8), "
+        f"among_threads={among_threads}): pass"
+    )
+    words = [sys.executable, "-c", ask, str(tmp_path / "lock")]
+    with held():
+        with pytest.raises(InputError, match=r"^held$"), held():
+            pass
+        assert subprocess.run(words, check=False).returncode == 7, "the refusal has not let go of the first one's lock"
+    assert subprocess.run(words, check=False).returncode == 0
+    forgotten = held()
+    forgotten.__enter__()
+    del forgotten  # whoever held it was garbage-collected
+    with held():
+        pass
+
+
 def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*words: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -4,6 +4,7 @@ A file is written aside and renamed over the old one, so that a reader, or a run
 old content or the new one and never a part of it.
 A lock belongs to the process, not to the file: the system lets go of it when the process ends, however it ends, so a
 command killed with -9 leaves nothing to clean up, and a process number used again is not mistaken for the old holder.
+Within a process the second to ask is refused as another process would be.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ LOCK_NAME = ".lock"
 STATE_PATIENCE = 5.0  # seconds to wait for another `select`: enough for a few rounds, too short to look like a hang
 _PAUSE = 0.02
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+_held_here: dict[tuple[int, str], object] = {}
+"""Holders of the locks of this process, by its number (a child made by a fork holds none) and the path. To the system a
+second lock of one process on one file is the same lock, and closing that file ends it for both."""
 _HELD = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 
 
@@ -218,35 +222,50 @@ def lock_file(
     """Hold the lock `path`, which is there only as long as somebody holds it.
 
     After `patience` seconds (`math.inf`: never) what `busy(holder's process number)` says is raised; what
-    `unusable(error)` says where no lock file can be made or locked. `among_threads` keeps out other threads of this
-    process too; without it, child processes do not inherit the lock, so an orphaned worker does not keep it. On a file
-    system without locks there is none, or with `must` what `unusable(error)` says.
+    `unusable(error)` says where no lock file can be made or locked. `among_threads`: children made by a fork inherit
+    the lock; without it they do not, so an orphaned worker does not keep it. On a file system without locks there is
+    none, or with `must` what `unusable(error)` says.
     """
-    handle = _acquire(path, busy, unusable, patience, among_threads, mode, must)
+    give_up = time.monotonic() + patience if patience < math.inf else math.inf
+    with contextlib.nullcontext() if among_threads else _alone_here(path, busy, give_up):
+        handle = _acquire(path, busy, unusable, give_up, among_threads, mode, must)
+        try:
+            yield
+        finally:
+            if sys.platform == "win32":  # a file that anybody has open stays, and that is fine
+                os.close(handle)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            else:
+                # Unlinked while still locked: whoever opened the old file sees that it is gone and opens the new one.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                os.close(handle)
+
+
+@contextmanager
+def _alone_here(path: Path, busy: Callable[[str], InputError], give_up: float) -> Iterator[None]:
+    """Keep the rest of this process away from a lock, before it opens the file."""
+    key, own = (os.getpid(), os.path.realpath(path)), object()
+    while _held_here.setdefault(key, own) is not own:
+        if time.monotonic() >= give_up:
+            raise busy(f"{os.getpid()}, this one")
+        time.sleep(_PAUSE)
     try:
         yield
     finally:
-        if sys.platform == "win32":  # a file that anybody has open stays, and that is fine
-            os.close(handle)
-            with contextlib.suppress(OSError):
-                path.unlink()
-        else:
-            # Unlinked while still locked: whoever opened the old file sees that it is gone and opens the new one.
-            with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(handle)
+        del _held_here[key]
 
 
 def _acquire(
     path: Path,
     busy: Callable[[str], InputError],
     unusable: Callable[[OSError], InputError],
-    patience: float,
+    give_up: float,
     among_threads: bool,
     mode: int,
     must: bool,
 ) -> int:
-    give_up = time.monotonic() + patience if patience < math.inf else math.inf
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)

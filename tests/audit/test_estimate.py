@@ -203,7 +203,7 @@ def test_bad_numbers_are_refused() -> None:
         label_estimate(np.zeros(3), np.zeros(3), others=[np.zeros(4)])
     with pytest.raises(InputError, match=r"momentum: 1\.0 is out of range"):
         travel_of(0.1, 1.0, 5)
-    for wrong in (np.zeros((3, 0)), np.zeros(3), np.full((2, 2), np.inf)):
+    for wrong in (np.zeros((3, 0)), np.zeros(3), np.full((2, 2), np.inf), np.full((2, 2), 1e300)):
         with pytest.raises(InputError, match=r"changes: shape .* clients by classes"):
             label_estimates(wrong)
     assert [estimate.shares.tolist() for estimate in label_estimates(np.zeros((2, 1)))] == [[1.0], [1.0]]

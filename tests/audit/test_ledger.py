@@ -160,6 +160,14 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
         Audit(CLASSES, **settings)
 
 
+def test_reports_that_do_not_add_up_are_refused() -> None:
+    audit = watched()
+    with pytest.raises(InputError, match=r"counts: of client 3: shape \(5,\); accepted: .* at most 2\*\*53"):
+        audit.report(3, np.full(CLASSES, 1e308))
+    observe(audit)
+    assert np.isfinite(list(audit.suspicions().values())).all()
+
+
 def test_bad_reports_and_states_are_refused() -> None:
     audit = Audit(CLASSES)
     with pytest.raises(InputError, match=r"client 'a': shape \(3,\); accepted: \(5,\)"):
@@ -195,6 +203,7 @@ def test_bad_reports_and_states_are_refused() -> None:
     [
         (Change(np.zeros((1, CLASSES)), 5), r"head: of client 'a': shape \(1, 5\); accepted: \(5,\)"),
         (Change(np.full(CLASSES, np.nan), 5), "head: of client 'a': .* finite"),
+        (Change(np.array([1e300, -1e300, 0, 0, 0]), 5), "head: of client 'a': .* at most 1e\\+100 in size"),
         (Change(np.zeros(CLASSES), np.nan), "samples: nan of client 'a'; accepted: finite, from 0 on"),
     ],
 )
@@ -203,6 +212,17 @@ def test_what_cannot_be_observed_is_refused_by_name_and_changes_nothing(change: 
     with pytest.raises(InputError, match=words):
         audit.observe({0: shown(one_class(0)), "a": change})
     assert audit.times_seen(0) == 0
+
+
+def test_what_is_as_far_as_accepted_leaves_a_state_that_can_be_loaded() -> None:
+    rng = np.random.default_rng(0)
+    for untrained in (True, False):
+        for _ in range(50):
+            audit = watched()
+            changes = rng.uniform(-1, 1, (6, CLASSES)) * rng.choice([1e-3, 1.0, 1e100], (6, 1))
+            audit.observe({k: Change(row, 10) for k, row in enumerate(changes)}, untrained=untrained)
+            watched().load_state_dict(json.loads(json.dumps(audit.state_dict())))
+            assert np.isfinite(list(audit.suspicions().values())).all()
 
 
 def test_who_has_the_classes_it_claims_is_not_suspected_for_amounts() -> None:

@@ -159,6 +159,15 @@ def test_state_survives_json_and_old_states_load() -> None:
     assert 3 not in first.suspicions()
 
 
+def test_clients_may_be_numbered_by_numpy() -> None:
+    first, second = watched(), watched()
+    for k in np.arange(10):
+        first.observe({k: Change(np.zeros(CLASSES), 5)})
+        first.observe_recalls({k: trained(int(k))})
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert first.suspicions() == second.suspicions()
+
+
 def test_models_that_are_not_finite_are_left_out_and_other_sizes_refused() -> None:
     audit = watched()
     broken = {5: Recall(START, np.full(CLASSES, np.nan))}
@@ -166,5 +175,8 @@ def test_models_that_are_not_finite_are_left_out_and_other_sizes_refused() -> No
     assert set(audit.suspicions()) == set(range(5))
     with pytest.raises(InputError, match=r"recall: after of client 'a' has shape \(3,\); accepted: \(5,\)"):
         audit.observe_recalls({"a": Recall(START, np.ones(3))})
+    for wrong in (np.full(CLASSES, 1e308), np.full(CLASSES, 80.0), -np.ones(CLASSES)):
+        with pytest.raises(InputError, match="recall: after of client 'a' is no share; accepted: numbers from 0 to 1"):
+            audit.observe_recalls({"a": Recall(START, wrong)})
     with pytest.raises(InputError, match="recalls of 2 classes; accepted: 5"):
         audit.load_state_dict({"policy": "warn", "seen": [], "recalls": [["a", 1.0, [0, 0], [0, 0], [0, 0], 1]]})

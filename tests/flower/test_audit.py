@@ -440,6 +440,66 @@ def test_a_last_layer_that_moved_further_than_it_can_ends_nothing_and_spoils_nob
         assert strategy.watch._audit.times_seen(4) == 1
 
 
+@pytest.mark.parametrize("audit", ["warn", "inferred"])
+def test_a_last_layer_without_a_bias_that_cannot_be_read_ends_nothing(audit: str) -> None:
+    wild: set[int] = set()
+    for travel, weight in ((1e-120, None), (5e-324, None), (1.2, 3e38)):
+        grid = learners(LABELS, metrics={"train_travel": 1.2})
+        inner = grid._app
+        wild.add(node_of(grid, 3))
+
+        def answer(message: Any, context: Any, inner: Any = inner, travel: float = travel, weight: Any = weight) -> Any:
+            if message.metadata.message_type != "train":
+                return inner(message, context)
+            with_bias = ArrayRecord({**message.content["arrays"], "fc.bias": start_model()["fc.bias"]})
+            message.content["arrays"] = with_bias
+            reply = inner(message, context)
+            reply.content["arrays"] = ArrayRecord({"fc.weight": reply.content["arrays"]["fc.weight"]})
+            if context.node_id in wild:
+                reply.content["metrics"]["train_travel"] = travel
+                if weight is not None:
+                    array = Array(np.full(start_model()["fc.weight"].shape, weight, np.float32))
+                    reply.content["arrays"] = ArrayRecord({"fc.weight": array})
+            return reply
+
+        grid._app = answer  # type: ignore[assignment]
+        model = ArrayRecord({"fc.weight": start_model()["fc.weight"]})
+        if audit == "warn":
+            strategy = made(audit="warn", local=None, **EVERYBODY)
+        else:
+            strategy = made(selector=InferredSelector(4), local=None)
+        strategy.start(grid, model, num_rounds=1)
+        seen = strategy.selector if audit == "inferred" else strategy.watch._audit
+        assert seen.times_seen(3) == seen.times_seen(f"node-{node_of(grid, 3)}") == 0
+        assert seen.times_seen(4) > 0
+
+
+@pytest.mark.parametrize("cap", [10.0, None])
+def test_one_who_claims_all_there_can_be_of_every_class_ends_nothing(cap: float | None) -> None:
+    grid = learners(LABELS[:2])
+    for client in (0, 1):
+        grid.nodes[node_of(grid, client)].query = says(client, [2**53] * CLASSES)
+    strategy = made(audit="replace", size_cap=cap, weight_cap=None, cohort_size=2, buffer_size=0)
+    strategy.start(grid, start_model(), num_rounds=2)
+    assert [len(entry.answered) for entry in strategy.history] == [2, 2]
+    assert strategy.selector.counts.max() <= 2**53
+
+
+def test_one_who_reports_nothing_but_noise_does_not_end_a_run_of_two() -> None:
+    """Its ratio of samples to weight is the usual one of two, and the other is then taken for a single sample."""
+    grid = learners(LABELS[:2])
+    grid.nodes[node_of(grid, 0)].query = says(0, [-1] * CLASSES, 0.5)
+    strategy = made(audit="warn", cohort_size=2, buffer_size=0, weight_cap=None)
+    strategy.start(grid, start_model(), num_rounds=2)
+    assert [len(entry.answered) for entry in strategy.history] == [2, 2]
+
+
+def test_after_a_stop_another_way_to_count_steps_has_to_be_shown_to_work(tmp_path: Path) -> None:
+    made(audit="warn", checkpoint_dir=tmp_path).start(learners(LABELS), start_model(), num_rounds=1)
+    with pytest.raises(InputError, match="the sizes of clients' steps are not known"):
+        made(audit="warn", checkpoint_dir=tmp_path, local=None).start(learners(LABELS), start_model(), num_rounds=2)
+
+
 def test_weights_that_are_no_numbers_of_samples_do_not_mislead() -> None:
     for factor in (0, 5):  # all 1, or samples times epochs
         grid = learners(LABELS, liars=LIARS)

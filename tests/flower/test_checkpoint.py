@@ -244,6 +244,35 @@ def test_flowers_privacy_accounting_accepts_the_strategy_and_survives_a_stop(wra
         start(build(Accountant(), noise=2.0), federation(), model(), num_rounds=6)
 
 
+@pytest.mark.parametrize("on", ["the server", "the nodes"])
+def test_a_model_that_was_shown_before_a_stop_stays_accounted_for(on: str, tmp_path: Path) -> None:
+    def build(accountant: Accountant) -> Any:
+        options = {**COMMON, "fraction_evaluate": 1.0, "checkpoint_dir": tmp_path, "weighted_by_key": "norm_bit"}
+        return DifferentialPrivacyServerSideFixedClipping(FedEntOpt(**options), 1.0, 0.5, 3, accountant=accountant)
+
+    shown: list[bytes] = []
+
+    def show(number: int, arrays: ArrayRecord) -> None:
+        shown.append(arrays["w"].numpy().tobytes())
+        if number == 2 and on == "the server":
+            raise StopError
+
+    def before_send(kind: str) -> None:
+        if kind == "evaluate" and on == "the nodes" and len(shown) == 2:
+            raise StopError
+
+    grid = federation()
+    grid.before_send = before_send
+    with pytest.raises(StopError):
+        start(build(Accountant()), grid, model(), num_rounds=4, evaluate_fn=show)
+    accountant = Accountant()
+    again = start(build(accountant), federation(), model(), num_rounds=4, evaluate_fn=show)
+    assert accountant.num_releases == 4
+    released = len(shown) - 1 + (on == "the nodes")  # the start model is nobody's data
+    assert released == 4
+    assert list(again.rounds) == [1, 2, 3, 4]
+
+
 class StopError(Exception):
     """Stands for a kill."""
 
@@ -437,6 +466,58 @@ def test_a_folder_in_which_another_process_keeps_its_checkpoint_is_refused(tmp_p
         other.kill()  # as a machine that loses power: nothing is left to clean up
     FedEntOpt(**COMMON, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=1)
     assert (tmp_path / checkpoints.FILE).is_file()
+
+
+def test_a_folder_in_which_another_run_of_this_process_keeps_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    refused = []
+
+    def start_another(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            link = tmp_path / "link"
+            link.symlink_to(tmp_path / "run")
+            for folder in (tmp_path / "run", link):
+                with pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()}, this one\)"):
+                    FedEntOpt(**COMMON, checkpoint_dir=folder).start(federation(), model(), num_rounds=5)
+                refused.append(folder)
+        if number == 2:
+            raise KeyboardInterrupt  # as in a notebook
+
+    strategy = FedEntOpt(**COMMON, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(federation(), model(), num_rounds=3, evaluate_fn=start_another)
+    assert len(refused) == 2
+    again, straight = FedEntOpt(**COMMON, checkpoint_dir=tmp_path / "run"), FedEntOpt(**COMMON)
+    again.start(federation(), model(), num_rounds=4)
+    straight.start(federation(), model(), num_rounds=4)
+    assert picked(again) == picked(straight)[1:]
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedAvgM, FedAdam])
+def test_the_same_object_goes_on_from_its_checkpoint_and_not_from_what_came_after(tmp_path: Path, kind: Any) -> None:
+    """A notebook in which a cell is interrupted and run again, while the one that makes the strategy is not."""
+    made = type("Made", (LabelAware, kind), {})
+    more = {"server_momentum": 0.9} if kind is FedAvgM else {}
+    stops = [1, 3]
+
+    def interrupt(number: int, arrays: ArrayRecord) -> None:
+        if number == stops[0]:
+            del stops[0]
+            raise KeyboardInterrupt
+
+    first = made(**COMMON, **more, checkpoint_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        first.start(federation(), model(), num_rounds=5, evaluate_fn=interrupt)
+    with pytest.raises(InputError, match="holds no checkpoint, and this strategy has begun a run before; accepted"):
+        first.start(federation(), model(), num_rounds=5)
+    again = made(**COMMON, **more, checkpoint_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        again.start(federation(), model(), num_rounds=5, evaluate_fn=interrupt)
+    stops.append(0)
+    ended = again.start(federation(), model(), num_rounds=5, evaluate_fn=interrupt)
+    straight = made(**COMMON, **more).start(federation(), model(), num_rounds=5)
+    assert [ended.rounds[n]["cohort"] for n in range(1, 6)] == [straight.rounds[n]["cohort"] for n in range(1, 6)]
+    for name, array in straight.arrays.items():
+        assert np.array_equal(ended.arrays[name].numpy(), array.numpy())
 
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:

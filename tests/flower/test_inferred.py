@@ -20,7 +20,7 @@ from fedentopt.flower.head_census import TRIES
 from fedentopt.selection import InferredSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.server.local_training import LocalTraining
-from flower_fake_grid import CLASSES, FastClock, broken, silent
+from flower_fake_grid import CLASSES, FastClock, Node, broken, dead, silent
 from flower_learners import LOCAL, learners, node_of, picked, skewed_labels, start_model
 
 LABELS = skewed_labels(12)
@@ -167,6 +167,41 @@ def test_a_known_client_on_another_node_takes_its_old_place(caplog: pytest.LogCa
     assert strategy.selector.estimate(3) is not None
 
 
+def test_a_client_that_is_known_by_name_does_not_take_the_place_of_one_that_is_away() -> None:
+    grid, strategy = learners(LABELS), made(InferredSelector(6, 0), cohort_size=6)
+    thief, away = node_of(grid, 3), node_of(grid, 5)
+
+    def rename(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            grid.nodes[thief].client = 5
+            grid.offline.update(node for node in list(grid.nodes)[:7] if node != thief)
+
+    strategy.start(grid, start_model(), num_rounds=4, evaluate_fn=rename)
+    assert 3 in picked(strategy)[-1]
+    assert [strategy.census.node_of(client) for client in (3, 5)] == [thief, away]
+
+
+def test_a_client_whose_new_node_trains_in_the_round_in_which_its_old_one_dies_is_back_later() -> None:
+    """Flower gives a dead node up after a minute; started again without a key, it has a new id before that."""
+    grid = learners(skewed_labels(6))
+    strategy = made(InferredSelector(7), cohort_size=7)
+    old = node_of(grid, 2)
+
+    def dies(message: Message) -> Message:
+        grid.offline.add(old)
+        return dead(message)
+
+    def restart(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            grid.nodes[5000], grid.nodes[old].train = Node(2, grid.nodes[old].labels), dies
+
+    records = strategy.start(grid, start_model(), num_rounds=3, evaluate_fn=restart).rounds
+    assert list(records[2]["failed"]) == ["2"]
+    assert "node-5000" in records[2]["answered"]
+    assert strategy.census.node_of(2) == 5000
+    assert "node-5000" not in strategy.selector.clients
+
+
 @pytest.mark.parametrize("when", ["without a census", "late", "after a stop"])
 def test_an_excluded_client_whose_name_its_first_reply_tells_is_turned_away(
     when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -195,6 +230,16 @@ def test_an_excluded_client_whose_name_its_first_reply_tells_is_turned_away(
     assert f"node {node} is left out: client 3 is excluded on this server" in caplog.text
 
 
+def test_a_client_that_is_excluded_after_a_stop_trains_no_more_on_the_node_it_is_known_on(tmp_path: Path) -> None:
+    grid = learners(LABELS)
+    made(checkpoint_dir=tmp_path).start(grid, start_model(), num_rounds=2)
+    grid.asked.clear()
+    again = made(checkpoint_dir=tmp_path, exclude=[3])
+    again.start(grid, start_model(), num_rounds=8)
+    assert not any(node_of(grid, 3) in nodes for nodes in grid.sent("train"))
+    assert {3, f"node-{node_of(grid, 3)}"}.isdisjoint(again.census.members)
+
+
 def test_two_nodes_under_one_name_are_known_by_their_ids(caplog: pytest.LogCaptureFixture) -> None:
     grid = learners(LABELS)
     twins = [node_of(grid, 2), node_of(grid, 3)]
@@ -208,6 +253,25 @@ def test_two_nodes_under_one_name_are_known_by_their_ids(caplog: pytest.LogCaptu
     assert caplog.text.count("a name that others have too") == 2
 
 
+def test_a_node_does_not_get_in_under_the_id_of_another() -> None:
+    for thief, victim in ((3, 5), (5, 3)):
+        grid = learners(LABELS, named=False)
+        inner, ids = grid._app, {client: node_of(grid, client) for client in (thief, victim)}
+
+        def answer(message: Message, context: Any, inner: Any = inner, ids: Any = ids, own: int = thief) -> Message:
+            reply = inner(message, context)
+            if context.node_id == ids[own]:
+                reply.content["client"] = ConfigRecord({"client-id": f"node-{ids[8 - own]}"})
+            return reply
+
+        grid._app = answer  # type: ignore[assignment]
+        strategy = made()
+        strategy.start(grid, start_model(), num_rounds=1)
+        assert len(strategy.census.members) == len(LABELS)
+        assert [strategy.census.node_of(f"node-{node}") for node in ids.values()] == list(ids.values())
+        assert max(errors(strategy, {f"node-{node}": client for client, node in ids.items()})) < 0.2
+
+
 def test_a_size_is_what_the_reply_says_within_the_cap(caplog: pytest.LogCaptureFixture) -> None:
     labels = [*LABELS[:11], np.tile(LABELS[11], 9)]
     strategy = made(size_cap=2.0)
@@ -218,6 +282,17 @@ def test_a_size_is_what_the_reply_says_within_the_cap(caplog: pytest.LogCaptureF
 
 
 # --- no census
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_first_round_in_which_everybody_fails_is_a_round_without_news() -> None:
+    grid = learners(LABELS)
+    for node in grid.nodes.values():
+        node.train = broken
+    strategy = made(InferredSelector(4, census_epochs=0))
+    result = strategy.start(grid, start_model(), num_rounds=1)
+    assert result.rounds[1]["problem"] == "nothing to aggregate"
+    assert len(result.rounds[1]["failed"]) == 4
+
+
 def test_without_a_census_those_never_seen_train_first() -> None:
     grid, strategy = learners(LABELS), made(InferredSelector(4, 0, census_epochs=0))
     strategy.start(grid, start_model(), num_rounds=5)
@@ -305,7 +380,7 @@ def test_steps_that_nobody_can_count_are_refused() -> None:
     assert np.mean(errors(strategy, {client: client for client in range(12)})) < 0.12
 
 
-def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing() -> None:
+def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing(tmp_path: Path) -> None:
     grid = learners(LABELS)
     inner = grid._app
 
@@ -316,9 +391,12 @@ def test_a_cohort_that_says_one_sample_after_the_census_ends_nothing() -> None:
         return reply
 
     grid._app = later  # type: ignore[assignment]
-    strategy = made()
+    strategy = made(checkpoint_dir=tmp_path)
     strategy.start(grid, start_model(), num_rounds=2)
     assert len(picked(strategy)) == 2
+    again = made(checkpoint_dir=tmp_path)  # a stop does not make it the first that is heard
+    again.start(grid, start_model(), num_rounds=4)
+    assert len(picked(again)) == 2
 
 
 def test_from_the_run_config() -> None:

@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -577,7 +576,7 @@ def test_a_state_that_another_job_uses_is_refused_until_that_ends(
     """NVFlare runs several jobs at a time, each in its process: submitted twice, two would write one state by turns."""
     monkeypatch.setattr(kept_state, "PATIENCE", 0.1)
     server = FakeServer(tmp_path, everybody(), START)
-    server.run(fedavg(num_rounds=1, state="s")).stop_controller(FLContext())
+    server.run(fedavg(num_rounds=1, state="s"))
     folder = tmp_path / "fedentopt" / "s"
     assert sorted(path.name for path in folder.iterdir()) == ["state.npz"]
     holder = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedentopt.errors import InputError
-from fedentopt.selection import Head, InferredSelector, Observation
+from fedentopt.selection import Head, InferredSelector, Observation, inferred
 
 
 def looked_through(monkeypatch: pytest.MonkeyPatch, clients: int, epochs: int) -> int:
@@ -30,6 +30,19 @@ def looked_through(monkeypatch: pytest.MonkeyPatch, clients: int, epochs: int) -
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_the_list_of_all_is_not_made_once_per_client(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert looked_through(monkeypatch, 40, epochs) == looked_through(monkeypatch, 20, epochs)
+
+
+@pytest.mark.parametrize(("epochs", "most"), [(1, 17), (0, 26)])
+def test_more_than_the_memory_holds_is_refused_before_it_is_made(
+    epochs: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inferred, "_memory", lambda: 2_000_000)
+    selector = InferredSelector(2, census_epochs=epochs)
+    selector.register({k: {0: 1} for k in range(10)}, num_classes=1000)
+    with pytest.raises(InputError, match=f"clients: 50 of 1000 classes take about .* accepted: at most {most} clients"):
+        selector.register({k: {0: 1} for k in range(10, 50)})
+    assert len(selector.clients) == 10
+    selector.select()
 
 
 def told(seed: int, clients: range, *, untrained: bool = False) -> dict[str | int, Observation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -306,6 +306,41 @@ def test_series_are_read_by_place_and_refused_in_another_order() -> None:
     with pytest.raises(InputError, match="target: a series of the classes 2, 1; accepted: all classes"):
         EntropySelector(1, target=two.value_counts())
     assert EntropySelector(1, target=frame.loc["c"]).target.tolist() == [0.75, 0, 0.25]
+
+
+def test_series_keep_the_order_of_the_first_from_call_to_call() -> None:
+    first, other = pd.Series({"x": 3, "y": 1}), pd.Series({"y": 2, "x": 5})
+    frame = pd.DataFrame({"y": [2], "x": [5]})
+    for counts, ids in (({"b": other}, None), ([other], ["b"]), (frame, ["b"])):
+        selector = EntropySelector(1)
+        selector.register({"a": first})
+        for tell in (selector.register, selector.update):
+            with pytest.raises(InputError, match=r"classes y, x; accepted: .* \(x, y, as named before\)"):
+                tell(counts, ids=ids)
+        assert selector.clients == ("a",)
+        selector.register({"b": other[["x", "y"]], "c": [7, 0]})
+        selector.register(frame[["x", "y"]], ids=["d"])
+        selector.register(pd.DataFrame([[4, 4]]), ids=["e"])
+        assert selector.counts.tolist() == [[3, 1], [5, 2], [7, 0], [5, 2], [4, 4]]
+
+    class Arrow:
+        """A table whose columns are arrays and no names."""
+
+        def __init__(self, table: Any) -> None:
+            self.table = np.asarray(table)
+            self.columns = list(self.table.T)
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return self.table
+
+    arrow = EntropySelector(1)
+    arrow.register(Arrow([[1, 2]]), ids=["a"])
+    arrow.register(Arrow([[3, 4]]), ids=["b"])
+    assert arrow.counts.tolist() == [[1, 2], [3, 4]]
+    by_columns = EntropySelector(1)
+    by_columns.register(frame, ids=["a"])
+    with pytest.raises(InputError, match=r"client 'b': .* x, y; accepted: .* \(y, x, as named before\)"):
+        by_columns.register({"b": first})
 
 
 def test_masked_counts_are_refused() -> None:

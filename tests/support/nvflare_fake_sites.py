@@ -69,6 +69,8 @@ class FakeServer:
                 controller.control_flow(self.abort, fl_ctx)
             except Exception as error:  # as NVFlare's server does it
                 self.panics.append(str(error))
+            finally:
+                controller.stop_controller(fl_ctx)
         return controller
 
     # --- what a controller asks of its engine

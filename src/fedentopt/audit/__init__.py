@@ -1,6 +1,7 @@
 """What a client's last layer says about its labels, and whom to believe: NumPy only."""
 
 from fedentopt.audit.estimate import (
+    FURTHEST,
     Estimates,
     LabelEstimate,
     estimates_together,
@@ -13,6 +14,7 @@ from fedentopt.audit.ledger import POLICIES, Audit, Change, Suspicion, area_unde
 from fedentopt.audit.recall import Recall, RecallSuspicion
 
 __all__ = [
+    "FURTHEST",
     "POLICIES",
     "Audit",
     "Change",

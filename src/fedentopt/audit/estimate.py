@@ -38,6 +38,9 @@ PRIOR = {True: 10.0, False: 2.0}
 FEW = 0.3
 """A class with less than this share of an even client's may be absent."""
 LEAST_SPREAD = {True: 0.08, False: 0.1}
+FURTHEST = 1e100
+"""A change per unit of travel that is further than this is refused: products of two such would be infinite. That of a
+bias is 1 at most."""
 MOST_TURNS, SETTLED = 60, 1e-5
 """Levels and evenness are found in turns, until no level moves further than this."""
 _TINY = 1e-9
@@ -107,10 +110,17 @@ def label_estimates(changes: np.ndarray, *, untrained: bool = False) -> list[Lab
 def estimate_tables(changes: np.ndarray, *, untrained: bool = False) -> Estimates:
     """The same as tables: shares (K, C), spread (K,) and level (K,) of all clients."""
     changes = np.asarray(changes, dtype=np.float64)
-    if changes.ndim != 2 or not changes.shape[1] or not np.isfinite(changes).all():
-        raise InputError(f"changes: shape {changes.shape}; accepted: finite numbers, clients by classes")
+    if changes.ndim != 2 or not changes.shape[1] or not can_be_read(changes).all():
+        raise InputError(
+            f"changes: shape {changes.shape}; accepted: finite numbers up to {FURTHEST:g}, clients by classes"
+        )
     shares, spread, level = _estimates(changes[None], untrained)
     return shares[0], spread[0], level[0]
+
+
+def can_be_read(changes: np.ndarray) -> np.ndarray:
+    """Whether every class of each change is finite and no further than `FURTHEST`, over the last axis."""
+    return np.asarray((np.abs(changes) <= FURTHEST).all(axis=-1))
 
 
 def estimates_together(rounds: Sequence[tuple[np.ndarray, bool]]) -> list[Estimates]:
@@ -133,8 +143,9 @@ def _estimates(changes: np.ndarray, untrained: bool) -> Estimates:
         return np.ones(changes.shape), np.zeros(changes.shape[:2]), np.zeros(changes.shape[:2])
     changes = np.ascontiguousarray(changes)
     own, pattern = _levels(changes, untrained)
-    turns = _Turns(changes, own, pattern)
-    level = turns.settle(EVEN_LEVEL[untrained], EVENNESS_POWER[untrained], from_above=not untrained)
+    level = _Turns(changes, own, pattern).settle(
+        EVEN_LEVEL[untrained], EVENNESS_POWER[untrained], from_above=not untrained
+    )
     raw = _Turns(changes, own, pattern).raw(level)
     shares = _shares(raw)
     impossible = -np.add.reduce(np.minimum(raw, 0.0), axis=-1)  # shares below 0: the least that is wrong

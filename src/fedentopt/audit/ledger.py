@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedentopt.audit.estimate import Estimates, LabelEstimate, estimate_tables, medians
-from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, read_sums
+from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, plain, read_sums
 from fedentopt.errors import InputError
 
 ClientId: TypeAlias = str | int
@@ -41,6 +41,8 @@ LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
 LEAST_DEVIATION = 0.03
+LARGEST_COUNT = 2.0**53
+"""As everywhere: reports that are larger are no counts."""
 EVEN = 0.05
 """A report nearer to the even distribution than this says nothing about which classes there are."""
 FEWEST = 5
@@ -105,16 +107,16 @@ def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
 
 
 def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.ndarray:
-    """Changes client by client, (K, C); what does not fit or is not finite is refused."""
+    """Changes client by client, (K, C); what does not fit, is not finite or absurdly far is refused."""
     for client, change in changes.items():
         if np.shape(change.change) != (num_classes,):
             raise _no_change(client, change, num_classes)
         if not 0 <= change.samples < np.inf:
             raise InputError(f"samples: {change.samples!r} of client {client!r}; accepted: finite, from 0 on")
     table = np.array([change.change for change in changes.values()])
-    finite = np.isfinite(table).all(axis=1)
-    if not finite.all():
-        client = list(changes)[int(finite.argmin())]
+    readable = can_be_read(table)
+    if not readable.all():
+        client = list(changes)[int(readable.argmin())]
         raise _no_change(client, changes[client], num_classes)
     return table
 
@@ -122,7 +124,7 @@ def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.nda
 def _no_change(client: ClientId, change: Change, num_classes: int) -> InputError:
     return InputError(
         f"head: of client {client!r}: shape {np.shape(change.change)}; accepted: ({num_classes},), "
-        "one finite number per class"
+        f"one finite number per class, at most {FURTHEST:g} in size"
     )
 
 
@@ -156,9 +158,10 @@ class Audit:
     def report(self, client: ClientId, counts: Any) -> None:
         """Note what a client says about its labels; a later report takes the place of an earlier one."""
         row = np.asarray(counts, dtype=np.float64)
-        if row.shape != (self.num_classes,) or not np.isfinite(row).all():
+        if row.shape != (self.num_classes,) or not (np.abs(row) <= LARGEST_COUNT).all():
             raise InputError(
-                f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite"
+                f"counts: of client {client!r}: shape {row.shape}; accepted: ({self.num_classes},), finite, at most "
+                "2**53 in size"
             )
         self._reports[client] = row
         self._largest = None
@@ -339,7 +342,15 @@ class Audit:
         state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
-                [client, known.weight, known.shares.tolist(), known.spread, known.level, known.samples, known.times]
+                [
+                    plain(client),
+                    known.weight,
+                    known.shares.tolist(),
+                    known.spread,
+                    known.level,
+                    known.samples,
+                    known.times,
+                ]
                 for client, known in self._seen.items()
             ],
         }

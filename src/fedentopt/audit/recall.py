@@ -55,6 +55,8 @@ LEAST_TIMES = 3
 LEAST_DEVIATION = 0.02
 FEWEST = 5
 """Observed clients below which nobody is suspected: there is no median to speak of."""
+ROUNDING = 1e-3
+"""What a share may lie outside of 0 to 1 by."""
 HELD = 0.2
 """A class in which a client falls so much shorter than in its best one counts as absent."""
 
@@ -118,6 +120,8 @@ class Recalls:
                         f"recall: {name} of client {client!r} has shape {np.shape(values)}; "
                         f"accepted: ({self.num_classes},), one number per class"
                     )
+                if np.isfinite(values).all() and not (np.abs(np.asarray(values) - 0.5) <= 0.5 + ROUNDING).all():
+                    raise InputError(f"recall: {name} of client {client!r} is no share; accepted: numbers from 0 to 1")
         known = {k: r for k, r in recalls.items() if np.isfinite(r.before).all() and np.isfinite(r.after).all()}
         if not known:
             return
@@ -209,7 +213,7 @@ class Recalls:
     def state(self) -> list[Any]:
         """What was observed, JSON-serialisable."""
         return [
-            [client, seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.best.tolist(), seen.times]
+            [plain(client), seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.best.tolist(), seen.times]
             for client, seen in self._seen.items()
         ]
 
@@ -220,6 +224,11 @@ class Recalls:
         for client, (weight, short, gain, best, times) in kept.items():
             found[client] = _Seen(weight, np.array(short), np.array(gain), np.array(best), times)
         self._seen = found
+
+
+def plain(client: ClientId) -> ClientId:
+    """A client id as JSON holds it: NumPy's whole numbers are ids as good as any."""
+    return int(client) if isinstance(client, np.integer) else client
 
 
 def read_sums(entries: Any, form: str, num_classes: int, what: str = "") -> dict[ClientId, list[Any]]:

@@ -40,7 +40,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def in_use(folder: Path | None) -> Iterator[None]:
-    """Keep other processes out of the folder, made where it is missing; nothing happens for None.
+    """Keep other runs out of the folder, made where it is missing; nothing happens for None.
 
     A `flwr run` whose stream broke off may be started again while its ServerApp goes on.
     """

@@ -4,7 +4,7 @@ A node's name is what it says in the record `client` of its replies (`client-id`
 before round 1 names are known before anybody is registered, so that picks do not depend on Flower's random node ids. A
 node that comes later is let in as "node-<id>"; where its first training reply names a client that is known and whose
 node is gone, that client is back; where it names one that is excluded, the reply is not used and the node asked no
-more. Two nodes that give one name both keep their "node-<id>".
+more. Two nodes that give one name both keep their "node-<id>", and so does one that gives another's.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class Enrolment(Census):
     def enrol(self, names: Mapping[int, ClientId | None]) -> list[Report]:
         """Let nodes in under the names they gave, or where they gave none, or one that is taken, by their ids."""
         claims = Counter(name for name in names.values() if name is not None)
+        by_id = {f"node-{node}": node for node in (*names, *self._client_on)}
         clients: dict[ClientId, int] = {}
         for node, name in names.items():
             if name in self.exclude:
                 self.leave_out(node, name)
                 continue
-            if name is not None and (claims[name] > 1 or name in self.members or not self._may_have(name, node)):
+            others = name is not None and (claims[name] > 1 or by_id.get(str(name), node) != node)
+            if name is not None and (others or name in self.members or not self._may_have(name, node)):
                 log.warning("node %d calls itself %r, a name that others have too: known as node-%d", node, name, node)
                 name = None
             clients[f"node-{node}" if name is None else name] = node
@@ -51,13 +53,23 @@ class Enrolment(Census):
             self._put(report.client, Member(clients[report.client], report))
         return admitted
 
+    def restore(self, members: Mapping[ClientId, Member]) -> None:
+        """As always; nodes of clients that are excluded by now are known, and need not train to tell their names."""
+        super().restore(members)
+        for client, member in members.items():
+            if client in self.exclude:
+                self.leave_out(member.node_id, client)
+
     def returning(self, client: ClientId, reply: Message, online: Collection[int]) -> ClientId | None:
-        """The known client, gone from its old node, that the one on a node says it is; None: it is nobody else."""
-        name = told_name(reply)
+        """The known client, gone from its old node, that the one on a node says it is; None: it is nobody else.
+
+        One that is known by a name keeps it, or it would leave the buffer whenever somebody is away.
+        """
+        name, node = told_name(reply), self.members[client].node_id
         before = None if name is None else self.members.get(name)
-        if name is None or name == client or before is None or before.node_id in online:
+        if name is None or client != f"node-{node}" or name == client or before is None or before.node_id in online:
             return None
-        return name if self._may_have(name, self.members[client].node_id) else None
+        return name if self._may_have(name, node) else None
 
     def move(self, client: ClientId, node: int) -> None:
         """A client is back on another node, whose own entry has been removed."""

@@ -10,12 +10,13 @@ With it goes the travel, what the step sizes of local training add up to (`serve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 
+from fedentopt.audit import FURTHEST
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
 from fedentopt.flower.replies import arrays_of, metrics_of
@@ -64,14 +65,16 @@ class Heads:
         return self.local.travel(samples, _config(answer)) if self.local.complete else None
 
     def travels(
-        self, answers: Sequence[Answer], samples: Mapping[int, float], *, followed: bool = False
+        self, answers: Sequence[Answer], samples: Mapping[int, float], *, followed: bool = False, reported: bool = False
     ) -> dict[int, float]:
         """What the steps of each of these clients add up to, by node; those of which that is unknown are left out.
 
         `samples` are numbers of samples by node. `followed`: all do as a census asks, not only those that say so. Where
-        it is known of none, the run ends with one sentence.
+        it is known of none, the run ends with one sentence. `reported`: they come from label reports too, so that 1 is
+        what some client claims, and not how nodes weigh.
         """
-        uncounted = self.local.batch_size is not None and all(number == 1 for number in samples.values())
+        ones = not reported and all(number == 1 for number in samples.values())
+        uncounted = self.local.batch_size is not None and ones
         if uncounted and len(answers) > 1 and not self.known:  # later, a cohort that says so does not end the run
             raise InputError(
                 'local: batch_size, but every reply says 1 sample (nodes with num-examples="uniform"), so that steps '
@@ -100,17 +103,27 @@ class Heads:
             )
         return found
 
+    def state_dict(self) -> dict[str, Any]:
+        """Whether steps have been known, and by what. JSON-serialisable."""
+        return {"known": self.known, "local": asdict(self.local), "travel_key": self.travel_key}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from `state_dict()`: what was known by the same settings need not be shown again, or those who happen
+        to train first after a stop could end the run."""
+        self.known = state is not None and dict(state) == {**self.state_dict(), "known": True}
+
     def labelled(
         self, told: Sequence[tuple[ClientId, Answer]], sent: ArrayRecord, samples: Mapping[ClientId, float], *,
-        untrained: bool, followed: bool = False,
+        untrained: bool, followed: bool = False, reported: bool = False,
     ) -> dict[ClientId, Observation]:  # fmt: skip
         """Observations that labels can be read from, of clients whose good answers these are.
 
         A bias cannot move further than its steps add up to; one that says it did, which would also spoil what is read
-        from others, is taken for as far as that. A change that is not finite is left out.
+        from others, is taken for as far as that. A change that is not finite is left out, and so is one that cannot be
+        read since the client says it took next to no steps.
         """
         by_node = {answer.node_id: samples[client] for client, answer in told}
-        travels = self.travels([answer for _, answer in told], by_node, followed=followed)
+        travels = self.travels([answer for _, answer in told], by_node, followed=followed, reported=reported)
         found: dict[ClientId, Observation] = {}
         for client, answer in told:
             travel = travels.get(answer.node_id)
@@ -186,8 +199,11 @@ def _within(head: Head, travel: float) -> Head | None:
     part = head.weight if head.bias is None else head.bias
     if not np.isfinite(part).all():
         return None
-    furthest = 0.0 if head.bias is None else float(np.abs(head.bias).max())
-    return head if head.bias is None or furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
+    furthest = float(np.abs(part).max())
+    if head.bias is None:
+        most = float(np.finfo(np.float32).max) / max(1, part.shape[1])  # of which the means of rows are finite
+        return head if furthest <= min(most, FURTHEST * travel) else None
+    return head if furthest <= travel else Head(head.weight, head.bias * (travel / furthest))
 
 
 def change_of(arrays: ArrayRecord, sent: ArrayRecord, name: str) -> np.ndarray:

@@ -105,7 +105,9 @@ class Learning:
             good = [(client, answer) for client, answer in told if answer.failure is None and answer.reply is not None]
             key = self.feedback.weight_key
             samples = self.roster.samples({client: replies.weight_of(answer, key) for client, answer in good})
-            labelled = self.heads.labelled(good, sent, samples, untrained=not self.has_trained)
+            labelled = self.heads.labelled(
+                good, sent, samples, untrained=not self.has_trained, reported=not self.roster.nobody_reports
+            )
         if self.watch is not None and labelled:
             self.roster.believe(self.watch.observe(labelled))
             self.watch.tell(entry.round, self.census.node_of)
@@ -145,13 +147,16 @@ class Learning:
         return name if name in self.census.exclude else None
 
     def welcome_back(self, answers: Sequence[Answer], grid: Grid) -> None:
-        """Where nobody gives a name before it trains: let known clients that came back on other nodes be known."""
+        """Where nobody gives a name before it trains: let known clients that came back on other nodes be known.
+
+        One whose old node was asked in this round too, and went away in the middle of it, is back when it next trains.
+        """
         if not isinstance(self.census, Enrolment):
             return
         online: set[int] | None = None
         for client, answer in self.census.by_client(answers):
             if answer.failure is None and answer.reply is not None and told_name(answer.reply) not in (None, client):
-                online = set(grid.get_node_ids()) if online is None else online
+                online = {*grid.get_node_ids(), *(one.node_id for one in answers)} if online is None else online
                 back = self.census.returning(client, answer.reply, online)
                 if back is not None:
                     self.federation.drop([client], f"is known as {back}")

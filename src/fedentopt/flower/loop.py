@@ -107,7 +107,8 @@ class _Run:
         self.files: RegisterFiles | None = None
         self.before: list[dict[str, str]] = []
         self.forgotten: list[str] | None = None
-        if self.selection.replacements and any(getattr(layer, "accountant", None) for layer in self.layers):
+        self._accounted = any(getattr(layer, "accountant", None) is not None for layer in self.layers)
+        if self.selection.replacements and self._accounted:
             raise InputError(
                 "replacements: not with privacy accounting, which knows the cohort it was told; accepted: 0"
             )
@@ -163,19 +164,27 @@ class _Run:
         begin = selection.clock.now()
         answers = self._train(server_round)
         self._aggregate(server_round, answers)
+        if selection.checkpoint_dir is not None and self._accounted:
+            # A model that has been shown was released: trained again after a stop, it would be accounted for once.
+            self._note_round(server_round, begin)
+            self._write(server_round, evaluated=False)
         self._evaluate(server_round)
         if evaluate_fn is not None:
             metrics = measured(evaluate_fn(server_round, result.arrays))
             _note(result.evaluate_metrics_serverapp, server_round, metrics, "global evaluation")
-        last = selection.history[-1]
-        last.seconds = selection.clock.now() - begin
-        record = last.record()
-        for name, kept in zip(("train", "evaluate", "server"), METRICS, strict=True):
-            record[name] = dict(getattr(result, kept).get(server_round, {}))
-        result.rounds[server_round] = record
+        self._note_round(server_round, begin)
         if selection.checkpoint_dir is not None:
             self._write(server_round)
-        selection.progress.tell(record)
+        selection.progress.tell(result.rounds[server_round])
+
+    def _note_round(self, server_round: int, begin: float) -> None:
+        """Write a round's record, as far as it is known."""
+        last = self.selection.history[-1]
+        last.seconds = self.selection.clock.now() - begin
+        record = last.record()
+        for name, kept in zip(("train", "evaluate", "server"), METRICS, strict=True):
+            record[name] = dict(getattr(self.result, kept).get(server_round, {}))
+        self.result.rounds[server_round] = record
 
     def _train(self, server_round: int) -> list[Answer]:
         """Train the cohort and, where wanted, stand-ins for those that failed; the answers that count."""
@@ -232,12 +241,16 @@ class _Run:
             selection.learning.has_trained = True
         else:
             server_state.put_back(self.layers, vectors)
-            for layer in self.layers:  # FedAvgM keeps the model it made last and would go on from it
-                if isinstance(layer, FedAvgM):
-                    layer.current_arrays = sent
+            self._go_on_from(sent)
             metrics = None if last.problem != "nothing to aggregate" else metrics
             log.error("round %d: %s, the model stays as it was", server_round, last.problem)
         _note(result.train_metrics_clientapp, server_round, joined(metrics, last), "training on the nodes")
+
+    def _go_on_from(self, arrays: ArrayRecord) -> None:
+        """FedAvgM keeps the model it made last, and would go on from that instead."""
+        for layer in self.layers:
+            if isinstance(layer, FedAvgM):
+                layer.current_arrays = arrays
 
     def _evaluate(self, server_round: int) -> None:
         selection, result = self.selection, self.result
@@ -251,9 +264,9 @@ class _Run:
         _note(result.evaluate_metrics_clientapp, server_round, metrics, "evaluation on the nodes")
 
     # --- checkpoints
-    def _write(self, server_round: int) -> None:
+    def _write(self, server_round: int, *, evaluated: bool = True) -> None:
         try:
-            self._save(server_round)
+            self._save(server_round, evaluated)
         except OSError as error:  # going on would train rounds that a stop undoes
             then = f"to go on after round {server_round - 1}" if server_round else "from the beginning"
             raise InputError(
@@ -261,11 +274,11 @@ class _Run:
                 f"{error.strerror or error}; mend that and start again, {then}"
             ) from error
 
-    def _save(self, server_round: int) -> None:
+    def _save(self, server_round: int, evaluated: bool) -> None:
         selection, result = self.selection, self.result
         assert selection.checkpoint_dir is not None
         assert self.files is not None
-        if self.forgotten is None and server_round:  # once, after the first round of this process
+        if self.forgotten is None and server_round and evaluated:  # once, after the first round of this process
             self.forgotten = server_state.forgotten(self.layers, self.before, selection.own_attributes)
             if self.forgotten:
                 log.warning(
@@ -301,6 +314,11 @@ class _Run:
         self.files = RegisterFiles(selection.checkpoint_dir)
         found = checkpoints.load(selection.checkpoint_dir)
         if found is None:
+            if selection.history:  # buffer, moments and what was learnt would be those of rounds that do not count
+                raise InputError(
+                    f"checkpoint_dir: {selection.checkpoint_dir} holds no checkpoint, and this strategy has begun a "
+                    "run before; accepted: one that is made anew"
+                )
             return 0
         where = selection.checkpoint_dir / checkpoints.FILE
         own = _shapes(self.initial)
@@ -326,6 +344,7 @@ class _Run:
         selection.load_state_dict(found.meta["selection"], found.arrays.get(SELECTOR, {}))
         model = found.arrays[MODEL]
         result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+        self._go_on_from(result.arrays)  # where the same object made a model after the checkpoint
         result.rounds = {int(number): record for number, record in found.meta["rounds"].items()}
         for name in METRICS:
             records = found.meta["metrics"][name]

@@ -24,6 +24,9 @@ from fedentopt.flower.report import ClientId, Report, id_order
 from fedentopt.selection import Cohort, Selector
 from fedentopt.server.members import Members, median, total
 
+MOST_SAMPLES = 2.0**52
+"""Of a client that is believed to hold only one class this is still a count, however its shares were rounded."""
+
 log = logging.getLogger("flwr")
 
 
@@ -76,14 +79,18 @@ class Roster(Members[Report]):
 
     def samples(self, weights: Mapping[ClientId, float]) -> dict[ClientId, float]:
         """How many samples clients are taken for whose training replies have these weights."""
+        if not weights:
+            return {}
         if self.nobody_reports:
             self._heard.update(weights)
-            most = float("inf") if self.size_cap is None else self.size_cap * median(self._heard.values())
+            most = MOST_SAMPLES
+            if self.size_cap is not None:
+                most = min(most, self.size_cap * median(self._heard.values()))
             for client in [client for client in weights if weights[client] > most]:
                 log.warning("client %s claims %g samples: taken for %g", client, weights[client], most)
                 self._heard[client] = most
             return {client: self._heard[client] for client in weights}
-        sizes = {client: max(total(self.reports[client].counts), 1.0) for client in weights}
+        sizes = {client: min(max(total(self.reports[client].counts), 1.0), MOST_SAMPLES) for client in weights}
         if all(weight == 1 for weight in weights.values()):
             return sizes
         ratios = sorted(sizes[client] / weight for client, weight in weights.items())

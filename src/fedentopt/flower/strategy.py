@@ -357,6 +357,7 @@ class LabelAware(FedAvg):
             "federation": self.federation.state_dict(),
             "seen": sorted(self.feedback.seen),
             "trained": self.learning.has_trained,
+            "steps": self.learning.heads.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
@@ -365,6 +366,7 @@ class LabelAware(FedAvg):
         self.federation.load_state_dict(dict(state["federation"]), dict(arrays or {}))
         self.feedback.seen = set(state["seen"])
         self.learning.has_trained = bool(state.get("trained", True))
+        self.learning.heads.load_state_dict(state.get("steps"))
 
     def check_settings(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of a run with other settings, naming the difference."""

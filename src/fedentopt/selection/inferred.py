@@ -12,6 +12,7 @@ as a whole cohort of them is left; the rounds at the highest learning rate then 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -25,6 +26,9 @@ from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
 from fedentopt.selection.selector import check_int, selector
 from fedentopt.settings import setting
+
+BYTES_PER_CELL = {True: 115, False: 75}
+"""What a client and a class take at most, with a census, which reads all clients at once, and without. Measured."""
 
 
 class _Expected:
@@ -81,6 +85,16 @@ class InferredSelector(EntropySelector):
         super().register(counts, noisy=noisy, ids=ids, num_classes=num_classes)
         new = [client for client in self.clients if client not in known]
         self._forget_reports(new)
+
+    def _check_number(self, clients: int, classes: int) -> None:
+        """Estimates say something of every class, so that no table is as sparse as reports are."""
+        super()._check_number(clients, classes)
+        there, per_client = _memory(), BYTES_PER_CELL[bool(self.census_epochs)] * classes
+        if there is not None and clients * per_client > there:
+            raise InputError(
+                f"clients: {clients} of {classes} classes take about {clients * per_client / 1e9:.0f} GB in "
+                f"{self.name}, and this machine has {there / 1e9:.0f}; accepted: at most {there // per_client} clients"
+            )
 
     def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
         """Reports are not looked at; what was estimated stays."""
@@ -161,3 +175,11 @@ class InferredSelector(EntropySelector):
         listed = [client for client in clients if client in self._table]
         if listed:
             super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
+
+
+def _memory() -> int | None:
+    """Bytes of memory in this machine, None where that cannot be asked."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -52,29 +52,31 @@ def client_ids(values: Iterable[object]) -> list[ClientId]:
 
 
 def read_reports(
-    counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None
-) -> tuple[list[ClientId], Rows, int]:
-    """Client ids, their rows, and the number of classes (which must be `num_classes` where that is given)."""
+    counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None, named: list[Any] | None = None
+) -> tuple[list[ClientId], Rows, int, list[Any] | None]:
+    """Client ids, their rows, the number of classes (which must be `num_classes` where that is given), and the classes
+    as series or a data frame name them; `named` are those of clients that were read before, whose order is kept."""
     if isinstance(counts, Mapping):
         if ids is not None:
             raise InputError("ids: given beside a mapping, whose keys are the ids; accepted: one of the two")
         names = client_ids(counts.keys())
         vectors = list(counts.values())
-        _check_order(names, vectors)
+        named = _check_order(names, vectors, named)
         if any(isinstance(row, Mapping) for row in vectors):
-            return names, *_read_held_classes(names, vectors, noisy, num_classes)
+            return names, *_read_held_classes(names, vectors, noisy, num_classes), named
         if vectors and all(hasattr(row, "tocsr") for row in vectors):
             counts = _stack_sparse(names, vectors)
         else:
             counts = _stack(names, vectors, noisy, num_classes)
         if not names:
-            return [], Rows.concatenate([]), num_classes or 1
+            return [], Rows.concatenate([]), num_classes or 1, named
     elif ids is not None:
         names = client_ids(ids)
     else:
         names = None
     if isinstance(counts, list | tuple):
-        _check_order(names or range(len(counts)), counts)
+        named = _check_order(names or range(len(counts)), counts, named)
+    named = _check_columns(counts, named)
     if hasattr(counts, "tocsr"):
         counts = counts.tocsr()
     sparse = all(hasattr(counts, field) for field in ("indptr", "indices", "data", "shape"))
@@ -84,7 +86,7 @@ def read_reports(
         raise InputError(
             f"counts: {table.shape[1]} classes; accepted: at most {_MOST_UNSAID} unless num_classes says so"
         )
-    return names, (_read_compressed if sparse else _read_table)(table, names, noisy), int(table.shape[1])
+    return names, (_read_compressed if sparse else _read_table)(table, names, noisy), int(table.shape[1]), named
 
 
 def _check_shape(shape: Sequence[int], names: list[ClientId] | None, num_classes: int | None) -> list[ClientId]:
@@ -118,16 +120,29 @@ def _as_table(counts: Any) -> np.ndarray:
     return table
 
 
-def _check_order(names: Sequence[ClientId], vectors: Sequence[Any]) -> None:
-    """Refuse series that name their classes in another order than the others do, and all that `check_places` does."""
+def _check_order(names: Sequence[ClientId], vectors: Sequence[Any], before: list[Any] | None) -> list[Any] | None:
+    """Refuse series that name their classes in another order than the others do, and all that `check_places` does.
+    Returns the classes in that order; `before` where nobody names them."""
     if {type(vector) for vector in vectors} <= _PLAIN:
-        return
-    before: list[Any] | None = None
+        return before
     for name, vector in zip(names, vectors, strict=False):
         classes = check_places(f"client {name!r}: label counts", vector)
         if classes is not None and before is not None and classes != before:
-            raise _misplaced(f"client {name!r}: label counts", classes)
+            raise _misplaced(f"client {name!r}: label counts", classes, before)
         before = classes or before
+    return before
+
+
+def _check_columns(counts: Any, before: list[Any] | None) -> list[Any] | None:
+    """The same for the columns of a data frame; 0, 1, 2, ... are places and no names."""
+    columns = getattr(counts, "columns", None)
+    classes = list(columns) if isinstance(columns, Iterable) else []
+    named = bool(classes) and all(isinstance(one, str | Real) for one in classes)  # Arrow's are arrays
+    if not named or classes == list(range(len(classes))):
+        return before
+    if before is not None and classes != before:
+        raise _misplaced("counts", classes, before)
+    return classes
 
 
 def check_places(name: str, vector: Any) -> list[Any] | None:
@@ -146,12 +161,16 @@ def check_places(name: str, vector: Any) -> list[Any] | None:
     return classes
 
 
-def _misplaced(name: str, classes: list[Any]) -> InputError:
-    shown = ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
+def _misplaced(name: str, classes: list[Any], before: list[Any] | None = None) -> InputError:
+    order = "0, 1, 2, ... where they are numbers" if before is None else f"{_shown(before)}, as named before"
     return InputError(
-        f"{name}: a series of the classes {shown}; accepted: all classes in the same order (0, 1, 2, ... where "
-        "they are numbers); for label counts also {class number: count}, as Series.to_dict() gives it"
+        f"{name}: a series of the classes {_shown(classes)}; accepted: all classes in the same order ({order}); "
+        "for label counts also {class number: count}, as Series.to_dict() gives it"
     )
+
+
+def _shown(classes: list[Any]) -> str:
+    return ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
 
 
 def _stack(names: Sequence[ClientId], vectors: list[Any], noisy: bool, num_classes: int | None) -> np.ndarray:

@@ -108,10 +108,14 @@ class Selector(KnownKeywords, ABC):
     @classmethod
     def check_run(cls, *, cohort_size: int, clients: int, **settings: Any) -> None:
         """Refuse settings that such a run cannot have, before anything is made."""
-        cls._check_number(clients)
+        cls._check_fewer_than_largest(clients)
+
+    def _check_number(self, clients: int, classes: int) -> None:
+        """Refuse more clients than can be worked with, before they are registered."""
+        self._check_fewer_than_largest(clients)
 
     @classmethod
-    def _check_number(cls, clients: int) -> None:
+    def _check_fewer_than_largest(cls, clients: int) -> None:
         if cls.largest is not None and clients > cls.largest:
             why = ", which works with all distances between two clients" if cls.all_pairs else ""
             raise InputError(f"clients: {clients} are too many for {cls.name}{why}; accepted: at most {cls.largest}")

@@ -23,6 +23,7 @@ class CountTable:
     def __init__(self) -> None:
         self.num_classes: int | None = None
         self.version = 0  # grows with every change, so that whoever derives something from the rows can tell
+        self._named: list[Any] | None = None  # the classes, where series or data frames have named them
         self._ids: list[ClientId] = []
         self._numbers: dict[ClientId, int] = {}
         self._blocks: list[Rows] = []
@@ -46,11 +47,11 @@ class CountTable:
 
     def register(
         self, counts: Any, ids: Sequence[object] | None, noisy: bool, num_classes: int | None,
-        check_number: Callable[[int], None] = lambda clients: None,
+        check_number: Callable[[int, int], None] = lambda clients, classes: None,
     ) -> None:  # fmt: skip
         """Add new clients; one that is already known is refused, and so is what `check_number` refuses of how many
-        there would be; nothing is added then."""
-        names, rows, classes = read_reports(counts, ids, noisy, self._expected(num_classes))
+        there would be, of how many classes; nothing is added then."""
+        names, rows, classes, named = read_reports(counts, ids, noisy, self._expected(num_classes), self._named)
         for name in names:
             if name in self._numbers:
                 numbered = ids is None and not isinstance(counts, Mapping)
@@ -60,8 +61,8 @@ class CountTable:
                 )
         if not names:
             return
-        check_number(len(self) + len(names))
-        self.num_classes = classes
+        check_number(len(self) + len(names), classes)
+        self.num_classes, self._named = classes, named
         self._numbers.update(zip(names, range(len(self._ids), len(self._ids) + len(names)), strict=True))
         self._ids.extend(names)
         self._blocks.append(rows)
@@ -69,9 +70,10 @@ class CountTable:
 
     def update(self, counts: Any, ids: Sequence[object] | None, noisy: bool) -> None:
         """Replace the counts of known clients, which keep their numbers; if one is unknown nothing changes."""
-        names, rows, _ = read_reports(counts, ids, noisy, self.num_classes)
+        names, rows, _, named = read_reports(counts, ids, noisy, self.num_classes, self._named)
         numbers = self.numbers_of(names)
         if names:
+            self._named = named
             self._changes.append((numbers, rows))
             self.version += 1
 

@@ -90,9 +90,9 @@ def make_writable(folder: Path, setting: str, *, mode: int = 0o777) -> None:
 
 @contextmanager
 def kept_alone(folder: Path, setting: str, patience: float = 0.0) -> Iterator[None]:
-    """Keep other processes out of a folder of states while the block runs: two that write by turns would mix theirs.
+    """Keep everybody else out of a folder of states while the block runs: two that write by turns would mix theirs.
 
-    One that another process still uses after `patience` seconds is refused.
+    One that another process, or another thread of this one, still uses after `patience` seconds is refused.
     """
 
     def busy(holder: str) -> InputError:
