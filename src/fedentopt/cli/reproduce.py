@@ -16,6 +16,7 @@ from fedentopt.cli.conduct import terminated_with_care
 from fedentopt.cli.console import note, print_json
 from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
+from fedentopt.pages import RESULTS_PAGE, check_page
 
 if TYPE_CHECKING:
     from fedentopt.paper.reproduction import Reproduction
@@ -136,6 +137,8 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
+    if results is None and page:
+        check_page(folder / RESULTS_PAGE)
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     for source in sources if export is not None else [folder] if trains else []:
         provenance.read(source)  # refused before training, not when its log is added to
