@@ -54,13 +54,15 @@ class _Table:
     counts: np.ndarray
 
 
-def read_counts(path: Path | str, noisy: bool = False, drop: Sequence[str] = ()) -> CountsFile:
-    """Read label counts; `noisy` ones may be negative, or all 0 for a client. Columns named in `drop` are left out.
+def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str] = ()) -> CountsFile:
+    """Read label counts; `noisy` ones may be negative, or all 0 for a client. Columns named in `drop`, one or several,
+    are left out.
 
     A client that holds no sample is left out, with a note. A column that equals the sum of the others in every row is
     refused as a class, unless `drop` names it, or says "none".
     """
     path = Path(path)
+    drop = [drop] if isinstance(drop, str) else drop
     sheet = read_sheet(path)
     if not sheet.rows:
         raise InputError(f"{path}: the file is empty; accepted: a header client,<class>,... and one row per client")
