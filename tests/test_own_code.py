@@ -49,8 +49,8 @@ def refusal(call: Callable[[], object]) -> str:
 def test_a_file_in_the_place_of_a_module_is_refused_with_what_would_do(write: Write, path: str) -> None:
     write("mine.py", "class Outer: ...\n")
     assert refusal(lambda: find_own("model", path)) == (
-        f"model: {path!r} names a file; accepted: a module and what is in it, such as mine:Outer, given in the folder of "
-        "mine.py"
+        f"model: {path!r} names a file; accepted: a module and what is in it, such as mine:Outer, given in the "
+        "folder of mine.py"
     )
 
 

@@ -74,8 +74,8 @@ def _find(setting: str, path: str) -> Any:
     if module.endswith(".py") or module.startswith(".") or "/" in module or "\\" in module:
         name = re.split(r"[/\\]", module.removesuffix(".py"))[-1].lstrip(".")
         raise InputError(
-            f"{setting}: {path!r} names a file; accepted: a module and what is in it, such as {name}:{attribute}, given "
-            f"in the folder of {name}.py"
+            f"{setting}: {path!r} names a file; accepted: a module and what is in it, such as {name}:{attribute}, "
+            f"given in the folder of {name}.py"
         )
     try:
         found: Any = _import(module)

@@ -130,9 +130,9 @@ def make_plan(
     """Try every selector that needs label counts alone on (clients, classes) counts, and recommend one.
 
     `cohorts` and `buffers` are numbers of clients or per cents of them, `epsilon` privacy budgets or "none", each one
-    or several; `away` is the share of the clients that is away in a round. `noisy` counts hold noise already, and get no more. `source` and
-    `drop` are for the command that carries the plan out. Without `rounds` and `repetitions` there are 100 and 3, or
-    fewer for large tables; `settings["sampled"]` says so.
+    or several; `away` is the share of the clients that is away in a round. `noisy` counts hold noise already, and get
+    no more. `source` and `drop` are for the command that carries the plan out. Without `rounds` and `repetitions` there
+    are 100 and 3, or fewer for large tables; `settings["sampled"]` says so.
     """
     federation = _federation(counts, clients, classes, noisy)
     if noisy and epsilon is not None:
