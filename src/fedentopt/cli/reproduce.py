@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import sys
 import time
@@ -103,6 +104,8 @@ def reproduce(
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds: {rounds} is out of range; accepted: at least 1")
+    if samples_per_second is not None and not math.isfinite(samples_per_second):
+        raise InputError(f"samples-per-second: {samples_per_second} is no speed; accepted: a finite number, at least 1")
     if results is not None and known is not None:
         raise InputError("known: does not go with --results, from which alone everything is made")
     if export is not None and rounds is not None:
