@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 import sys
 import time
@@ -140,7 +141,7 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
-    if results is None and page:
+    if results is None and page and os.path.exists(folder / RESULTS_PAGE):
         check_page(folder / RESULTS_PAGE)
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     for source in sources if export is not None else [folder] if trains else []:
