@@ -488,6 +488,19 @@ def test_a_model_that_is_not_there_is_refused_before_the_first_stack(
     assert not (tmp_path / "out").exists()
 
 
+def test_no_word_of_a_table_is_cut_in_a_narrow_terminal(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("reproduce", "mini-change", "--cells", mini, "--device", "cpu", "--no-page", "--out", tmp_path / "out")
+    assert command(*words).code == 0
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "50")
+    said = command(*words, "--no-run")
+    assert "FedEntOpt" in said.out
+    assert "difference" in said.out
+    assert "…" not in said.out
+
+
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_results_that_are_no_numbers_are_refused(command: Callable[..., Said], tmp_path: Path, number: str) -> None:
     from fedentopt.paper.blocks import paper_cells
