@@ -105,6 +105,11 @@ BAD = {
         "line 3: the byte 0xf6 is not UTF-8 text, as other letters are",
     ),
     "control character": (b"client,a\nx\x00,1\n", "line 2: the character '\\x00' is not text"),
+    "blanks around a client": (b"client,a,b\nx,1,2\nx ,3,4\n", "line 3: client 'x ' differs from 'x' in blanks alone"),
+    "blanks around a client, long": (
+        b"client,class,count\nx,a,1\ny,a,3\n x,b,2\n",
+        "line 4: client ' x' differs from 'x' in blanks alone; accepted: one spelling",
+    ),
     "JSON": (
         b'[\n {"client": "x", "a": 1, "b": 2},\n {"client": "y", "a": 3, "b": 4}\n]\n',
         "looks like JSON; accepted: a CSV",

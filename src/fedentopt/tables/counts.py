@@ -79,6 +79,7 @@ def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str]
     else:
         table = _read_long(sheet, long, unused)
     where = [f"{sheet.at(number)}" for number in table.numbers]
+    _refuse_blanks_apart(table.clients, where)
     width = len(table.classes)
     check_counts(
         table.counts.ravel(), noisy, lambda at: f"{where[at // width]}, column {table.classes[at % width]!r}: the count"
@@ -318,6 +319,15 @@ def _refuse_totals(sheet: Sheet, table: _Table) -> None:
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]+", name) else "'" + name.replace("'", "'\\''") + "'"
+
+
+def _refuse_blanks_apart(clients: Sequence[str], where: Sequence[str]) -> None:
+    """Names that differ in blanks around them alone are one client, whose counts would count as two clients'."""
+    seen: dict[str, str] = {}
+    for client, at in zip(clients, where, strict=True):
+        other = seen.setdefault(client.strip(), client)
+        if other != client:
+            raise InputError(f"{at}: client {client!r} differs from {other!r} in blanks alone; accepted: one spelling")
 
 
 def _all_different(names: Sequence[str], where: Callable[[int], str], what: str, hint: str = "") -> None:
