@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedentopt.errors import InputError
-from fedentopt.files import written_aside
+from fedentopt.files import expand_home, written_aside
 
 RESULTS_PAGE = "report.html"  # of a folder of runs
 _OURS = b'<meta name="generator" content="fedentopt '
 
 
 def check_page(path: Path | str) -> Path:
-    """The path of a page; refused: a folder, and a file that is there and was not made by fedentopt."""
-    path = Path(path)
+    """The path of a page, ~ expanded; refused: a folder, and a file that is there and was not made by fedentopt."""
+    path = expand_home(path)
     try:
         if path.is_dir():
             raise InputError(f"{path}: is a folder; accepted: --out with the name of a file")

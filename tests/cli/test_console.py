@@ -132,6 +132,26 @@ def test_a_closed_standard_output_is_no_place_for_json(
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--out"),
+        ("run", "--dataset"),
+        ("run", "--weights"),
+        ("reproduce", "--list", "--out"),
+        ("data", "list", "--data-dir"),
+        ("plan", "none.csv", "--out"),
+    ],
+)
+def test_a_home_that_nobody_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    said = commander(monkeypatch, capsys)(*words, "~nobody-of-that-name/x")
+    assert (said.code, said.err.splitlines()[-1]) == (
+        2, "error: ~nobody-of-that-name/x: no home of that name is known; accepted: ~/..., or a path without ~",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("words", [("reproduce",), ("compare",), ("data", "verify")])
 def test_a_paragraph_of_the_help_is_broken_by_the_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

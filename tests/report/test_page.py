@@ -95,6 +95,13 @@ def test_what_is_no_page_is_left_alone_and_a_link_stays_one(comparison: Path, tm
     assert (tmp_path / "page.html").stat().st_size > 1000
 
 
+def test_a_page_may_go_home(comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert write_report(comparison, out=Path("~/mine/page.html")) == tmp_path / "mine" / "page.html"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_same_results_give_the_same_bytes(comparison: Path, tmp_path: Path) -> None:
     first = write_report(comparison, out=tmp_path / "a" / "one.html").read_bytes()
     second = write_report(comparison, out=tmp_path / "b.html").read_bytes()

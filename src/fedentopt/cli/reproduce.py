@@ -18,6 +18,7 @@ from fedentopt.cli.conduct import terminated_with_care
 from fedentopt.cli.console import note, print_json
 from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
+from fedentopt.files import expand_home
 from fedentopt.pages import RESULTS_PAGE, check_page
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def reproduce(
     (plan, inner), wanted = plan_cells(cells, target), None if seeds is None else parse_seeds(seeds)
     if list_cells and results is None and known is None and out_dir is None and cells is None:
         results = _committed(family)
-    folder = (out_dir or OUT / family).expanduser()
+    folder = expand_home(out_dir or OUT / family)
     found = find_results(results, known, folder)
     plan = with_tuned(plan, found, target)
     chosen = select(
@@ -132,7 +133,7 @@ def reproduce(
     chosen = ask_for(chosen, wanted, rounds)
     if precision is not None:
         check_precision(chosen, precision)
-    request = Reproduction(plan, chosen, found, None if data_dir is None else data_dir.expanduser(), precision)
+    request = Reproduction(plan, chosen, found, None if data_dir is None else expand_home(data_dir), precision)
     if list_cells:
         _list(request, as_json)
         return
