@@ -12,13 +12,14 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "fedentopt"
 
 ROOTS = {
-    "errors", "labels", "files", "randomness", "settings", "registry", "own_code", "own_objects", "privacy",
+    "errors", "labels", "files", "pages", "randomness", "settings", "registry", "own_code", "own_objects", "privacy",
     "partition", "audit",
 }  # fmt: skip
 MAY_IMPORT = {
     "errors": set(),
     "labels": {"errors"},
     "files": {"errors"},
+    "pages": {"errors", "files"},
     "randomness": set(),
     "settings": {"errors"},
     "registry": {"errors", "settings"},

@@ -45,6 +45,29 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 # --- found by its path
+@pytest.mark.parametrize("path", ["mine.py:Outer", "./mine:Outer", "sub/mine.py:Outer", "..mine:Outer"])
+def test_a_file_in_the_place_of_a_module_is_refused_with_what_would_do(write: Write, path: str) -> None:
+    write("mine.py", "class Outer: ...\n")
+    assert refusal(lambda: find_own("model", path)) == (
+        f"model: {path!r} names a file; accepted: a module and what is in it, such as mine:Outer, given in the "
+        "folder of mine.py"
+    )
+
+
+def test_code_that_ends_the_process_does_not_end_the_command_unheard(write: Write) -> None:
+    write("script.py", "import sys\nclass Mine: ...\nsys.exit(0)\n")
+    write("later.py", "import sys\ndef make(): sys.exit('enough')\n")
+    assert refusal(lambda: find_own("algorithm", "script:Mine")) == "algorithm: importing script raised SystemExit: 0"
+    assert refusal(lambda: make_own("model", "later:make")) == "model: calling later:make raised SystemExit: enough"
+
+
+def test_a_name_that_is_not_there_is_refused_with_those_that_are(write: Write) -> None:
+    write("mine.py", "from pathlib import Path\nclass Outer: ...\ndef make(): ...\ndef _hidden(): ...\n")
+    assert refusal(lambda: find_own("model", "mine:Uoter")) == (
+        "model: mine has no attribute 'Uoter'; accepted: Outer, make"
+    )
+
+
 def test_which_names_are_import_paths() -> None:
     assert is_import_path("package.module:factory")
     assert not any(is_import_path(name) for name in ("fedavg", "module:", ":factory", ""))

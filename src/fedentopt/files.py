@@ -120,6 +120,14 @@ def read_csv(path: Path) -> list[list[str]]:
     return rows
 
 
+def expand_home(path: Path | str) -> Path:
+    """A path in which ~ is the user's home; that of a user who is not known here is an `InputError`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no home of that name is known; accepted: ~/..., or a path without ~") from error
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents; a file in the way or a missing permission is an `InputError`."""
     try:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -49,7 +50,7 @@ def make_own(setting: str, path: str, *arguments: Any, **settings: Any) -> Any:
             return factory(*arguments, **settings)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that ends itself must not end the command unheard
             raise InputError(f"{setting}: calling {path} raised {describe_error(error)}") from error
 
 
@@ -70,6 +71,12 @@ def _find(setting: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     if not is_import_path(path):
         raise InputError(f"{setting}: {path!r} is not of the form package.module:factory")
+    if module.endswith(".py") or module.startswith(".") or "/" in module or "\\" in module:
+        name = re.split(r"[/\\]", module.removesuffix(".py"))[-1].lstrip(".")
+        raise InputError(
+            f"{setting}: {path!r} names a file; accepted: a module and what is in it, such as {name}:{attribute}, "
+            f"given in the folder of {name}.py"
+        )
     try:
         found: Any = _import(module)
     except ModuleNotFoundError as error:
@@ -77,15 +84,23 @@ def _find(setting: str, path: str) -> Any:
             where = "nor in the current directory"
             raise InputError(f"{setting}: no module {error.name!r} for {path!r}, {where}") from error
         raise InputError(f"{setting}: importing {module} raised {describe_error(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{setting}: importing {module} raised {describe_error(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise InputError(f"{setting}: {module} has no attribute {attribute!r}")
+            raise InputError(f"{setting}: {module} has no attribute {attribute!r}{_made_in(module)}")
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{setting}: {path} is {type(found).__name__}; accepted: a callable factory")
     return found
+
+
+def _made_in(module: str) -> str:
+    """What a module offers of its own, for a refusal; nothing where that is nothing."""
+    found = vars(sys.modules[module]).items()
+    own = [name for name, value in found if callable(value) and getattr(value, "__module__", "") == module]
+    own = [name for name in own if not name.startswith("_")]
+    return f"; accepted: {', '.join(own)}" if own else ""
 
 
 def _import(name: str) -> ModuleType:

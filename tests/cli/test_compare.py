@@ -55,6 +55,24 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page(command: Callable[..., 
     assert said.out.rstrip().endswith("report.html")
 
 
+def test_a_page_of_somebody_else_is_found_before_anything_trains(command: Callable[..., Said], tmp_path: Path) -> None:
+    mine = tmp_path / "report.html"
+    mine.write_text("<html>my own report</html>")
+    said = command("compare", *SMALL, "--seeds", 0, "--out", tmp_path)
+    assert (said.code, said.out) == (2, "")
+    assert "report.html: is there and no page of fedentopt" in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert mine.read_text() == "<html>my own report</html>"
+
+
+def test_the_table_is_shown_where_a_plot_cannot_be_written(command: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "accuracy.png").mkdir()
+    said = command("compare", *SMALL, "--method", "fedavg", "--seeds", 0, "--out", tmp_path)
+    assert said.code == 2
+    assert "accuracy.png: Is a directory" in said.err
+    assert "accuracy: test accuracy" in said.out
+
+
 def test_a_method_given_with_and_without_a_default_counts_every_seed_once(
     command: Callable[..., Said], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -129,6 +130,38 @@ def test_a_closed_standard_output_is_no_place_for_json(
         2,
         "error: --json: standard output is closed; accepted: one that can be written to\n",
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--out"),
+        ("run", "--dataset"),
+        ("run", "--weights"),
+        ("reproduce", "--list", "--out"),
+        ("data", "list", "--data-dir"),
+        ("plan", "none.csv", "--out"),
+    ],
+)
+def test_a_home_that_nobody_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    said = commander(monkeypatch, capsys)(*words, "~nobody-of-that-name/x")
+    assert (said.code, said.err.splitlines()[-1]) == (
+        2, "error: ~nobody-of-that-name/x: no home of that name is known; accepted: ~/..., or a path without ~",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("reproduce",), ("compare",), ("data", "verify")])
+def test_a_paragraph_of_the_help_is_broken_by_the_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = commander(monkeypatch, capsys)(*words, "--help")
+    about = [line.strip() for line in said.out.partition("╭")[0].splitlines()]
+    for line, following in itertools.pairwise(about):
+        first = following.partition(" ")[0]
+        assert not line or not following or len(f" {line} {first} ") > 80, (line, following)
 
 
 def test_the_root_help_has_one_line_per_command(

@@ -34,6 +34,17 @@ def test_list_shows_every_set_and_its_state(tmp_path: Path, command: Callable[..
     assert str(tmp_path) in said.out
 
 
+def test_list_cuts_no_name_where_there_is_little_room(
+    tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = command("data", "list", "--data-dir", tmp_path)
+    table = said.out.partition("data folder")[0]
+    assert {line.split()[0] for line in table.splitlines()[1:] if line[:1].strip()} == set(ENTRIES)
+    assert "165,466" in table
+    assert "…" not in table
+
+
 def test_list_as_json(tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
     cifar10(tmp_path)
     monkeypatch.setenv("FEDENTOPT_DATA", str(tmp_path))

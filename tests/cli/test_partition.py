@@ -186,3 +186,15 @@ def test_one_file_for_both_results_is_refused(fedentopt: Command, labels: Path, 
         assert said.code == 2
         assert "--out, --indices: both name" in said.err
     assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize("option", ["--out", "--indices"])
+def test_what_is_split_is_not_written_over(fedentopt: Command, labels: Path, tmp_path: Path, option: str) -> None:
+    before = labels.read_bytes()
+    (tmp_path / "link").symlink_to(labels)
+    for name in (labels, tmp_path / "link", tmp_path / ".." / tmp_path.name / labels.name):
+        said = fedentopt("partition", "iid", "--labels", labels, "--clients", 2, option, name)
+        assert (said.code, said.err) == (
+            2, f"error: {option}: {name} holds what is to be split; accepted: another file\n",
+        )  # fmt: skip
+    assert labels.read_bytes() == before

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -411,6 +412,20 @@ def test_progress_names_four_methods_and_says_that_there_are_more() -> None:
 def test_progress_is_shown_on_terminals_unless_said_otherwise(terminal: bool, show: bool | None, shown: bool) -> None:
     with progress_bar([], Console(file=io.StringIO(), force_terminal=terminal), show=show) as advance:
         assert (advance is not None) == shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_progress_keeps_its_figures_in_a_narrow_terminal(width: int) -> None:
+    configs = [run_config(), run_config(selector="kl"), run_config(algorithm="fedprox", selector="fedentopt")]
+    screen = io.StringIO()
+    with progress_bar(configs, Console(file=screen, force_terminal=True, width=width)) as advance:
+        assert advance is not None
+        for config in configs:
+            advance(RoundEvent(config.run_id, 12, 240, 40.0))
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    last = [line for line in re.split(r"[\r\n]+", shown) if "rounds" in line][-1]
+    assert re.search(r" +3/687 rounds \d:\d\d:\d\d left [-:0-9]+$", last), last
+    assert len(last) <= width
 
 
 def test_ones_own_data_and_ones_own_model(

@@ -148,7 +148,10 @@ def test_with_a_state_figures_cover_all_rounds_so_far(fedentopt: Command, tmp_pa
     assert re.search(r"all classes covered: \d+ of 10 rounds", shown)
 
     content = json.loads(state.read_text())
-    for change in ({"rounds": 7}, {"times": {"s1": -1}}, {"worst": None}, {"more": 1}, {"covered": float("nan")}):
+    for change in (
+        {"rounds": 7}, {"times": {"s1": -1}}, {"times": {"s1": 10**30}}, {"worst": None}, {"more": 1},
+        {"covered": float("nan")}, {"divergence": 0.5},
+    ):  # fmt: skip
         broken = json.loads(json.dumps(content))
         broken["history"]["chosen"] |= change
         state.write_text(json.dumps(broken))

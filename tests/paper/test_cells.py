@@ -329,6 +329,7 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
         (OWN.replace("participation = 30", 'participation = "30%"'), "participation: '30%' is not a number"),
         (OWN.replace("mu = [0.5, 1.0]", 'availability = "sleepy"'), "availability: 'sleepy' has no section"),
         (OWN.replace('["accuracy", "h_norm"]', '"accuracy_change"'), "'fedavg' has no baseline to change from"),
+        (OWN.replace('["accuracy", "h_norm"]', '"validation_accuracy"'), "block 1: validation: nothing is held out"),
         (OWN.replace('model = "lenet5"', "model = 5"), "block 1: model: 5 is not a name"),
         (OWN.replace('model = "lenet5"', "model = []"), "block 1: model: the list is empty"),
         (OWN + 'paper = "x"\n', "block 1: paper: 'x' cannot be used; accepted: a finite number"),

@@ -325,6 +325,8 @@ def test_medical_cells_run_on_tiny_files_in_their_official_layout(command: Calla
         (["table1", "--results", "none"], "results: none is not a folder"),
         (["table1", "--results", "a", "--known", "b"], "known: does not go with --results"),
         (["table1", "--cells", "none.toml"], "none.toml cannot be read"),
+        (["table1", "--dry-run", "--json", "--samples-per-second", "nan"], "samples-per-second: nan is no speed"),
+        (["table1", "--dry-run", "--json", "--samples-per-second", "inf"], "samples-per-second: inf is no speed"),
     ],
 )
 def test_wrong_words_are_refused_with_what_would_do(
@@ -465,6 +467,42 @@ def test_what_cannot_be_exported_into_is_refused_before_training(
     assert (said.code, "known: " in said.err) == (2, True)
     said = command("reproduce", "--out", tmp_path / "file", "--list")
     assert (said.code, "out: " in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["results", "known"])
+def test_a_folder_of_runs_is_no_folder_of_exported_results(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "out" / "fedavg_digits").mkdir(parents=True)
+    (tmp_path / "out" / "fedavg_digits" / "run.json").write_text("{}")
+    said = command("reproduce", "mini", "--cells", mini, f"--{option}", tmp_path / "out", "--dry-run")
+    assert (said.code, said.out) == (2, "")
+    assert f"{option}: {tmp_path / 'out'} holds runs; accepted: a folder that `reproduce --export` made" in said.err
+
+
+@pytest.mark.parametrize("model", ["resnet", "nowhere:small"])
+def test_a_model_that_is_not_there_is_refused_before_the_first_stack(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, model: str
+) -> None:
+    mini.write_text(MINI.replace('model = "lenet5"', f'model = ["lenet5", "{model}"]'))
+    said = command("reproduce", "mini", "--cells", mini, "--device", "cpu", "--out", tmp_path / "out")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: model: ")
+    assert model.partition(":")[0] in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_word_of_a_table_is_cut_in_a_narrow_terminal(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("reproduce", "mini-change", "--cells", mini, "--device", "cpu", "--no-page", "--out", tmp_path / "out")
+    assert command(*words).code == 0
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "50")
+    said = command(*words, "--no-run")
+    assert "FedEntOpt" in said.out
+    assert "difference" in said.out
+    assert "…" not in said.out
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])

@@ -362,12 +362,32 @@ def test_sizes_by_hand() -> None:
         ({"away": "some"}, "--away: 'some'"),
         ({"clients": ["a"]}, "do not name a table"),
         ({"epsilon": ["1e-300"]}, "epsilon: 1e-300 gives noise"),
+        ({"cohorts": 50}, "--cohort: 50 gives [50]; accepted: 1 to 20 clients"),
+        ({"cohorts": [15], "buffers": [10]}, "--buffer: 10 leaves no room"),
+        ({"epsilon": [0.0]}, "--epsilon: '0.0'; accepted: numbers above 0"),
+        ({"away": 1.0}, "--away: '1.0'; accepted"),
+        ({"rounds": 0}, "rounds: 0 is out of range; accepted: a whole number, at least 1"),
+        ({"repetitions": 1.5}, "repetitions: 1.5 is out of range"),
+        ({"seed": -1}, "seed: -1 is out of range"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        make_plan(two_classes_each(20), rounds=2, repetitions=1, **options)
+        make_plan(two_classes_each(20), **{"rounds": 2, "repetitions": 1, **options})
     assert message in str(caught.value)
+
+
+def test_numbers_say_the_same_as_text() -> None:
+    table, amount = two_classes_each(20), {"rounds": 2, "repetitions": 1}
+    text = make_plan(table, cohorts=["12"], buffers=["3"], epsilon=["none", "0.5"], away="20%", **amount)
+    for cohorts, buffers, epsilon in (
+        (12, 3, [None, 0.5]),
+        ("12", "3", "none, 0.5"),
+        ([12], (3,), np.array([None, 0.5])),
+    ):
+        plan = make_plan(table, cohorts=cohorts, buffers=buffers, epsilon=epsilon, away=0.2, **amount)
+        assert plan.to_json() == text.to_json()
+    assert text.settings["cohorts"] == [12]
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0, 0], [1, 2]], [[1, np.nan]], [1, 2], [["a"]], np.zeros((0, 3))])

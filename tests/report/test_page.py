@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from configs import run_config
+from fedentopt.errors import InputError
 from fedentopt.report import write_report
 from fedentopt.report.figures import best_of, costs, curve, figures, thin
 from fedentopt.report.grouping import group_runs
@@ -79,6 +80,26 @@ def test_page_needs_nothing_but_itself(comparison: Path) -> None:
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=\"(?!data:)", text)
     assert "@import" not in text
     assert not re.search(r"url\(", text)
+
+
+def test_what_is_no_page_is_left_alone_and_a_link_stays_one(comparison: Path, tmp_path: Path) -> None:
+    notes, link = tmp_path / "notes.md", tmp_path / "latest.html"
+    notes.write_text("my own notes")
+    with pytest.raises(InputError, match=r"notes\.md: is there and no page of fedentopt"):
+        write_report(comparison, out=notes)
+    assert notes.read_text() == "my own notes"
+    link.symlink_to(write_report(comparison, out=tmp_path / "page.html"))
+    (tmp_path / "page.html").write_bytes(b"")
+    assert write_report(comparison, out=link) == link
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_a_page_may_go_home(comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert write_report(comparison, out=Path("~/mine/page.html")) == tmp_path / "mine" / "page.html"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_same_results_give_the_same_bytes(comparison: Path, tmp_path: Path) -> None:

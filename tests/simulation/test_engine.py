@@ -435,6 +435,24 @@ def test_a_users_own_selector_is_refused_by_what_is_wrong(path, words, tmp_path,
         toy.run([toy.config(selector=path)], toy.images(samples=90))
 
 
+class Ends(RandomSelector):
+    def pick(self, available, losses):
+        raise SystemExit(0)
+
+
+class Unprepared(RandomSelector):
+    def __init__(self, cohort_size, seed=0):
+        """Forgets `super().__init__`."""
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("Ends", "select raised SystemExit: 0"), ("Unprepared", "register raised AttributeError: ")
+])  # fmt: skip
+def test_what_a_users_own_selector_raises_is_one_line_that_names_it(name, words):
+    with pytest.raises(InputError, match=f"selector: '{__name__}:{name}': {words}"):
+        toy.run([toy.config(selector=f"{__name__}:{name}")], toy.images(samples=90))
+
+
 def test_a_users_own_algorithm_and_its_refusals():
     data = toy.images(samples=90)
     own = toy.run([toy.config(algorithm=f"{__name__}:halfway")], data)[0]

@@ -383,7 +383,7 @@ def wrong(hook: str, *values: Any, **more: Any) -> Algorithm:
     """An algorithm whose `hook` gives the first value; `more` are further attributes of its class."""
 
     def gives(self: Algorithm, *_: Any) -> Any:
-        if isinstance(values[0], Exception):
+        if isinstance(values[0], BaseException):
             raise values[0]
         return values[0](*_) if callable(values[0]) else values[0]
 
@@ -467,6 +467,8 @@ WRONG = [
     (wrong("second_stage", SecondStage(0, 3, 3)), "second_stage gave SecondStage(first=0, rounds=3, local_batches=3);"),
     (wrong("second_stage", SecondStage(3, 2.5, 3)), "accepted: SecondStage of whole numbers, at least 1 each, or None"),
     (wrong("local_loss", ValueError("boom")), "local_loss raised ValueError: boom"),
+    (wrong("local_terms", SystemExit(0)), "local_terms raised SystemExit: 0"),
+    (wrong("local_loss", SystemExit(0)), "local_loss raised SystemExit: 0"),
 ]
 
 

@@ -105,6 +105,16 @@ BAD = {
         "line 3: the byte 0xf6 is not UTF-8 text, as other letters are",
     ),
     "control character": (b"client,a\nx\x00,1\n", "line 2: the character '\\x00' is not text"),
+    "blanks around a client": (b"client,a,b\nx,1,2\nx ,3,4\n", "line 3: client 'x ' differs from 'x' in blanks alone"),
+    "blanks around a client, long": (
+        b"client,class,count\nx,a,1\ny,a,3\n x,b,2\n",
+        "line 4: client ' x' differs from 'x' in blanks alone; accepted: one spelling",
+    ),
+    "JSON": (
+        b'[\n {"client": "x", "a": 1, "b": 2},\n {"client": "y", "a": 3, "b": 4}\n]\n',
+        "looks like JSON; accepted: a CSV",
+    ),
+    "JSON on one line": (b'{"x": {"a": 1, "b": 2}}', "looks like JSON; accepted: a CSV file, .xlsx or .parquet"),
     "Excel under another name": (b"PK\x03\x04rest", "holds no text; accepted: a CSV file, or .xlsx"),
     "no header": (b"site-1,5,0,3\nsite-2,1,2,9\n", "line 1: 'site-1,5,0,3' is a row of counts, not a header"),
     "no header, class numbers by chance": (b"site-1,1,2\nsite-2,4,9\n", "line 1: 'site-1,1,2' is a row of counts"),
@@ -245,6 +255,23 @@ def test_excel_and_parquet(tmp_path: Path) -> None:
         path.write_bytes(b"nothing of the kind")
         with pytest.raises(InputError, match="cannot be read as"):
             read_counts(path)
+
+
+def test_a_refusal_says_which_of_several_sheets_was_read(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    pandas = pytest.importorskip("pandas")
+    with pandas.ExcelWriter(tmp_path / "book.xlsx") as book:
+        pandas.DataFrame({"client": ["x"], "says": ["read me"]}).to_excel(book, sheet_name="Info", index=False)
+        pandas.DataFrame({"client": ["x"], "a": [1]}).to_excel(book, sheet_name="Counts", index=False)
+    with pytest.raises(InputError, match=r"book\.xlsx, sheet 'Info' \(the first\), row 2, column 'says': 'read me'"):
+        read_counts(tmp_path / "book.xlsx")
+
+
+def test_one_column_may_be_dropped_by_its_name_alone(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b,total\nx,1,2,3\ny,3,4,7\n")
+    assert read_counts(path, drop="total").classes == ("a", "b")
+    assert read_counts(path, drop="none").classes == ("a", "b", "total")
 
 
 @pytest.mark.parametrize(("name", "package"), [("counts.xlsx", "openpyxl"), ("counts.parquet", "pyarrow")])

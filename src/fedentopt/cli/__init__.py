@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import os
 import sys
 import traceback
@@ -72,6 +73,11 @@ for _command in app.registered_commands:
     _command.short_help = SUMMARIES.get(str(_command.name or getattr(_command.callback, "__name__", "")))
 for _group in app.registered_groups:
     _group.short_help = SUMMARIES.get(str(_group.name))
+for _commands in (app, *(_group.typer_instance for _group in app.registered_groups)):
+    for _command in _commands.registered_commands if _commands else ():
+        # typer keeps the line breaks of later paragraphs, which are the source's and not the terminal's.
+        _paragraphs = inspect.cleandoc(getattr(_command.callback, "__doc__", "") or "").split("\n\n")
+        _command.help = "\n\n".join(" ".join(_paragraph.split()) for _paragraph in _paragraphs)
 
 
 # What the code imports, by the extra that brings it.

@@ -45,9 +45,9 @@ def compare(given: dict[str, Any]) -> None:
 
     methods = by_method(runs)
     about = title(jobs[0].config)
-    plots = plot_accuracy(methods, options.out_dir, about)
     targets = list(options.target)
     if given["as_json"]:
+        plots = plot_accuracy(methods, options.out_dir, about)
         files = {"out": options.out, "plots": [str(path) for path in plots], **page_of(options)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
@@ -55,6 +55,7 @@ def compare(given: dict[str, Any]) -> None:
     console = out()
     console.print(about, style="bold", markup=False)
     print_methods(methods, targets or ([best] if best else []))
+    plots = plot_accuracy(methods, options.out_dir, about)  # behind the table, which needs no room on the disk
     console.print(f"plots: {', '.join(str(path) for path in plots)}", soft_wrap=True, markup=False)
     for page in page_of(options).values():
         console.print(f"page:  {page}", soft_wrap=True, markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rich.markup import escape
 
 from fedentopt.cli.console import err, note
 from fedentopt.errors import InputError
+from fedentopt.pages import RESULTS_PAGE, check_page
 from fedentopt.simulation.jobs import Job
 from fedentopt.simulation.options import RunOptions
 
@@ -46,6 +48,8 @@ def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[st
         raise InputError(
             f"out: {options.out!r} cannot stand on a page; accepted: a path in UTF-8, or any with --no-page"
         )
+    if options.page and os.path.exists(page := options.out_dir / RESULTS_PAGE):
+        check_page(page)  # before the work, which may take hours
     try:
         with terminated_with_care():
             return _sweep(jobs, options)

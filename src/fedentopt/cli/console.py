@@ -43,13 +43,12 @@ def note(message: str) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table in which columns that may not wrap keep their width: where a terminal has no room for them, lines
-    run on, and no figure is cut."""
+    """Print a table in which columns that may not wrap keep their width, and others that of their longest word: where a
+    terminal has no room for them, lines run on, and neither a figure nor a word is cut."""
     room = console.options.update(width=10_000)  # measures are cut to the width that they are asked for
     for column in table.columns:
-        if column.no_wrap:
-            cells = (column.header, *column.cells)
-            column.min_width = max(Measurement.get(console, room, cell).maximum for cell in cells)
+        measures = [Measurement.get(console, room, cell) for cell in (column.header, *column.cells)]
+        column.min_width = max(one.maximum if column.no_wrap else one.minimum for one in measures)
     least = Measurement.get(console, room, table).minimum
     if least > console.width:  # Rich would leave whole columns out
         table.width = least

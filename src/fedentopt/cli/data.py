@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from fedentopt.cli.console import err, note, out, print_json
+from fedentopt.cli.console import err, note, out, print_json, print_table
 from fedentopt.errors import InputError
 
 DATA_DIR = typer.Option(
@@ -40,14 +40,16 @@ def list_(data_dir: Path | None = DATA_DIR, json: bool = JSON) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("name", "what", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what")
     for heading in ("classes", "train", "test", "pixels"):
-        table.add_column(heading, justify="right")
-    table.add_column("state")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
     for row in rows:
         numbers = (str(row["classes"]), f"{row['train']:,}", f"{row['test']:,}", str(row["image_size"]))
         table.add_row(row["name"], escape(row["title"]), *numbers, row["state"])
-    out().print(table)
+    print_table(out(), table)
     out().print(f"\ndata folder: {escape(str(folder))}", soft_wrap=True)
     for row in rows:
         if row["get"]:

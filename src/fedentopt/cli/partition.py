@@ -73,6 +73,10 @@ def partition(
         raise InputError(f"--out: {out_file} would hold CSV under another kind's name; accepted: such as counts.csv")
     if out_file is not None and indices is not None and os.path.realpath(out_file) == os.path.realpath(indices):
         raise InputError(f"--out, --indices: both name {out_file}; accepted: a file for each")
+    given = labels if dataset is None else Path(dataset)
+    for option, path in (("--out", out_file), ("--indices", indices)):
+        if path is not None and given is not None and given.exists() and path.exists() and path.samefile(given):
+            raise InputError(f"{option}: {path} holds what is to be split; accepted: another file")
     y, names, owners = _labels(labels, dataset, data_dir)
     if min_samples is None:
         min_samples = 1 if dataset in SMALL_DATASETS else 10

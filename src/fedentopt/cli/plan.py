@@ -73,8 +73,8 @@ def plan(
         note(line)
     with _progress() as advance:
         found = make_plan(
-            table.counts, clients=table.clients, classes=table.classes, cohorts=_list(cohort), buffers=_list(buffer),
-            epsilon=_list(epsilon), away=away, rounds=rounds, repetitions=repetitions, seed=seed, noisy=noisy,
+            table.counts, clients=table.clients, classes=table.classes, cohorts=cohort, buffers=buffer,
+            epsilon=epsilon, away=away, rounds=rounds, repetitions=repetitions, seed=seed, noisy=noisy,
             source=str(counts), drop=drop or (), progress=advance,
         )  # fmt: skip
     page = write_page(found, out)
@@ -84,10 +84,6 @@ def plan(
         _show(found, page)
     if open_:
         typer.launch(page.resolve().as_uri())
-
-
-def _list(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",")]
 
 
 def _show(found: Plan, page: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 import re
 import sys
 import time
@@ -16,6 +18,8 @@ from fedentopt.cli.conduct import terminated_with_care
 from fedentopt.cli.console import note, print_json
 from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
+from fedentopt.files import expand_home
+from fedentopt.pages import RESULTS_PAGE, check_page
 
 if TYPE_CHECKING:
     from fedentopt.paper.reproduction import Reproduction
@@ -102,6 +106,8 @@ def reproduce(
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds: {rounds} is out of range; accepted: at least 1")
+    if samples_per_second is not None and not math.isfinite(samples_per_second):
+        raise InputError(f"samples-per-second: {samples_per_second} is no speed; accepted: a finite number, at least 1")
     if results is not None and known is not None:
         raise InputError("known: does not go with --results, from which alone everything is made")
     if export is not None and rounds is not None:
@@ -110,7 +116,7 @@ def reproduce(
     (plan, inner), wanted = plan_cells(cells, target), None if seeds is None else parse_seeds(seeds)
     if list_cells and results is None and known is None and out_dir is None and cells is None:
         results = _committed(family)
-    folder = (out_dir or OUT / family).expanduser()
+    folder = expand_home(out_dir or OUT / family)
     found = find_results(results, known, folder)
     plan = with_tuned(plan, found, target)
     chosen = select(
@@ -127,7 +133,7 @@ def reproduce(
     chosen = ask_for(chosen, wanted, rounds)
     if precision is not None:
         check_precision(chosen, precision)
-    request = Reproduction(plan, chosen, found, None if data_dir is None else data_dir.expanduser(), precision)
+    request = Reproduction(plan, chosen, found, None if data_dir is None else expand_home(data_dir), precision)
     if list_cells:
         _list(request, as_json)
         return
@@ -136,6 +142,8 @@ def reproduce(
         return
     if export is not None:
         check_export(export)
+    if results is None and page and os.path.exists(folder / RESULTS_PAGE):
+        check_page(folder / RESULTS_PAGE)
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     for source in sources if export is not None else [folder] if trains else []:
         provenance.read(source)  # refused before training, not when its log is added to

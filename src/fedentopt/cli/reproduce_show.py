@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedentopt.cli.console import out
+from fedentopt.cli.console import out, print_table
 from fedentopt.cli.reproduce_progress import duration
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
             others = {name.removeprefix("seeds_"): own for name, own in cell.items() if name.startswith("seeds_")}
             seeds += "".join(f", {len(own)} in {name}" for name, own in others.items())
             table.add_row(Text(_setting(cell, shared) or cell["model"]), *figures, seeds, cell["state"])
-        _out().print(table)
+        print_table(_out(), table)
     _print_states(cell["state"] for cell in listed)
 
 
@@ -54,7 +54,7 @@ def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, machine: 
     runs, samples, seconds = total(lines)
     if len(lines) != 1:
         table.add_row("all", "", str(runs), _count(samples), "", "", _time(seconds))
-    _out().print(table)
+    print_table(_out(), table)
     _out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done{_speeds(lines, machine)}")
 
 
@@ -91,7 +91,7 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
             table = _table(printed.columns[:1], printed.columns[1:])
             for row in section.rows:
                 table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in row))
-            console.print(table)
+            print_table(console, table)
             console.print()
         if sections and printed.found:
             console.print(Text(printed.found))

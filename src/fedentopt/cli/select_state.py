@@ -205,10 +205,13 @@ def _history(path: Path | None, name: str, kept: object, start: int) -> History:
         return History(first=start + 1)
     try:
         history = History(**entry)
-        sound = all(isinstance(n, int) and n > 0 for n in (history.first, history.rounds, *history.times.values()))
+        sound = all(
+            isinstance(n, int) and 0 < n < 2**53 for n in (history.first, history.rounds, *history.times.values())
+        )
         sound &= history.first + history.rounds == start + 1
         sound &= all(math.isfinite(value) for value in (history.entropy, history.worst, history.covered))
         sound &= all(v is None or math.isfinite(v) for v in (history.divergence, history.worst_divergence))
+        sound &= (history.divergence is None) == (history.worst_divergence is None)
     except (TypeError, AttributeError) as error:
         raise InputError(f"{path}: history: {error}; accepted: a file written by --state") from error
     if not sound:

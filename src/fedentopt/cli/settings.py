@@ -105,9 +105,7 @@ def command(body: Callable[[dict[str, Any]], None], parameters: Iterable[inspect
     listed = sorted(parameters, key=lambda p: order.index(p.name) if p.name in order else len(order))
     run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in listed}
-    # typer keeps the line breaks of later paragraphs, which are the source's and not the terminal's.
-    paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
-    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    run.__doc__ = body.__doc__
     return run
 
 

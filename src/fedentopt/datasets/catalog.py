@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedentopt.errors import InputError
+from fedentopt.files import expand_home
 
 
 def missing(name: str, path: Path, data_dir: Path) -> InputError:
@@ -36,9 +37,9 @@ CACHE = ".fedentopt"  # inside the data folder: the converted arrays
 def resolve_data_dir(data_dir: Path | str | None) -> Path:
     """The data folder: the given one, else FEDENTOPT_DATA, else the user's cache folder. It need not exist."""
     if data_dir is not None:
-        return Path(data_dir).expanduser()
+        return expand_home(data_dir)
     if chosen := os.environ.get("FEDENTOPT_DATA"):
-        return Path(chosen).expanduser()
+        return expand_home(chosen)
     from platformdirs import user_cache_path
 
     return user_cache_path("fedentopt", appauthor=False)

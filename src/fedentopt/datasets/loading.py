@@ -10,6 +10,7 @@ from fedentopt.datasets.conversion import converted
 from fedentopt.datasets.dataset import Dataset
 from fedentopt.datasets.source import Source
 from fedentopt.errors import InputError
+from fedentopt.files import expand_home
 
 SMALLEST, LARGEST = 8, 1024
 BRAIN_CLASSES = ("glioma", "meningioma", "notumor", "pituitary")
@@ -97,7 +98,7 @@ def source(name: str, data_dir: Path, size: int) -> Source:
 
     if not is_text(name):
         raise InputError(f"dataset: {name!r} cannot be written to a table; accepted: a path in UTF-8")
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if path.suffix.lower() == ".npz":
         from fedentopt.datasets.npz import Npz
 

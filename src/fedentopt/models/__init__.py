@@ -1,13 +1,13 @@
 """Models: plain `torch.nn.Module`s, nothing federated inside.
 
-`build` makes one by name, from a seed, on the CPU; `head_name` tells where its last linear layer is;
-`check_pretrained` whether its published weights are there; `dropout_key` gives the handle by which a trainer keys the
-dropout masks of a step, `keyed_draws` what keys other draws.
+`build` makes one by name, from a seed, on the CPU; `check_name` tells whether there is one; `head_name` where its last
+linear layer is; `check_pretrained` whether its published weights are there; `dropout_key` gives the handle by which a
+trainer keys the dropout masks of a step, `keyed_draws` what keys other draws.
 """
 
 from __future__ import annotations
 
-from fedentopt.models.building import NAMES, build
+from fedentopt.models.building import NAMES, build, check_name
 from fedentopt.models.head import find_head, head_name
 from fedentopt.models.keyed_draws import keyed_draws
 from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
@@ -18,6 +18,7 @@ __all__ = [
     "PRETRAINED",
     "DropoutKey",
     "build",
+    "check_name",
     "check_pretrained",
     "dropout_key",
     "find_head",

@@ -20,7 +20,7 @@ from fedentopt.models.keyed_dropout import DropoutKey, key_dropout
 from fedentopt.models.networks import efficientnet, lenet5, vgg11
 from fedentopt.models.pretrained import PRETRAINED, load_pretrained
 from fedentopt.models.weights import load_weights
-from fedentopt.own_code import describe_error, make_own
+from fedentopt.own_code import describe_error, find_own, make_own
 
 
 def own_model(spec: str, num_classes: int, factory: Callable[[int], nn.Module] | None = None) -> nn.Module:
@@ -147,6 +147,14 @@ def build(
     return model.train()
 
 
+def check_name(name: str) -> None:
+    """Refuse a name behind which there is no model; one's own is imported, not called."""
+    if ":" in name:
+        find_own("model", name)
+    elif name not in NAMES:
+        raise InputError(f"model: {name!r} is unknown; accepted: {', '.join(NAMES)} or package.module:factory")
+
+
 def _draw_by_layer(model: nn.Module, name: str) -> None:
     """Draw all weights anew, each layer by its own rule (`reset_parameters`); a layer without one stays as it is."""
     for layer in model.modules():
@@ -164,14 +172,13 @@ def _draw_by_layer(model: nn.Module, name: str) -> None:
 def _make(name: str, num_classes: int, image_size: int, factory: Callable[[int], nn.Module] | None) -> nn.Module:
     if factory is not None:
         return own_model(name, num_classes, factory)
+    if ":" in name:
+        return own_model(name, num_classes)
+    check_name(name)
     if name == "lenet5":
         return lenet5(num_classes, image_size)
     if name in ("vgg11", "vgg11-bn"):
         return vgg11(num_classes, image_size, batch_norm=name.endswith("-bn"))
     if name in ("efficientnet-b0", "efficientnet-b3"):
         return efficientnet(name.removeprefix("efficientnet-"), num_classes)
-    if name == "efficientnet-lite0":
-        return EfficientNetLite(num_classes)
-    if ":" in name:
-        return own_model(name, num_classes)
-    raise InputError(f"model: {name!r} is unknown; accepted: {', '.join(NAMES)} or package.module:factory")
+    return EfficientNetLite(num_classes)

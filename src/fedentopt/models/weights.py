@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedentopt.errors import InputError
+from fedentopt.files import expand_home
 
 
 def load_weights(model: nn.Module, path: str, head: str | None) -> None:
     """Copy the tensors of a file into `model`, as `copy_tensors` says."""
-    file = Path(path).expanduser()
+    file = expand_home(path)
     if not file.is_file():
         raise InputError(f"weights: {file} is not a file; accepted: a local .safetensors or .pth file, or pretrained")
     copy_tensors(model, read_tensors(file, file), path, head)

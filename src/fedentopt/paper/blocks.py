@@ -175,6 +175,8 @@ def _cell(
     own = config(method)
     if metric == "accuracy_change" and (own.selector != "fedentopt" or own.algorithm == "fedavg"):
         raise InputError(f"method: {method!r} has no baseline to change from; accepted: such as fedprox+fedentopt")
+    if metric == "validation_accuracy" and not own.validation:
+        raise InputError("validation: nothing is held out; accepted: the share that clients hold out, such as 0.1")
     merged = _layered(documents, chosen) | settings
     # What was measured of bf16 was measured beside the paper's own arithmetic; a block may say more of its own runs.
     inherited = merged.get(STAND_INS, []) if own.precision == PRECISION and "precision" not in settings else []

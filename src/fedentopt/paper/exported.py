@@ -38,10 +38,13 @@ def read_exported(folder: Path, option: str = "results") -> Results:
     """Everything an exported folder holds; a file that cannot be used is an `InputError` naming file and line."""
     if not folder.is_dir():
         raise InputError(f"{option}: {folder} is not a folder; accepted: one that `reproduce --export` wrote")
+    files = sorted(folder.glob("*.csv"))
+    if option != "export" and not files and any(folder.glob("*/run.json")):
+        raise InputError(f"{option}: {folder} holds runs; accepted: a folder that `reproduce --export` made of them")
     measured: dict[Key, Measured] = {}
     baselines: dict[Key, Measured] = {}
     points: dict[Key, dict[int, tuple[int, float | None, float | None]]] = {}
-    for path in sorted(folder.glob("*.csv")):
+    for path in files:
         if path.stem.endswith("_curves"):
             for row in _rows(path, CURVE_COLUMNS):
                 number = row.need("round", int)

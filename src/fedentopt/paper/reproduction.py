@@ -110,12 +110,14 @@ class Reproduction:
         `max_stack` is the most runs that train together, `ray` the address of a cluster that gets the stacks.
         """
         _need_simulator()
-        from fedentopt.models import PRETRAINED, check_pretrained
+        from fedentopt.models import PRETRAINED, check_name, check_pretrained
         from fedentopt.paper.runner import run_stacks
         from fedentopt.simulation.sweep import form_stacks
 
+        for model in dict.fromkeys(run.model for run in runs):  # before hours go into the runs that come first
+            check_name(model)
         for model in dict.fromkeys(run.model for run in runs if run.weights == PRETRAINED):
-            check_pretrained(model)  # before hours go into the runs that come first
+            check_pretrained(model)
         options = dataclasses.replace(
             options, data_dir=None if self.data_dir is None else str(self.data_dir), say=listener.say
         )

@@ -3,7 +3,8 @@
 `make_plan(counts, ...)` tries every selector that needs nothing else and recommends one; `write_page` shows it.
 """
 
-from fedentopt.plan.page import check_page, write_page
+from fedentopt.pages import check_page
+from fedentopt.plan.page import write_page
 from fedentopt.plan.planning import Plan, make_plan
 from fedentopt.plan.trying import Skipped
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt import __version__
-from fedentopt.errors import InputError
-from fedentopt.files import written_aside
+from fedentopt.pages import save_page
 from fedentopt.plan.charts import Axis, Level, Series, bar_chart, legend, line_chart
 from fedentopt.plan.costs import round_number
 from fedentopt.plan.outcome import Outcome
@@ -29,37 +28,11 @@ from fedentopt.selection import EntropySelector, RandomSelector
 MOST_CLASSES = 30  # shown in the chart of missing classes
 MOST_SITES = 300  # listed one by one; of more, those asked most and least
 MOST_POINTS = 400  # of a curve
-_OURS = b'<meta name="generator" content="fedentopt '
-
-
-def check_page(path: Path | str) -> Path:
-    """The path of a page; refused: a folder, and a file that is there and was not made by fedentopt."""
-    path = Path(path)
-    try:
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder; accepted: --out with the name of a file")
-        if path.is_file() and path.stat().st_size and _OURS not in path.read_bytes()[:4096]:
-            raise InputError(f"{path}: is there and no page of fedentopt; accepted: --out with another name")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    return path
 
 
 def write_page(plan: Plan, path: Path | str) -> Path:
     """Write the page; what `check_page` refuses is not overwritten."""
-    path = check_page(path)
-    try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    with written_aside(path) as file:
-        file.write(render(plan).encode())
-    return path
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")
+    return save_page(render(plan), path)
 
 
 def render(plan: Plan) -> str:

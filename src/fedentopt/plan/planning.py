@@ -20,9 +20,19 @@ from fedentopt.plan.carrying_out import command, flower, python
 from fedentopt.plan.costs import absence_words, privacy_words, with_every_budget
 from fedentopt.plan.outcome import Choice, Federation, Outcome
 from fedentopt.plan.recommendation import Recommendation, recommend
-from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
+from fedentopt.plan.sizes import (
+    Given,
+    amount_of_work,
+    as_words,
+    away_share,
+    buffer_sizes,
+    cohort_sizes,
+    epsilons,
+    that_differ,
+)
 from fedentopt.plan.trying import Progress, Skipped, Trying
 from fedentopt.selection import EntropySelector, RandomSelector, Selector
+from fedentopt.selection.selector import check_int
 from fedentopt.selection.trial import counts_only, has_buffer
 
 
@@ -105,10 +115,10 @@ def make_plan(
     *,
     clients: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
-    cohorts: Sequence[str] | None = None,
-    buffers: Sequence[str] | None = None,
-    epsilon: Sequence[str] | None = None,
-    away: str = "20%",
+    cohorts: Given = None,
+    buffers: Given = None,
+    epsilon: Given = None,
+    away: str | float = "20%",
     rounds: int | None = None,
     repetitions: int | None = None,
     seed: int = 0,
@@ -119,18 +129,22 @@ def make_plan(
 ) -> Plan:
     """Try every selector that needs label counts alone on (clients, classes) counts, and recommend one.
 
-    `cohorts` and `buffers` are numbers of clients or per cents of them, `epsilon` privacy budgets or "none", `away`
-    the share of the clients that is away in a round. `noisy` counts hold noise already, and get no more. `source` and
-    `drop` are for the command that carries the plan out. Without `rounds` and `repetitions` there are 100 and 3, or
-    fewer for large tables; `settings["sampled"]` says so.
+    `cohorts` and `buffers` are numbers of clients or per cents of them, `epsilon` privacy budgets or "none", each one
+    or several; `away` is the share of the clients that is away in a round. `noisy` counts hold noise already, and get
+    no more. `source` and `drop` are for the command that carries the plan out. Without `rounds` and `repetitions` there
+    are 100 and 3, or fewer for large tables; `settings["sampled"]` says so.
     """
     federation = _federation(counts, clients, classes, noisy)
     if noisy and epsilon is not None:
         raise InputError("--epsilon: adds noise to true counts, but --noisy says they are noisy; accepted: one")
-    budgets: list[float | None] = [None] if noisy else epsilons(epsilon)
-    absent = away_share(away)
-    sizes = cohort_sizes(federation, cohorts)
-    tried_buffers = {size: buffer_sizes(size, len(federation.clients), buffers) for size in sizes}
+    check_int("seed", seed, 0)
+    for name, number in (("rounds", rounds), ("repetitions", repetitions)):
+        if number is not None:
+            check_int(name, number, 1)
+    budgets: list[float | None] = [None] if noisy else epsilons(as_words(epsilon))
+    absent = away_share(str(away))
+    sizes = cohort_sizes(federation, as_words(cohorts))
+    tried_buffers = {size: buffer_sizes(size, len(federation.clients), as_words(buffers)) for size in sizes}
     selectors = sorted(counts_only(), key=lambda cls: cls is not RandomSelector)
     noises = [budget for budget in dict.fromkeys([*([] if noisy else [None]), *budgets]) if budget != budgets[0]]
     most_buffers = max(map(len, tried_buffers.values()))

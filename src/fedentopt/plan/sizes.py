@@ -9,7 +9,7 @@ table gives the same plan on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,12 +18,22 @@ from fedentopt.plan.outcome import Federation
 from fedentopt.privacy import check_epsilon
 from fedentopt.settings import amount
 
+Given = str | float | Iterable[str | float | None] | None
+
 BUFFERS = ("0%", "25%", "50%", "75%")
 EPSILONS: tuple[float | None, ...] = (None, 5.0, 1.0, 0.5, 0.1)
 ROUNDS, FEWEST_ROUNDS = 100, 10
 REPETITIONS, FEWEST_REPETITIONS = 3, 2
 LARGEST_COHORT = 100  # tried without being asked for
 BUDGET = 12_000.0  # milliseconds of FedEntOpt, as estimated
+
+
+def as_words(given: Given) -> list[str] | None:
+    """Sizes or budgets as text: one, several, or several in one text with commas between."""
+    if given is None:
+        return None
+    several = given.split(",") if isinstance(given, str) else given if isinstance(given, Iterable) else [given]
+    return ["none" if one is None else str(one).strip() for one in several]
 
 
 def cohort_sizes(federation: Federation, given: Sequence[str] | None) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedentopt import __version__
 from fedentopt.errors import InputError
-from fedentopt.files import aside
+from fedentopt.pages import RESULTS_PAGE, save_page
 from fedentopt.report.belief import belief
 from fedentopt.report.figures import figures
 from fedentopt.report.findings import findings
@@ -40,7 +40,8 @@ _BELIEF_LINKS = '<a href="#belief">Beliefs</a> <a href="#suspects">Suspects</a>'
 def write_report(directory: Path, *, out: Path | None = None) -> Path:
     """Make the page of a results folder and return its path (`directory/report.html` unless `out` is given).
 
-    Refused: a folder without results, a malformed file in it, a missing Plotly, a place that cannot be written.
+    Refused: a folder without results, a malformed file in it, a missing Plotly, a place that cannot be written, a file
+    there that is no page of fedentopt.
     """
     directory = Path(directory)
     folder = read_folder(directory)
@@ -51,12 +52,12 @@ def write_report(directory: Path, *, out: Path | None = None) -> Path:
         doubles=folder.doubles,
         paper=PaperFigures.read(directory),
     )
-    return _write(text, Path(out) if out is not None else directory / "report.html")
+    return save_page(text, out if out is not None else directory / RESULTS_PAGE)
 
 
 def write_page(runs: Iterable[RunResult], path: Path, *, title: str = "results") -> Path:
     """Make the page of these runs, wherever they come from, and return its path."""
-    return _write(render_runs(runs, title=title), Path(path))
+    return save_page(render_runs(runs, title=title), path)
 
 
 def render_runs(
@@ -116,18 +117,6 @@ def render_runs(
         if data is not None:
             return page.substitute(values, data=data)
     raise AssertionError("the last level takes any room")
-
-
-def _write(text: str, target: Path) -> Path:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with aside(target, durable=False) as part:  # a reader never sees half a page
-            part.write_bytes(text.encode())
-    except OSError as error:
-        raise InputError(
-            f"{target}: cannot be written ({error.strerror}); accepted: a file in a writable folder"
-        ) from error
-    return target
 
 
 def _data(groups: tuple[Group, ...], detail: Detail, room: int | None) -> str | None:

@@ -153,7 +153,7 @@ class Hooks:
             return getattr(self.algorithm, hook)(*arguments)
         except (InputError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._own:
                 raise
             raise InputError(f"algorithm: {self.name!r}: {hook} raised {describe_error(error)}") from error

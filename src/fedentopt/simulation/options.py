@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedentopt.errors import InputError
+from fedentopt.files import expand_home
 from fedentopt.settings import setting, settings_of
 
 
@@ -45,9 +46,9 @@ class RunOptions:
     @property
     def out_dir(self) -> Path:
         """The results' folder; `~` is the home folder also where no shell has replaced it."""
-        return Path(self.out).expanduser()
+        return expand_home(self.out)
 
     @property
     def data_path(self) -> Path | None:
         """The data sets' folder, if one was given."""
-        return None if self.data_dir is None else Path(self.data_dir).expanduser()
+        return None if self.data_dir is None else expand_home(self.data_dir)

@@ -142,13 +142,14 @@ class RunPlanner:
         if config.size_cap is not None:
             reports = cast(np.ndarray, self.watch.believed(range(config.clients)))
         self.needs = self._told | {"head"} if self.watch.reads_heads else self._told
-        self.selector.register(reports, noisy=config.epsilon is not None)
+        self._selecting = 0.0  # seconds that the selector took since the last plan
+        self._call("register", reports, noisy=config.epsilon is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
         self._everybody = frozenset(range(config.clients))
         self._speeds: dict[int, float] = {}
-        self._selecting = 0.0  # seconds that the selector took since the last plan
+        self._selecting = 0.0  # to take clients in belongs to no plan
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
 
     @property
@@ -393,7 +394,7 @@ class RunPlanner:
             return getattr(self.selector, method)(*arguments, **more)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self.config.selector in SELECTORS:
                 raise
             raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
@@ -402,7 +403,7 @@ class RunPlanner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._believe(self.watch.load_state_dict(state))
-        self.selector.load_state_dict(state["selector"])
+        self._call("load_state_dict", state["selector"])
         self.watch.learnt(range(self.config.clients))
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from fedentopt.simulation.engine import RoundEvent
 
 
+_WIDE = 100  # columns from which on the bar is long
+_FIGURES = 42  # columns of rounds done and to do, of the time so far and the time left, and the gaps between
+
+
 @contextlib.contextmanager
 def progress_bar(
     configs: Sequence[RunConfig], console: Console, *, show: bool | None = None
@@ -25,9 +29,10 @@ def progress_bar(
     if not (console.is_terminal or console.is_jupyter if show is None else show):
         yield None
         return
+    narrow = console.width < _WIDE
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=10 if narrow else 24),
         MofNCompleteColumn(),
         TextColumn("rounds"),
         TimeElapsedColumn(),
@@ -37,12 +42,15 @@ def progress_bar(
         transient=True,
     )
     tally = RoundTally(configs)
+    room = max(console.width - (_FIGURES + 10 if narrow else _FIGURES + 24), 10)
     with bar:
         task = bar.add_task("starting", total=None)
 
         def advance(event: RoundEvent) -> None:
             tally.add(event)
-            bar.update(task, completed=tally.done, total=tally.total, description=escape(tally.describe()))
+            text = tally.describe()
+            said = text if len(text) <= room else text[: room - 1] + "…"  # else Rich would cut the figures behind it
+            bar.update(task, completed=tally.done, total=tally.total, description=escape(said))
 
         yield advance
 

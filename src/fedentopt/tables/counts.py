@@ -54,13 +54,15 @@ class _Table:
     counts: np.ndarray
 
 
-def read_counts(path: Path | str, noisy: bool = False, drop: Sequence[str] = ()) -> CountsFile:
-    """Read label counts; `noisy` ones may be negative, or all 0 for a client. Columns named in `drop` are left out.
+def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str] = ()) -> CountsFile:
+    """Read label counts; `noisy` ones may be negative, or all 0 for a client. Columns named in `drop`, one or several,
+    are left out.
 
     A client that holds no sample is left out, with a note. A column that equals the sum of the others in every row is
     refused as a class, unless `drop` names it, or says "none".
     """
     path = Path(path)
+    drop = [drop] if isinstance(drop, str) else drop
     sheet = read_sheet(path)
     if not sheet.rows:
         raise InputError(f"{path}: the file is empty; accepted: a header client,<class>,... and one row per client")
@@ -77,6 +79,7 @@ def read_counts(path: Path | str, noisy: bool = False, drop: Sequence[str] = ())
     else:
         table = _read_long(sheet, long, unused)
     where = [f"{sheet.at(number)}" for number in table.numbers]
+    _refuse_blanks_apart(table.clients, where)
     width = len(table.classes)
     check_counts(
         table.counts.ravel(), noisy, lambda at: f"{where[at // width]}, column {table.classes[at % width]!r}: the count"
@@ -316,6 +319,15 @@ def _refuse_totals(sheet: Sheet, table: _Table) -> None:
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]+", name) else "'" + name.replace("'", "'\\''") + "'"
+
+
+def _refuse_blanks_apart(clients: Sequence[str], where: Sequence[str]) -> None:
+    """Names that differ in blanks around them alone are one client, whose counts would count as two clients'."""
+    seen: dict[str, str] = {}
+    for client, at in zip(clients, where, strict=True):
+        other = seen.setdefault(client.strip(), client)
+        if other != client:
+            raise InputError(f"{at}: client {client!r} differs from {other!r} in blanks alone; accepted: one spelling")
 
 
 def _all_different(names: Sequence[str], where: Callable[[int], str], what: str, hint: str = "") -> None:

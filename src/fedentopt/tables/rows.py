@@ -39,10 +39,12 @@ class Sheet:
     separator: str | None = None
     unit: str = "line"
     notes: tuple[str, ...] = ()
+    page: str | None = None  # the sheet's name, where a workbook has several
 
     def at(self, number: int) -> str:
         """Where a row is, for messages."""
-        return f"{self.path}, {self.unit} {number}"
+        page = "" if self.page is None else f", sheet {self.page!r} (the first)"
+        return f"{self.path}{page}, {self.unit} {number}"
 
 
 def read_sheet(path: Path) -> Sheet:
@@ -53,6 +55,8 @@ def read_sheet(path: Path) -> Sheet:
     if suffix in _UNREAD:
         raise InputError(f"{path}: files of this kind are not read; accepted: .xlsx, .parquet, or a CSV file")
     text, encoding = _text(path)
+    if re.match(r"\s*[\[{]\s*([\[{\"]|$)", text):
+        raise InputError(f"{path}: looks like JSON; {ACCEPTED}")
     separator, text, skipped = _separator(text)
     notes = []
     if separator != "," or encoding != "UTF-8":
@@ -165,13 +169,15 @@ def _typed(path: Path, suffix: str) -> Sheet:
             "table as CSV"
         ) from error
     notes: tuple[str, ...] = ()
+    page = None
     try:
         if suffix in _EXCEL:
             with pandas.ExcelFile(path, engine=engine) as book:
                 names = book.sheet_names
                 frame = pandas.read_excel(book, sheet_name=names[0], header=None, dtype=object)
             if len(names) > 1:
-                notes = (f"{path}: read the first of {len(names)} sheets, {str(names[0])!r}",)
+                page = str(names[0])
+                notes = (f"{path}: read the first of {len(names)} sheets, {page!r}",)
             table = frame.to_numpy(dtype=object).tolist()
         else:
             frame = pandas.read_parquet(path, engine=engine)
@@ -182,7 +188,7 @@ def _typed(path: Path, suffix: str) -> Sheet:
         raise InputError(f"{path}: cannot be read as {kind} ({error}); {ACCEPTED}") from error
     rows = [(number, [_word(cell) for cell in cells]) for number, cells in enumerate(table, start=1)]
     kept = [(number, cells) for number, cells in rows if any(cell.strip() for cell in cells)]
-    return Sheet(path, kept, unit="row", notes=notes)
+    return Sheet(path, kept, unit="row", notes=notes, page=page)
 
 
 def _word(value: Any) -> str:

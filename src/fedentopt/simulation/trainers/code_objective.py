@@ -79,7 +79,7 @@ class CodeObjective:
                     loss = code.loss(module, self._start.module, Batch(x, y), context)
             except torch.OutOfMemoryError:
                 raise  # the engine takes fewer clients at once then
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise InputError(f"algorithm: {code.method}: local_loss raised {describe_error(error)}") from error
         _check(loss, code.method)
         self._bound.clear_gradient()

@@ -1,0 +1,46 @@
+"""HTML pages on disk: an old page is renewed, and whatever else is there stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedentopt.errors import InputError
+from fedentopt.files import expand_home, written_aside
+
+RESULTS_PAGE = "report.html"  # of a folder of runs
+_OURS = b'<meta name="generator" content="fedentopt '
+
+
+def check_page(path: Path | str) -> Path:
+    """The path of a page, ~ expanded; refused: a folder, and a file that is there and was not made by fedentopt."""
+    path = expand_home(path)
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; accepted: --out with the name of a file")
+        if path.is_file() and path.stat().st_size and _OURS not in _start(path):
+            raise InputError(f"{path}: is there and no page of fedentopt; accepted: --out with another name")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def save_page(text: str, path: Path | str) -> Path:
+    """Write a page, in a folder that is made where there is none; what `check_page` refuses is not overwritten."""
+    path = check_page(path)
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    with written_aside(path) as file:
+        file.write(text.encode())
+    return path
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4096)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")
