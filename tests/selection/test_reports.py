@@ -69,6 +69,23 @@ def test_ids_beside_an_array() -> None:
     assert selector.select([9, 8]).label_counts.tolist() == [6, 2, 0]
 
 
+def test_the_index_of_a_data_frame_names_its_clients() -> None:
+    selector = EntropySelector(2)
+    selector.register(pd.DataFrame(TABLE[:2], index=["x", "y"]))
+    selector.register(pd.DataFrame(TABLE)[2:], ids=["z", 7])
+    selector.register(pd.DataFrame(TABLE[2:3], index=[5]))
+    assert selector.clients == ("x", "y", "z", 7, 5)
+    selector.update(pd.DataFrame(TABLE[1:2], index=["x"]))
+    assert selector.counts[0].tolist() == TABLE[1].tolist()
+    plain = EntropySelector(2)
+    plain.register(pd.DataFrame(TABLE))
+    assert plain.clients == tuple(range(len(TABLE)))
+    with pytest.raises(InputError, match=r"0\.5 is a float; accepted: text or a whole number as the index of"):
+        plain.update(pd.DataFrame(TABLE[:1], index=[0.5]))
+    with pytest.raises(InputError, match=r"client 'a': given twice"):
+        EntropySelector(1).register(pd.DataFrame(TABLE[:2], index=["a", "a"]))
+
+
 def test_text_and_number_are_different_clients() -> None:
     selector = EntropySelector(2)
     selector.register({"1": [1, 0], 1: [0, 1]})

@@ -2,7 +2,7 @@
 
 Accepted are
 
-* a (K, C) array, with client ids given beside it or else 0 .. K-1;
+* a (K, C) array, with client ids given beside it or else 0 .. K-1; of a data frame the index says them;
 * a mapping from client id to a vector of C counts, to a sparse vector of them, or to a mapping {class number: count}
   of what the client holds;
 * a sparse matrix of K rows: anything with `tocsr()`, or with the fields `indptr`, `indices`, `data` and `shape`
@@ -73,7 +73,7 @@ def read_reports(
     elif ids is not None:
         names = client_ids(ids)
     else:
-        names = None
+        names = _row_names(counts)
     if isinstance(counts, list | tuple):
         named = _check_order(names or range(len(counts)), counts, named)
     named = _check_columns(counts, named)
@@ -87,6 +87,17 @@ def read_reports(
             f"counts: {table.shape[1]} classes; accepted: at most {_MOST_UNSAID} unless num_classes says so"
         )
     return names, (_read_compressed if sparse else _read_table)(table, names, noisy), int(table.shape[1]), named
+
+
+def _row_names(counts: Any) -> list[ClientId] | None:
+    """The clients that the rows of a data frame name; None for other tables."""
+    index = getattr(counts, "index", None)
+    if not hasattr(counts, "columns") or not isinstance(index, Iterable):
+        return None
+    try:
+        return client_ids(index)
+    except InputError as error:
+        raise InputError(f"{error} as the index of a data frame, or ids beside it") from None
 
 
 def _check_shape(shape: Sequence[int], names: list[ClientId] | None, num_classes: int | None) -> list[ClientId]:
