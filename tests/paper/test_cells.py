@@ -367,6 +367,10 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
             OWN.replace("mu = [0.5, 1.0]", "cohort = 5\nparticipation = 5"),
             "block 1: cohort: says the same as participation",
         ),
+        *(
+            (OWN.replace("mu = [0.5, 1.0]", given), "block 1: fedlc_tau: fedavg does not look at it; accepted: .*fedlc")
+            for given in ("fedlc_tau = 0.5", "fedlc_tau = [0.5, 1.0]")
+        ),
         (OWN.replace('"mine"', r'"mine\n"'), "block 1: table: 'mine.*' cannot be used"),
         (OWN.replace('"mine"', "5"), "block 1: table: 5 cannot be used"),
     ],

@@ -114,12 +114,21 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
     swept = [name for name in settings if isinstance(block[name], list)]
     axes = [name for name in AXES if name in block]
     values = [as_list(name, block[name]) for name in (*axes[:-1], *swept, axes[-1])]  # metric stays innermost
+    _check_looked_at(settings, as_list("method", block["method"]) if "method" in block else [])
     cells = []
     for combination in itertools.product(*values):
         chosen = dict(zip((*axes[:-1], *swept, axes[-1]), combination, strict=True))
         plain = {name: block[name] for name in settings} | {name: chosen[name] for name in swept}
         cells.append(_cell(documents, block, chosen, plain, tuple(swept), printed))
     return cells
+
+
+def _check_looked_at(settings: Sequence[str], methods: Sequence[str]) -> None:
+    """Refuse settings of a method that none of a block's methods has."""
+    for name in settings if methods else ():
+        option = option_of(name)
+        if option is not None and all(parse_method(method)[option[0]] != option[1] for method in methods):
+            raise InputError(f"{name}: {methods[0]} does not look at it; accepted: methods with {option[1]}")
 
 
 def _cell(

@@ -56,6 +56,7 @@ def read_reports(
 ) -> tuple[list[ClientId], Rows, int, list[Any] | None]:
     """Client ids, their rows, the number of classes (which must be `num_classes` where that is given), and the classes
     as series or a data frame name them; `named` are those of clients that were read before, whose order is kept."""
+    names: list[ClientId] | None
     if isinstance(counts, Mapping):
         if ids is not None:
             raise InputError("ids: given beside a mapping, whose keys are the ids; accepted: one of the two")
