@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedentopt import files
 from fedentopt.errors import InputError
 from fedentopt.files import lock_file, written_aside
 
@@ -129,6 +130,22 @@ def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_pa
     del forgotten  # whoever held it was garbage-collected
     with held():
         pass
+
+
+def test_ctrl_c_at_the_very_beginning_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(dict[object, object]):
+        def setdefault(self, key: object, default: object = None) -> object:
+            super().setdefault(key, default)
+            raise KeyboardInterrupt
+
+    def held() -> AbstractContextManager[None]:
+        return lock_file(tmp_path / "lock", lambda holder: InputError("held"), lambda error: InputError("unusable"))
+
+    interrupted = Interrupted()
+    monkeypatch.setattr(files, "_held_here", interrupted)
+    with pytest.raises(KeyboardInterrupt), held():
+        pass
+    assert not interrupted
 
 
 def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

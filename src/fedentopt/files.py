@@ -255,14 +255,15 @@ def lock_file(
 def _alone_here(path: Path, busy: Callable[[str], InputError], give_up: float) -> Iterator[None]:
     """Keep the rest of this process away from a lock, before it opens the file."""
     key, own = (os.getpid(), os.path.realpath(path)), object()
-    while _held_here.setdefault(key, own) is not own:
-        if time.monotonic() >= give_up:
-            raise busy(f"{os.getpid()}, this one")
-        time.sleep(_PAUSE)
-    try:
+    try:  # around the first line too: Ctrl-C behind it would leave the lock held until the process ends
+        while _held_here.setdefault(key, own) is not own:
+            if time.monotonic() >= give_up:
+                raise busy(f"{os.getpid()}, this one")
+            time.sleep(_PAUSE)
         yield
     finally:
-        del _held_here[key]
+        if _held_here.get(key) is own:
+            del _held_here[key]
 
 
 def _acquire(
