@@ -108,16 +108,16 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         put(tmp_path, b"")
 
 
-@pytest.mark.parametrize("among_threads", [False, True])
-def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_path: Path, among_threads: bool) -> None:
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_path: Path, inherited: bool) -> None:
     def held() -> AbstractContextManager[None]:
         refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
-        return lock_file(tmp_path / "lock", *refusals, among_threads=among_threads)
+        return lock_file(tmp_path / "lock", *refusals, inherited=inherited)
 
     ask = (
         "import pathlib, sys; from fedentopt.files import lock_file\n"
         "with lock_file(pathlib.Path(sys.argv[1]), lambda holder: SystemExit(7), lambda error: SystemExit(8), "
-        f"among_threads={among_threads}): pass"
+        f"inherited={inherited}): pass"
     )
     words = [sys.executable, "-c", ask, str(tmp_path / "lock")]
     with held():
@@ -156,7 +156,7 @@ def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, mo
 
     def held() -> AbstractContextManager[None]:
         refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
-        return lock_file(tmp_path / "lock", *refusals, among_threads=True)
+        return lock_file(tmp_path / "lock", *refusals, inherited=True)
 
     with held(), pytest.raises(InputError, match=r"^held$"), held():
         pass

@@ -212,7 +212,7 @@ def locked_state(state: Path | None) -> Iterator[None]:
         return InputError(f"{state}: {error.strerror or error}; accepted: a file in a folder that can be written to")
 
     place = Path(os.path.realpath(state))
-    with lock_file(place.with_name(f".{place.name}.lock"), busy, unusable, patience=STATE_PATIENCE, among_threads=True):
+    with lock_file(place.with_name(f".{place.name}.lock"), busy, unusable, patience=STATE_PATIENCE, inherited=True):
         yield
 
 
@@ -223,20 +223,20 @@ def lock_file(
     unusable: Callable[[OSError], InputError],
     *,
     patience: float = 0.0,
-    among_threads: bool = False,
+    inherited: bool = False,
     mode: int = 0o666,
     must: bool = False,
 ) -> Iterator[None]:
     """Hold the lock `path`, which is there only as long as somebody holds it.
 
     After `patience` seconds (`math.inf`: never) what `busy(holder's process number)` says is raised; what
-    `unusable(error)` says where no lock file can be made or locked. `among_threads`: children made by a fork inherit
-    the lock; without it they do not, so an orphaned worker does not keep it. On a file system without locks there is
+    `unusable(error)` says where no lock file can be made or locked. `inherited`: children made by a fork hold the
+    lock too; without it they do not, so an orphaned worker does not keep it. On a file system without locks there is
     none, or with `must` what `unusable(error)` says.
     """
     give_up = time.monotonic() + patience if patience < math.inf else math.inf
-    with contextlib.nullcontext() if among_threads else _alone_here(path, busy, give_up):
-        handle = _acquire(path, busy, unusable, give_up, among_threads, mode, must)
+    with contextlib.nullcontext() if inherited else _alone_here(path, busy, give_up):
+        handle = _acquire(path, busy, unusable, give_up, inherited, mode, must)
         try:
             yield
         finally:
@@ -271,7 +271,7 @@ def _acquire(
     busy: Callable[[str], InputError],
     unusable: Callable[[OSError], InputError],
     give_up: float,
-    among_threads: bool,
+    inherited: bool,
     mode: int,
     must: bool,
 ) -> int:
@@ -281,7 +281,7 @@ def _acquire(
         except OSError as error:
             raise unusable(error) from error
         try:
-            locked = _try_lock(handle, among_threads)
+            locked = _try_lock(handle, inherited)
         except OSError as error:
             if must or error.errno not in _NO_LOCKS_HERE:
                 os.close(handle)
@@ -310,7 +310,7 @@ def is_still(path: Path, handle: int) -> bool:
         return False
 
 
-def _try_lock(handle: int, among_threads: bool) -> bool:
+def _try_lock(handle: int, inherited: bool) -> bool:
     """Whether the lock was free; raises where there are no locks, or none can be had for another reason."""
     try:
         if sys.platform == "win32":
@@ -320,7 +320,7 @@ def _try_lock(handle: int, among_threads: bool) -> bool:
         else:
             import fcntl
 
-            lock = fcntl.flock if among_threads else fcntl.lockf
+            lock = fcntl.flock if inherited else fcntl.lockf
             lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _HELD:  # waiting would not help
