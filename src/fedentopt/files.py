@@ -149,7 +149,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         there = None
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     stream = None if there is None else _standard_stream(there)
     if stream is not None or (there is not None and not stat.S_ISREG(there.st_mode)):
         content = io.BytesIO()  # a pipe cannot be taken back, so nothing goes into it before the block ended well
@@ -158,7 +158,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
             with open(path if stream is None else os.dup(stream), "wb") as file:
                 file.write(content.getbuffer())
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         return
     begun = False
     try:
@@ -167,7 +167,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         if begun:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         raise InputError(
             f"{path}: {error.strerror or error}; accepted: a file in a folder that can be written to"
         ) from error
@@ -358,5 +358,6 @@ def _standard_stream(there: os.stat_result) -> int | None:
     return None
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def unwritable(path: Path, error: OSError) -> InputError:
+    """What is said of a file that the system does not let be looked at or written."""
     return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")
