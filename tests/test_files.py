@@ -132,6 +132,23 @@ def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_pa
         pass
 
 
+@posix
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_child_that_ends_inside_a_lock_does_not_take_it_away(tmp_path: Path, inherited: bool) -> None:
+    hold = (
+        "import os, pathlib, sys; from fedentopt.files import lock_file\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        f"with lock_file(path, lambda holder: SystemExit(7), lambda error: SystemExit(8), inherited={inherited}):\n"
+        "    child = os.fork()\n"
+        "    if not child: sys.exit()\n"
+        "    os.waitpid(child, 0)\n"
+        "    assert path.exists()\n"
+        "assert not path.exists()\n"
+    )
+    words = [sys.executable, "-c", hold, str(tmp_path / "lock")]
+    assert subprocess.run(words, check=False).returncode == 0
+
+
 def test_ctrl_c_at_the_very_beginning_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(dict[object, object]):
         def setdefault(self, key: object, default: object = None) -> object:

@@ -237,10 +237,13 @@ def lock_file(
     give_up = time.monotonic() + patience if patience < math.inf else math.inf
     with contextlib.nullcontext() if inherited else _alone_here(path, busy, give_up):
         handle = _acquire(path, busy, unusable, give_up, inherited, mode, must)
+        holder = os.getpid()
         try:
             yield
         finally:
-            if sys.platform == "win32":  # a file that anybody has open stays, and that is fine
+            if os.getpid() != holder:  # a child that was forked within the block and leaves it
+                os.close(handle)
+            elif sys.platform == "win32":  # a file that anybody has open stays, and that is fine
                 os.close(handle)
                 with contextlib.suppress(OSError):
                     path.unlink()
