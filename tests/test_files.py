@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedentopt import files
 from fedentopt.errors import InputError
 from fedentopt.files import lock_file, written_aside
 
@@ -107,16 +108,16 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         put(tmp_path, b"")
 
 
-@pytest.mark.parametrize("among_threads", [False, True])
-def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_path: Path, among_threads: bool) -> None:
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_path: Path, inherited: bool) -> None:
     def held() -> AbstractContextManager[None]:
         refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
-        return lock_file(tmp_path / "lock", *refusals, among_threads=among_threads)
+        return lock_file(tmp_path / "lock", *refusals, inherited=inherited)
 
     ask = (
         "import pathlib, sys; from fedentopt.files import lock_file\n"
         "with lock_file(pathlib.Path(sys.argv[1]), lambda holder: SystemExit(7), lambda error: SystemExit(8), "
-        f"among_threads={among_threads}): pass"
+        f"inherited={inherited}): pass"
     )
     words = [sys.executable, "-c", ask, str(tmp_path / "lock")]
     with held():
@@ -131,6 +132,39 @@ def test_a_lock_keeps_out_the_rest_of_its_process_and_others_all_the_same(tmp_pa
         pass
 
 
+@posix
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_child_that_ends_inside_a_lock_does_not_take_it_away(tmp_path: Path, inherited: bool) -> None:
+    hold = (
+        "import os, pathlib, sys; from fedentopt.files import lock_file\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        f"with lock_file(path, lambda holder: SystemExit(7), lambda error: SystemExit(8), inherited={inherited}):\n"
+        "    child = os.fork()\n"
+        "    if not child: sys.exit()\n"
+        "    os.waitpid(child, 0)\n"
+        "    assert path.exists()\n"
+        "assert not path.exists()\n"
+    )
+    words = [sys.executable, "-c", hold, str(tmp_path / "lock")]
+    assert subprocess.run(words, check=False).returncode == 0
+
+
+def test_ctrl_c_at_the_very_beginning_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(dict[object, object]):
+        def setdefault(self, key: object, default: object = None) -> object:
+            super().setdefault(key, default)
+            raise KeyboardInterrupt
+
+    def held() -> AbstractContextManager[None]:
+        return lock_file(tmp_path / "lock", lambda holder: InputError("held"), lambda error: InputError("unusable"))
+
+    interrupted = Interrupted()
+    monkeypatch.setattr(files, "_held_here", interrupted)
+    with pytest.raises(KeyboardInterrupt), held():
+        pass
+    assert not interrupted
+
+
 def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*words: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -139,7 +173,7 @@ def test_a_disk_without_room_for_a_holders_number_still_locks(tmp_path: Path, mo
 
     def held() -> AbstractContextManager[None]:
         refusals = (lambda holder: InputError("held"), lambda error: InputError(f"unusable: {error}"))
-        return lock_file(tmp_path / "lock", *refusals, among_threads=True)
+        return lock_file(tmp_path / "lock", *refusals, inherited=True)
 
     with held(), pytest.raises(InputError, match=r"^held$"), held():
         pass

@@ -149,7 +149,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         there = None
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     stream = None if there is None else _standard_stream(there)
     if stream is not None or (there is not None and not stat.S_ISREG(there.st_mode)):
         content = io.BytesIO()  # a pipe cannot be taken back, so nothing goes into it before the block ended well
@@ -158,7 +158,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
             with open(path if stream is None else os.dup(stream), "wb") as file:
                 file.write(content.getbuffer())
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         return
     begun = False
     try:
@@ -167,7 +167,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         if begun:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         raise InputError(
             f"{path}: {error.strerror or error}; accepted: a file in a folder that can be written to"
         ) from error
@@ -212,7 +212,7 @@ def locked_state(state: Path | None) -> Iterator[None]:
         return InputError(f"{state}: {error.strerror or error}; accepted: a file in a folder that can be written to")
 
     place = Path(os.path.realpath(state))
-    with lock_file(place.with_name(f".{place.name}.lock"), busy, unusable, patience=STATE_PATIENCE, among_threads=True):
+    with lock_file(place.with_name(f".{place.name}.lock"), busy, unusable, patience=STATE_PATIENCE, inherited=True):
         yield
 
 
@@ -223,24 +223,27 @@ def lock_file(
     unusable: Callable[[OSError], InputError],
     *,
     patience: float = 0.0,
-    among_threads: bool = False,
+    inherited: bool = False,
     mode: int = 0o666,
     must: bool = False,
 ) -> Iterator[None]:
     """Hold the lock `path`, which is there only as long as somebody holds it.
 
     After `patience` seconds (`math.inf`: never) what `busy(holder's process number)` says is raised; what
-    `unusable(error)` says where no lock file can be made or locked. `among_threads`: children made by a fork inherit
-    the lock; without it they do not, so an orphaned worker does not keep it. On a file system without locks there is
+    `unusable(error)` says where no lock file can be made or locked. `inherited`: children made by a fork hold the
+    lock too; without it they do not, so an orphaned worker does not keep it. On a file system without locks there is
     none, or with `must` what `unusable(error)` says.
     """
     give_up = time.monotonic() + patience if patience < math.inf else math.inf
-    with contextlib.nullcontext() if among_threads else _alone_here(path, busy, give_up):
-        handle = _acquire(path, busy, unusable, give_up, among_threads, mode, must)
+    with contextlib.nullcontext() if inherited else _alone_here(path, busy, give_up):
+        handle = _acquire(path, busy, unusable, give_up, inherited, mode, must)
+        holder = os.getpid()
         try:
             yield
         finally:
-            if sys.platform == "win32":  # a file that anybody has open stays, and that is fine
+            if os.getpid() != holder:  # a child that was forked within the block and leaves it
+                os.close(handle)
+            elif sys.platform == "win32":  # a file that anybody has open stays, and that is fine
                 os.close(handle)
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -255,14 +258,15 @@ def lock_file(
 def _alone_here(path: Path, busy: Callable[[str], InputError], give_up: float) -> Iterator[None]:
     """Keep the rest of this process away from a lock, before it opens the file."""
     key, own = (os.getpid(), os.path.realpath(path)), object()
-    while _held_here.setdefault(key, own) is not own:
-        if time.monotonic() >= give_up:
-            raise busy(f"{os.getpid()}, this one")
-        time.sleep(_PAUSE)
-    try:
+    try:  # around the first line too: Ctrl-C behind it would leave the lock held until the process ends
+        while _held_here.setdefault(key, own) is not own:
+            if time.monotonic() >= give_up:
+                raise busy(f"{os.getpid()}, this one")
+            time.sleep(_PAUSE)
         yield
     finally:
-        del _held_here[key]
+        if _held_here.get(key) is own:
+            del _held_here[key]
 
 
 def _acquire(
@@ -270,7 +274,7 @@ def _acquire(
     busy: Callable[[str], InputError],
     unusable: Callable[[OSError], InputError],
     give_up: float,
-    among_threads: bool,
+    inherited: bool,
     mode: int,
     must: bool,
 ) -> int:
@@ -280,7 +284,7 @@ def _acquire(
         except OSError as error:
             raise unusable(error) from error
         try:
-            locked = _try_lock(handle, among_threads)
+            locked = _try_lock(handle, inherited)
         except OSError as error:
             if must or error.errno not in _NO_LOCKS_HERE:
                 os.close(handle)
@@ -309,7 +313,7 @@ def is_still(path: Path, handle: int) -> bool:
         return False
 
 
-def _try_lock(handle: int, among_threads: bool) -> bool:
+def _try_lock(handle: int, inherited: bool) -> bool:
     """Whether the lock was free; raises where there are no locks, or none can be had for another reason."""
     try:
         if sys.platform == "win32":
@@ -319,7 +323,7 @@ def _try_lock(handle: int, among_threads: bool) -> bool:
         else:
             import fcntl
 
-            lock = fcntl.flock if among_threads else fcntl.lockf
+            lock = fcntl.flock if inherited else fcntl.lockf
             lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _HELD:  # waiting would not help
@@ -357,5 +361,6 @@ def _standard_stream(there: os.stat_result) -> int | None:
     return None
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def unwritable(path: Path, error: OSError) -> InputError:
+    """What is said of a file that the system does not let be looked at or written."""
     return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")

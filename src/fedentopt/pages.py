@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedentopt.errors import InputError
-from fedentopt.files import expand_home, written_aside
+from fedentopt.files import expand_home, unwritable, written_aside
 
 RESULTS_PAGE = "report.html"  # of a folder of runs
 _OURS = b'<meta name="generator" content="fedentopt '
@@ -20,7 +20,7 @@ def check_page(path: Path | str) -> Path:
         if path.is_file() and path.stat().st_size and _OURS not in _start(path):
             raise InputError(f"{path}: is there and no page of fedentopt; accepted: --out with another name")
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     return path
 
 
@@ -31,7 +31,7 @@ def save_page(text: str, path: Path | str) -> Path:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     with written_aside(path) as file:
         file.write(text.encode())
     return path
@@ -40,7 +40,3 @@ def save_page(text: str, path: Path | str) -> Path:
 def _start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(4096)
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: {error.strerror or error}; accepted: a file that can be written")

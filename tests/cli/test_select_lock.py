@@ -90,8 +90,8 @@ def test_a_call_waits_for_the_one_before(
     tried = files._try_lock
     refused: list[bool] = []
 
-    def watched(handle: int, among_threads: bool) -> bool:
-        got = tried(handle, among_threads)
+    def watched(handle: int, inherited: bool) -> bool:
+        got = tried(handle, inherited)
         if not got:
             refused.append(True)
             let_go.set()

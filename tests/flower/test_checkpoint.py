@@ -273,6 +273,44 @@ def test_a_model_that_was_shown_before_a_stop_stays_accounted_for(on: str, tmp_p
     assert list(again.rounds) == [1, 2, 3, 4]
 
 
+def test_a_stop_between_the_two_checkpoints_of_a_round_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With privacy accounting a round is written before its evaluation and after it."""
+
+    class Counting(FedEntOpt):
+        rounds_seen = 0
+
+        def configure_train(self, *words: Any) -> Any:
+            self.rounds_seen += 1
+            return super().configure_train(*words)
+
+    def build(kind: type[FedEntOpt], folder: str) -> Any:
+        strategy = kind(**COMMON, checkpoint_dir=tmp_path / folder, weighted_by_key="norm_bit")
+        return DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 0.5, 3, accountant=Accountant())
+
+    def stop(number: int, arrays: ArrayRecord) -> None:
+        if number == 1:
+            raise StopError
+
+    with pytest.raises(StopError):
+        start(build(Counting, "a"), federation(), model(), num_rounds=3, evaluate_fn=stop)
+    with pytest.raises(InputError, match=r"does not hold Counting\.rounds_seen"):
+        start(build(Counting, "a"), federation(), model(), num_rounds=3)
+
+    def full(*words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill(number: int, arrays: ArrayRecord) -> None:
+        if number == 2:
+            monkeypatch.setattr(state_files, "write_archive", full)
+
+    with pytest.raises(InputError, match=r"round 2 cannot be written.*to go on after round 2$"):
+        start(build(FedEntOpt, "b"), federation(), model(), num_rounds=3, evaluate_fn=fill)
+    monkeypatch.undo()
+    assert list(start(build(FedEntOpt, "b"), federation(), model(), num_rounds=3).rounds) == [1, 2, 3]
+
+
 class StopError(Exception):
     """Stands for a kill."""
 

@@ -364,7 +364,9 @@ def test_sizes_by_hand() -> None:
         ({"epsilon": ["1e-300"]}, "epsilon: 1e-300 gives noise"),
         ({"cohorts": 50}, "--cohort: 50 gives [50]; accepted: 1 to 20 clients"),
         ({"cohorts": [15], "buffers": [10]}, "--buffer: 10 leaves no room"),
+        ({"buffers": []}, "--buffer: an empty list; accepted: one or several"),
         ({"epsilon": [0.0]}, "--epsilon: '0.0'; accepted: numbers above 0"),
+        ({"epsilon": []}, "--epsilon: an empty list; accepted: one or several"),
         ({"away": 1.0}, "--away: '1.0'; accepted"),
         ({"rounds": 0}, "rounds: 0 is out of range; accepted: a whole number, at least 1"),
         ({"repetitions": 1.5}, "repetitions: 1.5 is out of range"),
@@ -388,6 +390,8 @@ def test_numbers_say_the_same_as_text() -> None:
         plan = make_plan(table, cohorts=cohorts, buffers=buffers, epsilon=epsilon, away=0.2, **amount)
         assert plan.to_json() == text.to_json()
     assert text.settings["cohorts"] == [12]
+    once = make_plan(table, cohorts=[4, 6], buffers=(size for size in (3, 5)), **amount)
+    assert once.settings["buffers"] == [3, 5]
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0, 0], [1, 2]], [[1, np.nan]], [1, 2], [["a"]], np.zeros((0, 3))])

@@ -338,7 +338,13 @@ def test_series_keep_the_order_of_the_first_from_call_to_call() -> None:
         selector.register({"b": other[["x", "y"]], "c": [7, 0]})
         selector.register(frame[["x", "y"]], ids=["d"])
         selector.register(pd.DataFrame([[4, 4]]), ids=["e"])
-        assert selector.counts.tolist() == [[3, 1], [5, 2], [7, 0], [5, 2], [4, 4]]
+        selector.register({"f": pd.Series([6, 0])})  # 0 and 1 are places and no names
+        assert selector.counts.tolist() == [[3, 1], [5, 2], [7, 0], [5, 2], [4, 4], [6, 0]]
+    numbered = EntropySelector(1)
+    numbered.register({"a": pd.Series([6, 0])})
+    numbered.register({"b": first})
+    with pytest.raises(InputError, match=r"^counts: a data frame of the classes y, x; .* \(x, y, as named before\)"):
+        numbered.register(frame)
 
     class Arrow:
         """A table whose columns are arrays and no names."""

@@ -268,7 +268,8 @@ class _Run:
         try:
             self._save(server_round, evaluated)
         except OSError as error:  # going on would train rounds that a stop undoes
-            then = f"to go on after round {server_round - 1}" if server_round else "from the beginning"
+            written = evaluated and self._accounted  # before its evaluation
+            then = f"to go on after round {server_round - (not written)}" if server_round else "from the beginning"
             raise InputError(
                 f"checkpoint: round {server_round} cannot be written to {self.selection.checkpoint_dir}: "
                 f"{error.strerror or error}; mend that and start again, {then}"
@@ -278,9 +279,11 @@ class _Run:
         selection, result = self.selection, self.result
         assert selection.checkpoint_dir is not None
         assert self.files is not None
-        if self.forgotten is None and server_round and evaluated:  # once, after the first round of this process
-            self.forgotten = server_state.forgotten(self.layers, self.before, selection.own_attributes)
-            if self.forgotten:
+        forgotten = self.forgotten
+        if forgotten is None and server_round:
+            forgotten = server_state.forgotten(self.layers, self.before, selection.own_attributes)
+            self.forgotten = forgotten if evaluated else None  # evaluation may change more of it
+            if self.forgotten:  # said once, after the first round of this process
                 log.warning(
                     "checkpoint: does not hold %s, which changes from round to round; this run cannot be continued "
                     "unless the strategy gives it by memory() and takes it by remember()",
@@ -292,7 +295,7 @@ class _Run:
             "selection": selection.state_dict(),
             "clients": parts,
             "layers": documents,
-            "forgotten": self.forgotten or [],
+            "forgotten": forgotten or [],
             "start": _shapes(self.initial),
             "configs": self.configs,
             "rounds": {str(number): record for number, record in result.rounds.items()},

@@ -149,7 +149,7 @@ class Roster(Members[Report]):
     def select(self, available: Sequence[ClientId], losses: Mapping[ClientId, float] | None = None) -> Cohort:
         """The next cohort among these clients; `losses` are what the selector's candidates answered."""
         cohort = super().select(available, losses)
-        if self.falls_short(cohort, available):
+        if self.selector.falls_short(cohort, len(available)):
             log.warning("cohort of %d instead of %d clients", len(cohort.clients), self.selector.cohort_size)
         if cohort.released:
             log.info("released from the buffer early, since others are away: %s", cohort.released)

@@ -167,7 +167,7 @@ class LabelAware(KeptState):
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
         )
-        if self.members.falls_short(cohort, available):
+        if self.members.selector.falls_short(cohort, len(available)):
             self.warning(f"round {self._rounds_done}: cohort of {len(names)} instead of {self.cohort_size} sites")
         if cohort.released:
             self.info(f"released from the buffer early, since others are away: {list(cohort.released)}")

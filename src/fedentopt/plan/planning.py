@@ -141,10 +141,10 @@ def make_plan(
     for name, number in (("rounds", rounds), ("repetitions", repetitions)):
         if number is not None:
             check_int(name, number, 1)
-    budgets: list[float | None] = [None] if noisy else epsilons(as_words(epsilon))
+    budgets: list[float | None] = [None] if noisy else epsilons(as_words("--epsilon", epsilon))
     absent = away_share(str(away))
-    sizes = cohort_sizes(federation, as_words(cohorts))
-    tried_buffers = {size: buffer_sizes(size, len(federation.clients), as_words(buffers)) for size in sizes}
+    sizes, wanted = cohort_sizes(federation, as_words("--cohort", cohorts)), as_words("--buffer", buffers)
+    tried_buffers = {size: buffer_sizes(size, len(federation.clients), wanted) for size in sizes}
     selectors = sorted(counts_only(), key=lambda cls: cls is not RandomSelector)
     noises = [budget for budget in dict.fromkeys([*([] if noisy else [None]), *budgets]) if budget != budgets[0]]
     most_buffers = max(map(len, tried_buffers.values()))

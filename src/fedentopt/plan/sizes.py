@@ -28,12 +28,15 @@ LARGEST_COHORT = 100  # tried without being asked for
 BUDGET = 12_000.0  # milliseconds of FedEntOpt, as estimated
 
 
-def as_words(given: Given) -> list[str] | None:
-    """Sizes or budgets as text: one, several, or several in one text with commas between."""
+def as_words(option: str, given: Given) -> list[str] | None:
+    """Sizes or budgets as text: one, several, or several in one text with commas between; none at all are refused."""
     if given is None:
         return None
     several = given.split(",") if isinstance(given, str) else given if isinstance(given, Iterable) else [given]
-    return ["none" if one is None else str(one).strip() for one in several]
+    words = ["none" if one is None else str(one).strip() for one in several]
+    if not words:
+        raise InputError(f"{option}: an empty list; accepted: one or several, or nothing for the usual ones")
+    return words
 
 
 def cohort_sizes(federation: Federation, given: Sequence[str] | None) -> list[int]:

@@ -172,7 +172,7 @@ def _alone(path: Path) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise InputError(f"{FILE}: there is no folder {path.parent}")
     lock = path.with_name(path.name + ".lock")
-    with lock_file(lock, _unlockable, _unlockable, patience=math.inf, among_threads=True, mode=0o600, must=True):
+    with lock_file(lock, _unlockable, _unlockable, patience=math.inf, inherited=True, mode=0o600, must=True):
         yield path
 
 

@@ -140,7 +140,7 @@ def _check_order(names: Sequence[ClientId], vectors: Sequence[Any], before: list
     for name, vector in zip(names, vectors, strict=False):
         classes = check_places(f"client {name!r}: label counts", vector)
         if classes is not None and before is not None and classes != before:
-            raise _misplaced(f"client {name!r}: label counts", classes, before)
+            raise _misplaced(f"client {name!r}: label counts: a series", classes, before)
         before = classes or before
     return before
 
@@ -153,14 +153,15 @@ def _check_columns(counts: Any, before: list[Any] | None) -> list[Any] | None:
     if not named or classes == list(range(len(classes))):
         return before
     if before is not None and classes != before:
-        raise _misplaced("counts", classes, before)
+        raise _misplaced("counts: a data frame", classes, before)
     return classes
 
 
 def check_places(name: str, vector: Any) -> list[Any] | None:
-    """The classes that a pandas Series names, None for other vectors. A vector is read by place, and `value_counts()`
-    puts the commonest class first and leaves out what is not there: class numbers that are no places are refused.
-    Masked values are, too: what lies behind the mask would be read."""
+    """The classes that a pandas Series names; None for other vectors, and for 0, 1, 2, ..., which are places and no
+    names. A vector is read by place, and `value_counts()` puts the commonest class first and leaves out what is not
+    there: class numbers that are no places are refused. Masked values are, too: what lies behind the mask would be
+    read."""
     if np.ma.is_masked(vector):
         raise InputError(f"{name}: masked values; accepted: numbers")
     index = getattr(vector, "index", None)
@@ -169,14 +170,14 @@ def check_places(name: str, vector: Any) -> list[Any] | None:
     classes = list(index)
     moved = classes != list(range(len(classes)))
     if moved and all(isinstance(one, Real) and float(one).is_integer() for one in classes):
-        raise _misplaced(name, classes)
-    return classes
+        raise _misplaced(f"{name}: a series", classes)
+    return classes if moved else None
 
 
-def _misplaced(name: str, classes: list[Any], before: list[Any] | None = None) -> InputError:
+def _misplaced(what: str, classes: list[Any], before: list[Any] | None = None) -> InputError:
     order = "0, 1, 2, ... where they are numbers" if before is None else f"{_shown(before)}, as named before"
     return InputError(
-        f"{name}: a series of the classes {_shown(classes)}; accepted: all classes in the same order ({order}); "
+        f"{what} of the classes {_shown(classes)}; accepted: all classes in the same order ({order}); "
         "for label counts also {class number: count}, as Series.to_dict() gives it"
     )
 

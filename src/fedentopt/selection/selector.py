@@ -271,14 +271,19 @@ class Selector(KnownKeywords, ABC):
         picked = self.pick(rows, self._losses(losses))
         cohort = picked if isinstance(picked, Cohort) else self.cohort(self._checked(picked, rows))
         self._round += 1
-        few = rows.size < self.cohort_size
-        if len(cohort.clients) < self.cohort_size and (few or not (self.smaller_cohorts or cohort.weights)):
+        if self.falls_short(cohort, rows.size):
             warnings.warn(
                 f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: no more clients are available",
                 CohortWarning,
                 stacklevel=2,
             )
         return cohort
+
+    def falls_short(self, cohort: Cohort, available: int) -> bool:
+        """Whether a cohort of so many available clients is smaller than it is meant to be: not so the last one of a
+        cycle, nor one in which a client was drawn twice."""
+        meant = self.smaller_cohorts or cohort.weights is not None
+        return len(cohort.clients) < self.cohort_size and (available < self.cohort_size or not meant)
 
     def _losses(self, losses: Mapping[ClientId, float] | None) -> np.ndarray | None:
         if losses is None:

@@ -98,13 +98,6 @@ class Members(Generic[R]):
             warnings.simplefilter("ignore", CohortWarning)  # told to the log, where a framework's users look
             return self.selector.select(available=available, **told)
 
-    def falls_short(self, cohort: Cohort, available: Sequence[ClientId]) -> bool:
-        """Whether a cohort of these clients is smaller than the selector means it to be: not so the last of a cycle,
-        nor one in which a client was drawn twice."""
-        size = self.selector.cohort_size
-        meant = cohort.weights is not None or getattr(self.selector, "smaller_cohorts", False)
-        return len(cohort.clients) < size and (len(available) < size or not meant)
-
     # --- state
     def state_dict(self) -> dict[str, Any]:
         """The buffer's size and the selector's memory, JSON-serialisable; reports and arrays are kept apart."""

@@ -97,8 +97,8 @@ def kept_alone(folder: Path, setting: str, patience: float = 0.0) -> Iterator[No
 
     def busy(holder: str) -> InputError:
         return InputError(
-            f"{setting}: {folder} is in use by another run (process {holder or 'unknown'}); accepted: one of this "
-            "run's own, or this one once that run has ended"
+            f"{setting}: {folder} is in use by another run (process {holder or 'unknown'}); accepted: a folder "
+            "of this run's own, or the same once that run has ended"
         )
 
     def unusable(error: OSError) -> InputError:
