@@ -84,6 +84,8 @@ def test_the_index_of_a_data_frame_names_its_clients() -> None:
         plain.update(pd.DataFrame(TABLE[:1], index=[0.5]))
     with pytest.raises(InputError, match=r"client 'a': given twice"):
         EntropySelector(1).register(pd.DataFrame(TABLE[:2], index=["a", "a"]))
+    with pytest.raises(InputError, match=r"a data frame of the classes 2, 0, 1; accepted: .*0, 1, 2, \.\.\."):
+        EntropySelector(1).register(pd.DataFrame(TABLE[:2], columns=[2, 0, 1]))
 
 
 def test_text_and_number_are_different_clients() -> None:

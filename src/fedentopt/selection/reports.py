@@ -146,12 +146,15 @@ def _check_order(names: Sequence[ClientId], vectors: Sequence[Any], before: list
 
 
 def _check_columns(counts: Any, before: list[Any] | None) -> list[Any] | None:
-    """The same for the columns of a data frame; 0, 1, 2, ... are places and no names."""
+    """The same for the columns of a data frame; 0, 1, 2, ... are places and no names, and refused in another order."""
     columns = getattr(counts, "columns", None)
     classes = list(columns) if isinstance(columns, Iterable) else []
     named = bool(classes) and all(isinstance(one, str | Real) for one in classes)  # Arrow's are arrays
-    if not named or classes == list(range(len(classes))):
+    places = list(range(len(classes)))
+    if not named or classes == places:
         return before
+    if set(classes) == set(places):
+        raise _misplaced("counts: a data frame", classes)
     if before is not None and classes != before:
         raise _misplaced("counts: a data frame", classes, before)
     return classes
