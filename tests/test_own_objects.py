@@ -24,6 +24,7 @@ from torch import nn
 from fedentopt import EntropySelector
 from fedentopt.algorithms import FedProx
 from fedentopt.own_objects import source_digest_of
+from fedentopt.selection import Selector
 
 
 class Base:
@@ -308,3 +309,146 @@ def test_source_of_classes_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> Non
         source_digest_of(first["make"](1)) == source_digest_of(again["make"](1)) != source_digest_of(first["make"](2))
     )
     assert source_digest_of(first["Silent"]) == ""  # nothing says which cell it came from
+
+
+READING = """
+import logging
+import math
+from torch import nn
+from fedentopt.algorithms import Algorithm, LocalTerms
+
+WIDTH, FACTOR, log = 8, 0.1, logging.getLogger("mine")
+images = object()
+
+def block(width):
+    return nn.Linear(WIDTH, width)
+
+def net(classes):
+    log.info("made")
+    return nn.Sequential(block(classes), *(block(math.ceil(2.5)) for _ in range(2))).images
+
+def sized(classes, width=WIDTH):
+    return nn.Linear(width, classes)
+
+class Near(Algorithm):
+    def local_terms(self, client):
+        return LocalTerms(mu=FACTOR)
+
+class Doubled(Near):
+    twice = 2 * FACTOR
+    def local_terms(self, client, width=WIDTH):
+        return LocalTerms(mu=self.twice)
+
+pair = [lambda classes: nn.Linear(8, classes), lambda classes: nn.Linear(16, classes)]
+several = [lambda classes, width=width: nn.Linear(width, classes) for width in (8, 16)]
+"""
+
+
+def cells(monkeypatch: pytest.MonkeyPatch, *sources: str) -> dict[str, Any]:
+    """What a notebook knows after these cells."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for number, cell in enumerate(sources):
+        name = f"/tmp/ipykernel_2/{number}.py"
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+        exec(compile(cell, name, "exec"), vars(main))
+    return vars(main)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("= 8, 0.1", "= 16, 0.1", {"block", "net", "sized", "Doubled"}),
+        ("= 8, 0.1", "= 8, 0.2", {"Near", "Doubled"}),
+        ("Linear(WIDTH, width)", "Linear(width, WIDTH)", {"block", "net"}),
+        ('getLogger("mine")', 'getLogger("other")', set()),
+        ("images = object()", "images = 1", set()),
+    ],
+)  # fmt: skip
+def test_what_is_read_from_other_cells_counts(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str, changed: set[str]
+) -> None:
+    names = ("block", "net", "sized", "Near", "Doubled")
+    before, again, after = (
+        {name: source_digest_of(known[name]) for name in names}
+        for known in (cells(monkeypatch, source) for source in (READING, READING, READING.replace(old, new)))
+    )
+    assert before == again
+    assert all(before.values())
+    assert {name for name in names if before[name] != after[name]} == changed
+
+
+def test_a_name_given_another_value_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = cells(monkeypatch, READING)
+    before = source_digest_of(known["Near"]())
+    exec("FACTOR = 3.0", known)
+    assert source_digest_of(known["Near"]()) not in ("", before)
+    exec("FACTOR = object()", known)  # nobody could tell it from another
+    assert source_digest_of(known["Near"]()) == ""
+
+
+def test_lambdas_of_one_line_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = cells(monkeypatch, READING)
+    digests = {source_digest_of(made) for made in (*known["pair"], *known["several"])}
+    assert len(digests) == 4
+    assert "" not in digests
+
+
+def test_modules_of_ones_own_that_are_read_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for width in (8, 8, 16):
+        (tmp_path / "my_blocks.py").write_text(f"WIDTH = {width}\n")
+        monkeypatch.delitem(sys.modules, "my_blocks", raising=False)
+        digests.append(source_digest_of(cells(monkeypatch, USING_A_MODULE)["net"]))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("name", ["my_prior", "__main__"])
+def test_what_a_file_makes_counts_by_the_file_where_it_cannot_be_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for size in (8, 8, 16):
+        path = tmp_path / "my_prior.py"
+        path.write_text(f"import torch\nprior = torch.ones({size})\ndef read():\n    return prior\n")
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(path.read_text(), str(path), "exec"), vars(module))
+        linecache.checkcache(str(path))
+        digests.append(source_digest_of(vars(module)["read"]))
+    assert digests[0] == digests[1] != digests[2]
+    assert "" not in digests
+
+
+USING_A_MODULE = """
+import my_blocks
+
+def net(classes):
+    return my_blocks.WIDTH
+"""
+
+
+def test_settings_of_a_module_of_torch_count() -> None:
+    smooth = [nn.CrossEntropyLoss(label_smoothing=value) for value in (0.1, 0.1, 0.2)]
+    first, again, other = (source_digest_of(Constant(loss)) for loss in smooth)
+    assert first == again != other
+    assert source_digest_of(Constant(nn.Linear(1, 1))) == ""
+
+
+class Later(Selector):
+    """A selector with a constructor of its own, whose argument is no declared setting."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, start: object = 0) -> None:
+        super().__init__(cohort_size, seed)
+        self._start = start
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return available[self._start :][: self.cohort_size].tolist()
+
+
+def test_a_selector_is_known_by_what_it_holds_beside_its_state() -> None:
+    assert source_digest_of(Later(2, start=1)) == source_digest_of(Later(2, start=1)) != source_digest_of(Later(2))
+    assert source_digest_of(Later(2, start=object())) == ""

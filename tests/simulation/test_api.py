@@ -339,6 +339,49 @@ def test_other_objects_are_other_runs(tmp_path: Path) -> None:
     assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
 
 
+class From(Selector):
+    """A selector with a constructor of its own, whose argument is no declared setting."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, start: int = 0) -> None:
+        super().__init__(cohort_size, seed)
+        self.start = start
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return available[self.start :][: self.cohort_size].tolist()
+
+
+def test_selectors_that_hold_other_values_are_other_runs(tmp_path: Path) -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
+    both = compare([From(3, start=1), From(3, start=2)], out=tmp_path, **given)
+    assert both.rounds.groupby("method").clients.first().to_dict() == {
+        "From(start=1)": [1, 2, 3],
+        "From(start=2)": [2, 3, 4],
+    }
+    assert compare([From(3, start=4)], out=tmp_path, **given).rounds.clients[0] == [4, 5, 6]
+
+
+factor = 0.1
+
+
+class Reading(Algorithm):
+    """An algorithm that reads a global name."""
+
+    def local_terms(self, client: Client) -> LocalTerms:
+        return LocalTerms(mu=factor)
+
+
+def test_a_global_name_of_another_value_is_not_passed_off_as_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "out": tmp_path, "seeds": 1, **SMALL}
+    compare([Reading], **given)
+    assert len(compare([Reading], **given).runs) == 1
+    monkeypatch.setitem(globals(), "factor", 5.0)
+    with pytest.raises(InputError, match=r"code: .* has changed since .*options=RunOptions\(resume=False\)"):
+        compare([Reading], **given)
+    assert len(compare([Reading], **given | {"options": RunOptions(device="cpu", resume=False)}).runs) == 1
+
+
 def test_a_class_that_a_function_makes_of_other_values_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
     def near(factor: Any) -> type[Algorithm]:
         class Made(Algorithm):

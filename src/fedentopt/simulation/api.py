@@ -115,7 +115,8 @@ def run_jobs(
         if out is None:
             runs = run_in_memory(jobs, chosen, data=data, progress=listener)
         else:
-            runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=listener)
+            chosen = dataclasses.replace(chosen, out=str(out))
+            runs = run_sweep(jobs, chosen, data=data, progress=listener, afresh="options=RunOptions(resume=False)")
     return Result(runs, labels=[job.label for job in jobs])
 
 

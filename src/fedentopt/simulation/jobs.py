@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
 from fedentopt.own_code import code_digest
-from fedentopt.own_objects import import_path, source_digest_of
+from fedentopt.own_objects import held_beside_state, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
@@ -243,6 +243,8 @@ class _Method:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
             fixed = ("selector", "cohort_size", "round", "seed", *given.memory())
             declared = {key: value for key, value in given.state_dict().items() if key not in fixed}
+            held = held_beside_state(given)
+            declared |= {key: value for key, value in held.items() if isinstance(value, str | int | float | bool)}
 
             def make(config: RunConfig) -> Selector:
                 if given.cohort_size != config.cohort_size:
@@ -327,7 +329,8 @@ def _check_distinct(methods: Sequence[_Method]) -> None:
     seen = [tuple(sorted(((key, str(value)) for key, value in method.settings.items()))) for method in methods]
     if len(set(seen)) < len(seen):
         names = ", ".join(method.label for method in methods)
-        raise InputError(f"method: {names} names a method more than once; accepted: each once")
+        told = " (objects of one class are told apart by their plain values)" if any(m.fixed for m in methods) else ""
+        raise InputError(f"method: {names} names a method more than once; accepted: each once{told}")
 
 
 def _with_epsilon(methods: list[_Method], settings: Mapping[str, Any]) -> list[_Method]:
