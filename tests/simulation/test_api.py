@@ -205,6 +205,12 @@ def test_one_run_from_its_config() -> None:
         (["fedavg"], {"options": RunOptions(out="mine")}, "options: out is 'mine'; accepted: the argument out="),
         (["fedavg"], {"options": RunOptions(log="tensorboard")}, "options: log is 'tensorboard'; accepted: none"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
+        (["fedavg"], {"model": small_net(3)}, "model: Sequential is a model itself; accepted: a function that takes"),
+        (
+            ["fedavg"],
+            {"model": lambda classes: small_net(classes).to("meta")},
+            "has no weights; accepted: a model made",
+        ),
         (["fedavg"], {"model": lambda classes: 7}, "returned int; accepted: torch.nn.Module"),
         (["fedavg"], {"model": lambda classes: 1 / 0}, "raised ZeroDivisionError"),
         ([Last(3)], {"epsilon": 0.5}, "epsilon: 0.5 is used by none of Last"),
