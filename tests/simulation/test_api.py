@@ -61,6 +61,10 @@ class Last(Selector):
         return available[::-1][self.skip : self.skip + self.cohort_size].tolist()
 
 
+class Unwritten(Selector):
+    """Nobody has said how it picks."""
+
+
 def small_net(classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, classes))
 
@@ -204,6 +208,11 @@ def test_one_run_from_its_config() -> None:
         ),
         (["fedavg"], {"options": RunOptions(out="mine")}, "options: out is 'mine'; accepted: the argument out="),
         (["fedavg"], {"options": RunOptions(log="tensorboard")}, "options: log is 'tensorboard'; accepted: none"),
+        (["fedavg"], {"workers": 2}, r"workers: says how to run.*; accepted: options=RunOptions\(workers=...\)"),
+        (["fedavg"], {"out": True}, "out: True cannot be used; accepted: a folder for the results, or none"),
+        (["fedavg"], {"image_size": "16"}, "image_size: '16' has the wrong type; accepted: a whole number, 8 to 1024"),
+        (["fedavg"], {"image_size": 16.0}, "image_size: 16.0 has the wrong type"),
+        ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
         (["fedavg"], {"model": small_net(3)}, "model: Sequential is a model itself; accepted: a function that takes"),
         (

@@ -273,8 +273,9 @@ class Selector(KnownKeywords, ABC):
         self._round += 1
         few = rows.size < self.cohort_size
         if len(cohort.clients) < self.cohort_size and (few or not (self.smaller_cohorts or cohort.weights)):
+            reason = "no more clients are available" if few else f"{self.name} picked no more"
             warnings.warn(
-                f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: no more clients are available",
+                f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: {reason}",
                 CohortWarning,
                 stacklevel=2,
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
+from fedentopt.settings import settings_of
 from fedentopt.simulation.config import FIELDS, RunConfig
 from fedentopt.simulation.jobs import Job, dataset_defaults, make_jobs
 from fedentopt.simulation.natural import with_own_clients
@@ -54,6 +55,8 @@ def compare(
         if reserved in settings:
             raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
     own = {key: value for key, value in settings.items() if key not in FIELDS}
+    for key in own.keys() & settings_of(RunOptions):
+        raise InputError(f"{key}: says how to run, and is no setting; accepted: options=RunOptions({key}=...)")
     chosen = with_own_clients(chosen, options.data_path, data)
     jobs = make_jobs(methods, settings=chosen, own=own, seeds=seeds, model=model)
     for job in jobs:
@@ -108,6 +111,8 @@ def run_jobs(
     from fedentopt.simulation.sweep import run_in_memory, run_sweep
 
     chosen = options or RunOptions()
+    if out is not None and not isinstance(out, str | Path):
+        raise InputError(f"out: {out!r} cannot be used; accepted: a folder for the results, or none")
     configs = [job.config for job in jobs]
     shown = None if callable(progress) else progress
     with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else shown) as bar:

@@ -236,6 +236,11 @@ class _Method:
         settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
         if known:
             return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
+        if inspect.isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise InputError(
+                f"method: {kind.__name__} does not say how to {missing}; accepted: a class that has {missing}"
+            )
         if kind is given:
             declared = {key: one.default for key, one in settings_of(kind).items()} | taken
 
