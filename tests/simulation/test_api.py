@@ -397,6 +397,24 @@ def test_a_global_name_of_another_value_is_not_passed_off_as_the_first(
     assert len(compare([Reading], **given | {"options": RunOptions(device="cpu", resume=False)}).runs) == 1
 
 
+@pytest.mark.parametrize("how", ["model='__main__:net'", "model=net"])
+def test_code_of_a_script_is_not_passed_off_as_what_it_was(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "script.py"
+    text = (
+        "from torch import nn\nfrom fedentopt.simulation import RunOptions, compare\n"
+        "def net(c):\n    return nn.Sequential(nn.Flatten(), nn.Linear(768, WIDTH), nn.Linear(WIDTH, c))\n"
+        f"compare(['fedavg'], {how}, seeds=1, out='kept', image_size=16, clients=10, cohort=2, rounds=1, epochs=1,\n"
+        "    progress=False, options=RunOptions(device='cpu', workers=1))\n"
+    )
+    said = []
+    for width in (4, 4, 8):
+        script.write_text(f"WIDTH = {width}\n{text}")
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        said.append((done.returncode, done.stderr.strip().rpartition("\n")[2]))
+    assert said[:2] == [(0, ""), (0, "")]
+    assert "InputError: code: the code behind fedavg has changed since" in said[2][1]
+
+
 def test_a_class_that_a_function_makes_of_other_values_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
     def near(factor: Any) -> type[Algorithm]:
         class Made(Algorithm):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest
+from fedentopt.own_code import code_digest, find_own
 from fedentopt.own_objects import held_beside_state, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
@@ -71,11 +71,12 @@ class Job:
     @property
     def code(self) -> str | None:
         """Digest of the user's own code; empty where there is none."""
-        given = [source_digest_of(thing) for thing in self.sources]
+        names = [name for name in self.config.own_code if not self._is_object(name)]
+        here = [name for name in names if name.startswith("__main__:")]  # in a script or a notebook, which is no module
+        given = [source_digest_of(thing) for thing in (*self.sources, *(find_own("code", name) for name in here))]
         if not all(given):
             return None
-        objects = {name for name in self.config.own_code if self._is_object(name)}
-        named = code_digest(name for name in self.config.own_code if name not in objects)
+        named = code_digest(name for name in names if name not in here)
         if not given:
             return named
         return hashlib.sha256("\n".join([named, *given]).encode()).hexdigest()
