@@ -20,6 +20,7 @@ from torch import nn
 import toy
 from command_line import commander
 from fedentopt.algorithms import Algorithm, Client, FedAvg, FedAvgM, FedProx, LocalTerms, setting
+from fedentopt.datasets import from_arrays
 from fedentopt.errors import InputError
 from fedentopt.results.reading import find_runs
 from fedentopt.selection import EntropySelector, Selector
@@ -237,6 +238,18 @@ def test_one_run_from_its_config() -> None:
 def test_refusals(methods: list, more: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         compare(methods, **{"dataset": arrays(), "image_size": 16, "seeds": 1, **SMALL, **more})
+
+
+def test_a_data_set_made_of_arrays_names_its_clients_and_has_its_size() -> None:
+    x_train, y_train, x_test, y_test = arrays()
+    owners = np.array(["east", "north", "west"])[np.arange(len(y_train)) % 3]
+    data = from_arrays(x_train, y_train, x_test, y_test, client_train=owners, image_size=16)
+    few = {name: value for name, value in SMALL.items() if name not in ("clients", "partition", "cohort")}
+    found = compare(["fedavg"], dataset=data, partition="natural", cohort=3, model=small_net, seeds=1, **few)
+    assert sorted(found.rounds.clients[0]) == [0, 1, 2]
+    for methods, more in ((["fedavg"], {"image_size": 32}), (["fedavg:image_size=32"], {})):
+        with pytest.raises(InputError, match="image_size: 32, but the data given has 16; accepted: that, or none"):
+            compare(methods, dataset=data, model=small_net, seeds=1, **SMALL, **more)
 
 
 def test_a_selector_with_clients_is_refused() -> None:

@@ -41,8 +41,9 @@ def compare(
     """Train several methods on one setting, over the same seeds, and give back everything.
 
     `methods`: names, with settings behind them (`"fedprox:mu=0.1"`), algorithms and selectors as classes or objects, or
-    pairs (algorithm, selector). `dataset`: a name, a path, or arrays `(x_train, y_train, x_test, y_test)`. `model`: a
-    name, `package.module:factory`, or a callable that takes the number of classes. `seeds`: how many (3 is 0, 1, 2), or
+    pairs (algorithm, selector). `dataset`: a name, a path, arrays `(x_train, y_train, x_test, y_test)`, or what
+    `fedentopt.datasets.from_arrays` gives, which may name classes and clients. `model`: a name,
+    `package.module:factory`, or a callable that takes the number of classes. `seeds`: how many (3 is 0, 1, 2), or
     which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
     applied where a method has them; an object keeps its own. Without `out` nothing is written; with it, runs are kept
     in that folder, finished ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default
@@ -114,6 +115,9 @@ def run_jobs(
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out: {out!r} cannot be used; accepted: a folder for the results, or none")
     configs = [job.config for job in jobs]
+    for size in {config.image_size for config in configs} - {None}:
+        if data is not None and size != data.image_size:
+            raise InputError(f"image_size: {size}, but the data given has {data.image_size}; accepted: that, or none")
     shown = None if callable(progress) else progress
     with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else shown) as bar:
         listener = progress if callable(progress) else bar
@@ -148,6 +152,6 @@ def _data(dataset: Any, settings: Mapping[str, Any]) -> tuple[Dataset | None, st
     if isinstance(dataset, tuple | list) and len(dataset) == 4:
         return from_arrays(*dataset, image_size=settings.get("image_size")), NAME
     raise InputError(
-        f"dataset: {type(dataset).__name__} cannot be used; accepted: a name, a path, or arrays "
-        f"(x_train, y_train, x_test, y_test)"
+        f"dataset: {type(dataset).__name__} cannot be used; accepted: a name, a path, arrays "
+        f"(x_train, y_train, x_test, y_test), or what fedentopt.datasets.from_arrays gives"
     )
