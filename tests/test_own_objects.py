@@ -387,6 +387,34 @@ def test_a_name_given_another_value_counts_at_once(monkeypatch: pytest.MonkeyPat
     assert source_digest_of(known["Near"]()) == ""
 
 
+NOTING = """
+from fedentopt.algorithms import Algorithm, LocalTerms
+
+notes, calls, kept = [], 0, []
+
+class Noting(Algorithm):
+    def local_terms(self, client):
+        global calls
+        calls += 1
+        notes.append(client)
+        return LocalTerms(mu=0.1)
+
+    def mix(self, round):
+        kept.append(round)
+        return kept[0]
+"""
+
+
+def test_what_code_only_writes_down_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped goes on in the same notebook, whatever it has noted until then."""
+    known = cells(monkeypatch, NOTING)
+    before = source_digest_of(known["Noting"])
+    exec("notes.append(3); calls = 7", known)
+    assert source_digest_of(known["Noting"]) == before
+    exec("kept.append(3)", known)  # which the code reads as well
+    assert source_digest_of(known["Noting"]) not in ("", before)
+
+
 def test_lambdas_of_one_line_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     known = cells(monkeypatch, READING)
     digests = {source_digest_of(made) for made in (*known["pair"], *known["several"])}

@@ -17,6 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 _LIBRARIES = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_ADDING = ("append", "extend", "insert", "add", "update", "setdefault")
 
 
 def read_by(function: Any) -> dict[str, Any]:
@@ -90,8 +91,14 @@ def _all_names(code: CodeType) -> Iterator[str]:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
-    for one in _codes(code):
-        yield from (step.argval for step in dis.get_instructions(one) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    """Global names that code reads; not those that it sets itself, nor lists and the like that it only adds to, such as
+    notes on how training went: they are other ones after every run."""
+    steps = [step for one in _codes(code) for step in dis.get_instructions(one)]
+    own = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        added_to = after is not None and after.opname in ("LOAD_METHOD", "LOAD_ATTR") and after.argval in _ADDING
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in own and not added_to:
+            yield step.argval
 
 
 def _column(code: CodeType) -> int:
