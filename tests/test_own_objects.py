@@ -360,6 +360,7 @@ def cells(monkeypatch: pytest.MonkeyPatch, *sources: str) -> dict[str, Any]:
     [
         ("= 8, 0.1", "= 16, 0.1", {"block", "net", "sized", "Doubled"}),
         ("= 8, 0.1", "= 8, 0.2", {"Near", "Doubled"}),
+        ("= 8, 0.1", "= 8, 0.0", {"Near", "Doubled"}),
         ("Linear(WIDTH, width)", "Linear(width, WIDTH)", {"block", "net"}),
         ('getLogger("mine")', 'getLogger("other")', set()),
         ("images = object()", "images = 1", set()),

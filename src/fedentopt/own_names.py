@@ -42,12 +42,11 @@ def made_from(kind: Any, source: str) -> dict[str, Any]:
         return {}
     if not isinstance(node, ast.ClassDef):
         return {"": given} if (given := _defaults(kind, node)) else {}
-    space = vars(sys.modules[kind.__module__])
-    found = {
-        one.name: _defaults(vars(kind).get(one.name), one) for one in node.body if isinstance(one, ast.FunctionDef)
-    }
-    found |= {name: vars(kind).get(name) for name in _assigned(node, space)}
-    return {name: value for name, value in found.items() if value and not isinstance(value, Field)}  # a run's setting
+    written, members = [one for one in node.body if isinstance(one, ast.FunctionDef)], vars(kind)
+    defaults = {one.name: given for one in written if (given := _defaults(members.get(one.name), one))}
+    space = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+    attributes = {name: members[name] for name in _assigned(node, space) if name in members}
+    return defaults | {name: value for name, value in attributes.items() if not isinstance(value, Field)}  # a setting
 
 
 def attributes_named_in(kinds: list[type]) -> set[str]:
@@ -63,8 +62,9 @@ def is_users(module: str | None) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return module == "__main__" or module not in sys.modules
-    parents = Path(file).parents
-    return not any(folder in parents for folder in _LIBRARIES) and "dist-packages" not in Path(file).parts
+    path = Path(file)
+    inside = any(folder in path.parents for folder in _LIBRARIES)
+    return not inside and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
 def _has(space: Mapping[str, Any], name: str) -> bool:
