@@ -12,8 +12,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "fedentopt"
 
 ROOTS = {
-    "errors", "labels", "files", "pages", "randomness", "settings", "registry", "own_code", "own_objects", "privacy",
-    "partition", "audit",
+    "errors", "labels", "files", "pages", "randomness", "settings", "registry", "own_code", "own_names", "own_objects",
+    "privacy", "partition", "audit",
 }  # fmt: skip
 MAY_IMPORT = {
     "errors": set(),
@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "registry": {"errors", "settings"},
     "own_code": {"errors"},
-    "own_objects": set(),
+    "own_names": set(),
+    "own_objects": {"own_code", "own_names"},
     "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
     "audit": {"errors"},

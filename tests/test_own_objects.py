@@ -24,6 +24,7 @@ from torch import nn
 from fedentopt import EntropySelector
 from fedentopt.algorithms import FedProx
 from fedentopt.own_objects import source_digest_of
+from fedentopt.selection import Selector
 
 
 class Base:
@@ -223,7 +224,7 @@ def test_what_a_function_makes_is_known_by_the_values_it_was_made_with(make: Cal
         assert len(source_digest_of(make(other))) == 64
         if inspect.isclass(make(one)):
             assert source_digest_of(make(one)()) == source_digest_of(make(one)()) != source_digest_of(make(other)())
-    for unknown in (object(), np.ones(2), [object()]):
+    for unknown in (object(), np.array([object()]), [object()]):
         assert source_digest_of(make(unknown)) == ""
 
 
@@ -235,6 +236,9 @@ def test_what_a_function_makes_is_known_by_the_values_it_was_made_with(make: Cal
         (max, np.mean), (np.exp, np.log), (math.sin, math.cos), (nn.ReLU, nn.GELU), (torch.float32, torch.bfloat16),
         (Slotted(1), Slotted(2)), (functools.partial(max, 1), functools.partial(max, 2)),
         (Constant(1).__call__, Constant(2).__call__), (torch.no_grad(), torch.enable_grad()),
+        (np.ones(2), np.zeros(2)), (np.ones(2), np.ones(2, np.float32)), (np.ones((1, 2)), np.ones((2, 1))),
+        (torch.ones(3)[1:], torch.tensor([1.0, 2.0])), (torch.tensor(1), torch.tensor(2)),
+        (torch.ones(2).bfloat16(), torch.ones(2).half()), (np.eye(3).T[:2], np.eye(3)[1:]),
     ],
 )  # fmt: skip
 def test_values_that_are_told_apart(one: object, other: object) -> None:
@@ -245,7 +249,7 @@ def test_values_that_are_told_apart(one: object, other: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [torch.ones(2), threading.Lock(), np.random.default_rng(1), iter([1])],
+    [torch.Generator(), np.array([object()]), threading.Lock(), np.random.default_rng(1), iter([1])],
     ids=lambda value: type(value).__name__,
 )
 def test_values_that_cannot_be_told_from_others(value: object) -> None:
@@ -308,3 +312,175 @@ def test_source_of_classes_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> Non
         source_digest_of(first["make"](1)) == source_digest_of(again["make"](1)) != source_digest_of(first["make"](2))
     )
     assert source_digest_of(first["Silent"]) == ""  # nothing says which cell it came from
+
+
+READING = """
+import logging
+import math
+from torch import nn
+from fedentopt.algorithms import Algorithm, LocalTerms
+
+WIDTH, FACTOR, log = 8, 0.1, logging.getLogger("mine")
+images = object()
+
+def block(width):
+    return nn.Linear(WIDTH, width)
+
+def net(classes):
+    log.info("made")
+    return nn.Sequential(block(classes), *(block(math.ceil(2.5)) for _ in range(2))).images
+
+def sized(classes, width=WIDTH):
+    return nn.Linear(width, classes)
+
+class Near(Algorithm):
+    def local_terms(self, client):
+        return LocalTerms(mu=FACTOR)
+
+class Doubled(Near):
+    twice = 2 * FACTOR
+    def local_terms(self, client, width=WIDTH):
+        return LocalTerms(mu=self.twice)
+
+pair = [lambda classes: nn.Linear(8, classes), lambda classes: nn.Linear(16, classes)]
+several = [lambda classes, width=width: nn.Linear(width, classes) for width in (8, 16)]
+"""
+
+
+def cells(monkeypatch: pytest.MonkeyPatch, *sources: str) -> dict[str, Any]:
+    """What a notebook knows after these cells."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for number, cell in enumerate(sources):
+        name = f"/tmp/ipykernel_2/{number}.py"
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+        exec(compile(cell, name, "exec"), vars(main))
+    return vars(main)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("= 8, 0.1", "= 16, 0.1", {"block", "net", "sized", "Doubled"}),
+        ("= 8, 0.1", "= 8, 0.2", {"Near", "Doubled"}),
+        ("= 8, 0.1", "= 8, 0.0", {"Near", "Doubled"}),
+        ("Linear(WIDTH, width)", "Linear(width, WIDTH)", {"block", "net"}),
+        ('getLogger("mine")', 'getLogger("other")', set()),
+        ("images = object()", "images = 1", set()),
+    ],
+)  # fmt: skip
+def test_what_is_read_from_other_cells_counts(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str, changed: set[str]
+) -> None:
+    names = ("block", "net", "sized", "Near", "Doubled")
+    before, again, after = (
+        {name: source_digest_of(known[name]) for name in names}
+        for known in (cells(monkeypatch, source) for source in (READING, READING, READING.replace(old, new)))
+    )
+    assert before == again
+    assert all(before.values())
+    assert {name for name in names if before[name] != after[name]} == changed
+
+
+def test_a_name_given_another_value_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = cells(monkeypatch, READING)
+    before = source_digest_of(known["Near"]())
+    exec("FACTOR = 3.0", known)
+    assert source_digest_of(known["Near"]()) not in ("", before)
+    exec("FACTOR = object()", known)  # nobody could tell it from another
+    assert source_digest_of(known["Near"]()) == ""
+
+
+NOTING = """
+from fedentopt.algorithms import Algorithm, LocalTerms
+
+notes, calls, kept = [], 0, []
+
+class Noting(Algorithm):
+    def local_terms(self, client):
+        global calls
+        calls += 1
+        notes.append(client)
+        return LocalTerms(mu=0.1)
+
+    def mix(self, round):
+        kept.append(round)
+        return kept[0]
+"""
+
+
+def test_what_code_only_writes_down_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped goes on in the same notebook, whatever it has noted until then."""
+    known = cells(monkeypatch, NOTING)
+    before = source_digest_of(known["Noting"])
+    exec("notes.append(3); calls = 7", known)
+    assert source_digest_of(known["Noting"]) == before
+    exec("kept.append(3)", known)  # which the code reads as well
+    assert source_digest_of(known["Noting"]) not in ("", before)
+
+
+def test_lambdas_of_one_line_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = cells(monkeypatch, READING)
+    digests = {source_digest_of(made) for made in (*known["pair"], *known["several"])}
+    assert len(digests) == 4
+    assert "" not in digests
+
+
+def test_modules_of_ones_own_that_are_read_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for width in (8, 8, 16):
+        (tmp_path / "my_blocks.py").write_text(f"WIDTH = {width}\n")
+        monkeypatch.delitem(sys.modules, "my_blocks", raising=False)
+        digests.append(source_digest_of(cells(monkeypatch, USING_A_MODULE)["net"]))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("name", ["my_prior", "__main__"])
+def test_what_a_file_makes_counts_by_the_file_where_it_cannot_be_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for size in (8, 8, 16):
+        path = tmp_path / "my_prior.py"
+        path.write_text(f"import torch\nprior = torch.Generator().manual_seed({size})\ndef read():\n    return prior\n")
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(path.read_text(), str(path), "exec"), vars(module))
+        linecache.checkcache(str(path))
+        digests.append(source_digest_of(vars(module)["read"]))
+    assert digests[0] == digests[1] != digests[2]
+    assert "" not in digests
+
+
+USING_A_MODULE = """
+import my_blocks
+
+def net(classes):
+    return my_blocks.WIDTH
+"""
+
+
+def test_settings_of_a_module_of_torch_count() -> None:
+    smooth = [nn.CrossEntropyLoss(label_smoothing=value) for value in (0.1, 0.1, 0.2)]
+    first, again, other = (source_digest_of(Constant(loss)) for loss in smooth)
+    assert first == again != other
+    assert source_digest_of(Constant(nn.Linear(1, 1))) == ""
+
+
+class Later(Selector):
+    """A selector with a constructor of its own, whose argument is no declared setting."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, start: object = 0) -> None:
+        super().__init__(cohort_size, seed)
+        self._start = start
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return available[self._start :][: self.cohort_size].tolist()
+
+
+def test_a_selector_is_known_by_what_it_holds_beside_its_state() -> None:
+    assert source_digest_of(Later(2, start=1)) == source_digest_of(Later(2, start=1)) != source_digest_of(Later(2))
+    assert source_digest_of(Later(2, start=object())) == ""

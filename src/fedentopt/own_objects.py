@@ -13,20 +13,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import Field
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+
+from fedentopt.own_code import code_digest
+from fedentopt.own_names import attributes_named_in, is_users, made_from, read_by
 
 _TOLD_BY_REPR = (bytes, complex, range, PurePath, Enum, np.generic, np.dtype)
 
 
 def source_digest_of(thing: Any) -> str:
     """SHA-256 of the source of a class, function or object's class, with its bases outside this package, of what an
-    object holds, and of the values that what is written inside a function was made with. Empty where there is no source
-    to read, or such a value cannot be told from others. A `functools.partial` counts as its function with these
-    arguments, a method as its function with its object."""
+    object holds, of the values that what is written inside a function was made with, and of what the user's own global
+    names stand for that the code reads: values, functions and classes with all that these read, modules. Where such
+    a value cannot be told from others, the file that makes it counts. Empty where there is no source to read, or what
+    is held or was given cannot be told. A `functools.partial` counts as its function with these arguments, a method as
+    its function with its object."""
     return _digest_of(thing, [])
 
 
@@ -55,6 +60,13 @@ def _digest_of(thing: Any, met: list[Any]) -> str:
         if not source:
             return ""
         digest.update(source.encode() + b"\0")
+        try:
+            taken = _text(_taken(kind, source), met)
+        except (TypeError, ValueError, RecursionError):
+            taken = _file_digest(kind.__module__)
+            if not taken:
+                return ""
+        digest.update(taken.encode())
     return digest.hexdigest()
 
 
@@ -91,10 +103,39 @@ def _functions_of(kind: type) -> Iterator[FunctionType]:
                 yield function
 
 
+def _taken(kind: Any, source: str) -> dict[str, Any]:
+    """What a function or class takes from the user's own global names."""
+    functions = list(_functions_of(kind)) if inspect.isclass(kind) else [inspect.unwrap(kind)]
+    taken = {f"{at} {function.__name__}": read_by(function) for at, function in enumerate(functions)}
+    if "<locals>" not in kind.__qualname__ or kind.__name__ == "<lambda>":  # else `_made_with` has them
+        taken["made from"] = made_from(kind, source)
+    return {name: values for name, values in taken.items() if values}
+
+
+def _file_digest(module: str) -> str:
+    """Of the file, and those beside it that it imports, where all global names of a module come from; a notebook has
+    none."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        return ""
+    return code_digest([f"{module}:all"]) or hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def held_beside_state(thing: Any) -> dict[str, Any]:
+    """What an object of the user's with a `state_dict` holds beside it: attributes that the code of its class names."""
+    state = thing.state_dict()
+    named = attributes_named_in([kind for kind in type(thing).__mro__ if _is_own(kind)])
+    others = (*state, "_round", "_table")  # a selector's own
+    return {name: value for name, value in vars(thing).items() if name in named and name not in others}
+
+
 def _state(thing: Any) -> Any:
     """What an object holds; refused with a TypeError where Python cannot say."""
+    if hasattr(thing, "_modules"):  # of torch, such as a loss function, whose settings are no part of its state
+        return vars(thing)
     if hasattr(thing, "state_dict"):
-        return thing.state_dict()
+        beside = held_beside_state(thing)
+        return [thing.state_dict(), beside] if beside else thing.state_dict()
     kind: Any = type(thing)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
         raise TypeError(f"{kind.__name__} has a state of its own")
@@ -147,10 +188,16 @@ def _known_again(value: Any, met: list[Any]) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, ModuleType):
-        return value.__name__
+        name = value.__name__
+        return f"{name} {code_digest([f'{name}:all'])}" if is_users(name) else name
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype.descr} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     name = import_path(value)
+    if name == "torch:Tensor":
+        held = value.detach().cpu().contiguous().flatten().view(sys.modules["torch"].uint8)
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(held.numpy()).hexdigest()}"
     if isinstance(value, _TOLD_BY_REPR) or name in ("torch:dtype", "torch:device"):
         return f"{name} {value!r}"
     for number, one in enumerate(met):

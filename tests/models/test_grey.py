@@ -54,8 +54,13 @@ def test_colour_images_are_never_cut() -> None:
 
 
 def test_a_model_that_takes_neither_is_refused_with_both_reasons() -> None:
-    with pytest.raises(InputError, match=r"got 3 channels.*with one channel: .*got 1 channels"):
+    with pytest.raises(InputError, match=r"got 3 channels.*with one channel: RuntimeError: .*got 1 channels"):
         made(neither, 1)
+
+
+def test_what_channels_have_nothing_to_do_with_is_said_once() -> None:
+    with pytest.raises(InputError, match=r"Float and Double$"):
+        made(lambda num_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes, dtype=torch.float64)), 1)
 
 
 class _Last(nn.Module):

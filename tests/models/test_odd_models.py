@@ -23,7 +23,7 @@ from sample_order import batches
 NOT_STACKED = ("frozen", "untracked", "masked")
 MODELS = [
     "frozen", "tied", "shared", "sequential_with_a_forward", "linear_with_a_forward", "convolution_with_a_forward",
-    "weight_norm", "hooked", "ends_in_relu", "untracked", "stepwise", "masked", "head_first", "unused",
+    "weight_norm", "hooked", "ends_in_relu", "untracked", "stepwise", "masked", "head_first", "unused", "viewing",
 ]  # fmt: skip
 
 
@@ -118,6 +118,14 @@ def test_a_batch_of_one_passes_batchnorm_without_statistics() -> None:
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(InputError, match="no parameter that requires a gradient; accepted: at least one"):
         build("odd_models:nothing_to_train", 3, seed=0, image_size=8)
+
+
+def test_images_lie_channels_last_for_models_that_can_have_it() -> None:
+    """A model that reshapes what a convolution gives works on either order; one that takes a view of it on one."""
+    from fedentopt.models import keeps_order
+
+    assert keeps_order(build("odd_models:viewing", 3, seed=0, image_size=8))
+    assert not keeps_order(build("odd_models:convolution_with_a_forward", 3, seed=0, image_size=8))
 
 
 def test_the_last_layer_is_the_one_called_last() -> None:

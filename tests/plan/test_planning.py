@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from command_line import Said, commander
@@ -377,6 +378,16 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(InputError) as caught:
         make_plan(two_classes_each(20), **{"rounds": 2, "repetitions": 1, **options})
     assert message in str(caught.value)
+
+
+def test_a_data_frame_names_clients_and_classes() -> None:
+    table, amount = two_classes_each(20), {"cohorts": 4, "rounds": 2, "repetitions": 1}
+    clients, classes = [f"site {i}" for i in range(20)], [f"kind {i}" for i in range(table.shape[1])]
+    frame = pd.DataFrame(table, index=clients, columns=classes)
+    plan = make_plan(frame, **amount)
+    assert (plan.federation.clients, plan.federation.classes) == (tuple(clients), tuple(classes))
+    assert plan.to_json() == make_plan(table, clients=clients, classes=classes, **amount).to_json()
+    assert make_plan(frame, clients=clients[::-1], **amount).federation.clients == tuple(clients[::-1])
 
 
 def test_numbers_say_the_same_as_text() -> None:

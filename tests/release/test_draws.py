@@ -303,6 +303,34 @@ def test_what_is_no_draw_is_refused(owner: OwnerSettings, change: dict[str, Any]
         Draw.from_dict(fields | change)
 
 
+@pytest.mark.parametrize(
+    ("counts", "more", "words"),
+    [
+        ([], {}, r"counts: of shape \(0,\); accepted: one count per class"),
+        ([[1, 2]], {}, r"counts: of shape \(1, 2\)"),
+        ([1, 2], {"samples_per_person": 0}, "samples_per_person: 0"),
+        ([1, 2], {"samples_per_person": 1.5}, "samples_per_person: 1.5"),
+        ([1, 2], {"name": 5}, "name: 5 is not accepted; accepted: text"),
+    ],
+)
+def test_a_refused_draw_costs_nothing_and_leaves_the_file_readable(
+    owner: OwnerSettings, counts: Any, more: dict[str, Any], words: str
+) -> None:
+    first = release_counts(COUNTS, owner)
+    later = replace(owner, release=2, total=1.0)
+    with pytest.raises(InputError, match=words):
+        release_counts(counts, later, **more)
+    assert release_counts(never, owner) == first
+    assert release_counts(COUNTS, later).release == 2
+
+
+def test_numbers_of_numpy_are_kept_as_plain_ones(owner: OwnerSettings) -> None:
+    ours = replace(owner, epsilon=np.float32(0.5), release=np.int64(2), total=np.float32(1.0))
+    first = release_counts(COUNTS, ours, samples_per_person=np.int64(2))  # type: ignore[arg-type]
+    assert first.to_dict()["epsilon"] == 0.5
+    assert release_counts(never, replace(owner, release=2)) == first
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe", "link to itself", "no folder"])
 def test_what_is_no_regular_file_is_refused_and_left_alone(owner: OwnerSettings, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "odd"

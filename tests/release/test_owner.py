@@ -58,6 +58,20 @@ def test_what_cannot_be_honoured_is_refused(config: dict[str, Any], words: str) 
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"file": "/tmp/report.json"}, "label-report-file: '/tmp/report.json' is str; accepted: a pathlib.Path"),
+        ({"ledger": "/tmp/ledger"}, "label-ledger: '/tmp/ledger' is str; accepted: a pathlib.Path"),
+        ({"total": "all"}, "label-epsilon-total: 'all' is not accepted; accepted: a number above 0"),
+        ({"total": True}, "label-epsilon-total: True is not accepted"),
+    ],
+)
+def test_what_a_script_may_get_wrong_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        OwnerSettings(0.5, **settings)
+
+
+@pytest.mark.parametrize(
     ("owner", "counts", "weight"),
     [
         (OwnerSettings(0.5), (700, -3, 299), 996),

@@ -361,7 +361,7 @@ def test_cohorts_that_may_be_smaller() -> None:
     class Last(Gives):
         smaller_cohorts = True
 
-    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2"):
+    with pytest.warns(CohortWarning, match="cohort of 1 instead of 2: gives picked no more"):
         Gives([3]).select()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

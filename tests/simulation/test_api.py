@@ -20,6 +20,7 @@ from torch import nn
 import toy
 from command_line import commander
 from fedentopt.algorithms import Algorithm, Client, FedAvg, FedAvgM, FedProx, LocalTerms, setting
+from fedentopt.datasets import from_arrays
 from fedentopt.errors import InputError
 from fedentopt.results.reading import find_runs
 from fedentopt.selection import EntropySelector, Selector
@@ -59,6 +60,10 @@ class Last(Selector):
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
         return available[::-1][self.skip : self.skip + self.cohort_size].tolist()
+
+
+class Unwritten(Selector):
+    """Nobody has said how it picks."""
 
 
 def small_net(classes: int) -> nn.Module:
@@ -204,7 +209,18 @@ def test_one_run_from_its_config() -> None:
         ),
         (["fedavg"], {"options": RunOptions(out="mine")}, "options: out is 'mine'; accepted: the argument out="),
         (["fedavg"], {"options": RunOptions(log="tensorboard")}, "options: log is 'tensorboard'; accepted: none"),
+        (["fedavg"], {"workers": 2}, r"workers: says how to run.*; accepted: options=RunOptions\(workers=...\)"),
+        (["fedavg"], {"out": True}, "out: True cannot be used; accepted: a folder for the results, or none"),
+        (["fedavg"], {"image_size": "16"}, "image_size: '16' has the wrong type; accepted: a whole number, 8 to 1024"),
+        (["fedavg"], {"image_size": 16.0}, "image_size: 16.0 has the wrong type"),
+        ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
+        (["fedavg"], {"model": small_net(3)}, "model: Sequential is a model itself; accepted: a function that takes"),
+        (
+            ["fedavg"],
+            {"model": lambda classes: small_net(classes).to("meta")},
+            "has no weights; accepted: a model made",
+        ),
         (["fedavg"], {"model": lambda classes: 7}, "returned int; accepted: torch.nn.Module"),
         (["fedavg"], {"model": lambda classes: 1 / 0}, "raised ZeroDivisionError"),
         ([Last(3)], {"epsilon": 0.5}, "epsilon: 0.5 is used by none of Last"),
@@ -222,6 +238,18 @@ def test_one_run_from_its_config() -> None:
 def test_refusals(methods: list, more: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         compare(methods, **{"dataset": arrays(), "image_size": 16, "seeds": 1, **SMALL, **more})
+
+
+def test_a_data_set_made_of_arrays_names_its_clients_and_has_its_size() -> None:
+    x_train, y_train, x_test, y_test = arrays()
+    owners = np.array(["east", "north", "west"])[np.arange(len(y_train)) % 3]
+    data = from_arrays(x_train, y_train, x_test, y_test, client_train=owners, image_size=16)
+    few = {name: value for name, value in SMALL.items() if name not in ("clients", "partition", "cohort")}
+    found = compare(["fedavg"], dataset=data, partition="natural", cohort=3, model=small_net, seeds=1, **few)
+    assert sorted(found.rounds.clients[0]) == [0, 1, 2]
+    for methods, more in ((["fedavg"], {"image_size": 32}), (["fedavg:image_size=32"], {})):
+        with pytest.raises(InputError, match="image_size: 32, but the data given has 16; accepted: that, or none"):
+            compare(methods, dataset=data, model=small_net, seeds=1, **SMALL, **more)
 
 
 def test_a_selector_with_clients_is_refused() -> None:
@@ -339,6 +367,67 @@ def test_other_objects_are_other_runs(tmp_path: Path) -> None:
     assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
 
 
+class From(Selector):
+    """A selector with a constructor of its own, whose argument is no declared setting."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, start: int = 0) -> None:
+        super().__init__(cohort_size, seed)
+        self.start = start
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return available[self.start :][: self.cohort_size].tolist()
+
+
+def test_selectors_that_hold_other_values_are_other_runs(tmp_path: Path) -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
+    both = compare([From(3, start=1), From(3, start=2)], out=tmp_path, **given)
+    assert both.rounds.groupby("method").clients.first().to_dict() == {
+        "From(start=1)": [1, 2, 3],
+        "From(start=2)": [2, 3, 4],
+    }
+    assert compare([From(3, start=4)], out=tmp_path, **given).rounds.clients[0] == [4, 5, 6]
+
+
+factor = 0.1
+
+
+class Reading(Algorithm):
+    """An algorithm that reads a global name."""
+
+    def local_terms(self, client: Client) -> LocalTerms:
+        return LocalTerms(mu=factor)
+
+
+def test_a_global_name_of_another_value_is_not_passed_off_as_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "out": tmp_path, "seeds": 1, **SMALL}
+    compare([Reading], **given)
+    assert len(compare([Reading], **given).runs) == 1
+    monkeypatch.setitem(globals(), "factor", 5.0)
+    with pytest.raises(InputError, match=r"code: .* has changed since .*options=RunOptions\(resume=False\)"):
+        compare([Reading], **given)
+    assert len(compare([Reading], **given | {"options": RunOptions(device="cpu", resume=False)}).runs) == 1
+
+
+@pytest.mark.parametrize("how", ["model='__main__:net'", "model=net"])
+def test_code_of_a_script_is_not_passed_off_as_what_it_was(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "script.py"
+    text = (
+        "from torch import nn\nfrom fedentopt.simulation import RunOptions, compare\n"
+        "def net(c):\n    return nn.Sequential(nn.Flatten(), nn.Linear(768, WIDTH), nn.Linear(WIDTH, c))\n"
+        f"compare(['fedavg'], {how}, seeds=1, out='kept', image_size=16, clients=10, cohort=2, rounds=1, epochs=1,\n"
+        "    progress=False, options=RunOptions(device='cpu', workers=1))\n"
+    )
+    said = []
+    for width in (4, 4, 8):
+        script.write_text(f"WIDTH = {width}\n{text}")
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        said.append((done.returncode, done.stderr.strip().rpartition("\n")[2]))
+    assert said[:2] == [(0, ""), (0, "")]
+    assert "InputError: code: the code behind fedavg has changed since" in said[2][1]
+
+
 def test_a_class_that_a_function_makes_of_other_values_is_not_passed_off_as_the_first(tmp_path: Path) -> None:
     def near(factor: Any) -> type[Algorithm]:
         class Made(Algorithm):
@@ -355,7 +444,7 @@ def test_a_class_that_a_function_makes_of_other_values_is_not_passed_off_as_the_
     with pytest.raises(
         InputError, match=r"out: the source of Made.* cannot be read, or it holds more than plain values"
     ):
-        compare([near(np.array([0.5]))], **given)
+        compare([near(np.random.default_rng(0))], **given)
 
 
 def test_a_model_with_other_arguments_is_not_passed_off_as_the_first(tmp_path: Path) -> None:

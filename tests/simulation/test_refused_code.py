@@ -45,6 +45,11 @@ class Naming(Choosy):
         return list(self.clients)
 
 
+class Astray(Choosy):
+    def candidates(self, available=None):
+        return Candidates((77,))
+
+
 class Forgetful(Selector):
     def pick(self, available, losses):
         return list(range(self.cohort_size))
@@ -59,6 +64,7 @@ class Forgetful(Selector):
         ("Failing", "Failing': observe raised RuntimeError: no idea"),
         ("Greedy", "Greedy' selected 6 clients; accepted: at most 3"),
         ("Naming", "Naming': candidates gave list; accepted: Candidates, or None"),
+        ("Astray", r"Astray' asks \(77,\); accepted: Candidates whose clients are distinct numbers from 0 to 5"),
         ("Forgetful", "Forgetful' has a memory that JSON does not keep"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from fedentopt.datasets.cache import Progress, in_memory
 from fedentopt.datasets.catalog import ENTRIES, resolve_data_dir
 from fedentopt.datasets.conversion import converted
@@ -23,6 +25,8 @@ def default_image_size(name: str) -> int:
 
 def check_image_size(size: int) -> None:
     """Refuse a side that images are not converted to."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer):
+        raise InputError(f"image_size: {size!r} has the wrong type; accepted: a whole number, {SMALLEST} to {LARGEST}")
     if not SMALLEST <= size <= LARGEST:
         raise InputError(f"image_size: {size} is out of range; accepted: {SMALLEST} to {LARGEST}")
 

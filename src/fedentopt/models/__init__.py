@@ -1,8 +1,9 @@
 """Models: plain `torch.nn.Module`s, nothing federated inside.
 
 `build` makes one by name, from a seed, on the CPU; `check_name` tells whether there is one; `head_name` where its last
-linear layer is; `check_pretrained` whether its published weights are there; `dropout_key` gives the handle by which a
-trainer keys the dropout masks of a step, `keyed_draws` what keys other draws.
+linear layer is; `keeps_order` whether it needs images in plain order; `check_pretrained` whether its published weights
+are there; `dropout_key` gives the handle by which a trainer keys the dropout masks of a step, `keyed_draws` what keys
+other draws.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from fedentopt.models.building import NAMES, build, check_name
 from fedentopt.models.head import find_head, head_name
 from fedentopt.models.keyed_draws import keyed_draws
 from fedentopt.models.keyed_dropout import DropoutKey, dropout_key
+from fedentopt.models.memory_order import keeps_order
 from fedentopt.models.pretrained import PRETRAINED, check_pretrained
 
 __all__ = [
@@ -23,5 +25,6 @@ __all__ = [
     "dropout_key",
     "find_head",
     "head_name",
+    "keeps_order",
     "keyed_draws",
 ]

@@ -17,6 +17,7 @@ from fedentopt.models.efficientnet_lite import EfficientNetLite
 from fedentopt.models.head import find_head, marking_head
 from fedentopt.models.keyed_draws import key_draws
 from fedentopt.models.keyed_dropout import DropoutKey, key_dropout
+from fedentopt.models.memory_order import keep_order
 from fedentopt.models.networks import efficientnet, lenet5, vgg11
 from fedentopt.models.pretrained import PRETRAINED, load_pretrained
 from fedentopt.models.weights import load_weights
@@ -34,14 +35,17 @@ def own_model(spec: str, num_classes: int, factory: Callable[[int], nn.Module] |
             raise InputError(f"model: calling {spec} raised {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {spec}({num_classes}) returned {type(model).__name__}; accepted: torch.nn.Module")
-    return model.to("cpu")
+    try:
+        return model.to("cpu")
+    except NotImplementedError as error:  # made on torch's meta device
+        raise InputError(f"model: {spec}({num_classes}) has no weights; accepted: a model made on the CPU") from error
 
 
 def check_own_model(
     model: nn.Module, spec: str, num_classes: int, image_size: int, channels: int, key: DropoutKey | None
 ) -> None:
     """Try a zero image, which also tells where the last linear layer is, how many channels the model takes of grey
-    images, and whether it draws beside its dropout layers.
+    images, in which order it can have them in memory, and whether it draws beside its dropout layers.
 
     Refused are a failing forward, another width than `num_classes`, nothing to train, randomness that cannot be keyed.
     """
@@ -57,6 +61,7 @@ def check_own_model(
             f"model: {spec} gives {got} for images of shape {tuple(images.shape)}; accepted: one row of "
             f"{num_classes} logits per image, (2, {num_classes})"
         )
+    keep_order(model, images)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model: {spec} has no parameter that requires a gradient; accepted: at least one")
     try:
@@ -80,7 +85,10 @@ def _take_grey(model: nn.Module, spec: str, image_size: int) -> None:
             _forward(copy.deepcopy(model).eval(), three, spec)
         except InputError as also:
             hook.remove()
-            raise InputError(f"{error}; with one channel: {str(also).partition(': ')[2]}") from error
+            reasons = [describe_error(one.__cause__ or one) for one in (error, also)]
+            if reasons[0] == reasons[1]:  # nothing that channels have to do with
+                raise error from error.__cause__
+            raise InputError(f"{error}; with one channel: {reasons[1]}") from error
 
 
 def first_channel(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -129,6 +129,7 @@ def make_plan(
 ) -> Plan:
     """Try every selector that needs label counts alone on (clients, classes) counts, and recommend one.
 
+    `clients` and `classes` are their names, by default those of a data frame's rows and columns, else 0, 1, ...
     `cohorts` and `buffers` are numbers of clients or per cents of them, `epsilon` privacy budgets or "none", each one
     or several; `away` is the share of the clients that is away in a round. `noisy` counts hold noise already, and get
     no more. `source` and `drop` are for the command that carries the plan out. Without `rounds` and `repetitions` there
@@ -198,6 +199,10 @@ def _federation(
         raise InputError(f"counts: {error}; accepted: a (clients, classes) array of numbers") from error
     if table.ndim != 2 or not table.size:
         raise InputError(f"counts: an array of shape {table.shape}; accepted: (clients, classes)")
+    frame: Any = counts
+    if hasattr(frame, "columns"):  # it has names of its own
+        clients = list(frame.index) if clients is None else clients
+        classes = list(frame.columns) if classes is None else classes
     names = tuple(map(str, range(len(table)) if clients is None else clients))
     labels = tuple(map(str, range(table.shape[1]) if classes is None else classes))
     if (len(names), len(labels)) != table.shape or len(set(names)) < len(names) or len(set(labels)) < len(labels):

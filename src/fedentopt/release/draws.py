@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 
 from fedentopt.errors import InputError
 from fedentopt.files import aside, lock_file
-from fedentopt.privacy import discrete_laplace
+from fedentopt.privacy import check_sensitivity, discrete_laplace
 from fedentopt.release.owner import EPSILON, FILE, LEDGER, RELEASE, TOTAL, OwnerSettings, default_ledger
 
 FORMAT = "fedentopt label reports"
@@ -87,6 +87,8 @@ def draw_counts(counts: ArrayLike, owner: OwnerSettings, samples_per_person: int
     """
     if owner.epsilon is None:
         raise InputError(f"{EPSILON}: true counts are not drawn")
+    if samples_per_person is not None:
+        samples_per_person = check_sensitivity(samples_per_person, "samples_per_person")
     noisy = discrete_laplace(counts, owner.epsilon, sensitivity=samples_per_person or 1)
     return Draw(
         release=owner.release,
@@ -115,6 +117,8 @@ def release_counts(
         raise InputError(f"{EPSILON}: true counts are not drawn")
     if owner.file is None:
         raise InputError(f"{FILE}: not set; with noise it is needed, since without it every run would draw anew")
+    if not isinstance(name, str):  # as a key of JSON it would come back as text, and its answer be drawn anew
+        raise InputError(f"name: {name!r} is not accepted; accepted: text")
     with _alone(owner.file) as path:
         ledger = _ledger_of(path, owner)
         in_file, in_ledger = _read(path, FILE), _read(ledger, LEDGER) if ledger else {}
@@ -123,8 +127,8 @@ def release_counts(
         if answer is None:
             _afford(draws, owner)
             values = counts() if callable(counts) else counts
-            if np.ndim(values) != 1:
-                raise InputError("counts: accepted: one count per class")
+            if np.ndim(values) != 1 or np.size(values) == 0:
+                raise InputError(f"counts: of shape {np.shape(values)}; accepted: one count per class")
             answer = draw_counts(values, owner, samples_per_person)
             draws.append(answer)
             log.warning(

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedentopt.errors import InputError
 from fedentopt.privacy import check_epsilon
 
@@ -49,17 +51,22 @@ class OwnerSettings:
     weight: str | None = None
 
     def __post_init__(self) -> None:
+        # As plain numbers, since NumPy's could be drawn with but not be kept.
         if self.epsilon is not None:
-            check_epsilon(self.epsilon)
-        if self.total is not None and not (math.isfinite(self.total) and self.total > 0):
-            raise InputError(f"{TOTAL}: {self.total!r} is not accepted; accepted: a number above 0")
-        if isinstance(self.release, bool) or not isinstance(self.release, int) or self.release < 1:
+            object.__setattr__(self, "epsilon", float(check_epsilon(self.epsilon)))
+        if self.total is not None:
+            object.__setattr__(self, "total", _total(self.total))
+        whole = isinstance(self.release, int | np.integer) and not isinstance(self.release, bool)
+        if not whole or self.release < 1:
             raise InputError(f"{RELEASE}: {self.release!r} is not accepted; accepted: a whole number from 1")
+        object.__setattr__(self, "release", int(self.release))
         if self.weight is not None and self.weight not in WEIGHTS:
             raise InputError(f"{EXAMPLES}: {self.weight!r} is not accepted; accepted: {', '.join(WEIGHTS)}")
         if self.weight == "noisy" and self.epsilon is None:
             raise InputError(f'{EXAMPLES}: "noisy" needs noise; accepted with {EPSILON}="{NONE}": uniform, exact')
         for name, path in ((FILE, self.file), (LEDGER, self.ledger)):
+            if path is not None and not isinstance(path, Path):
+                raise InputError(f"{name}: {path!r} is {type(path).__name__}; accepted: a pathlib.Path, absolute")
             if path is not None and not path.is_absolute():
                 raise InputError(f"{name}: {str(path)!r} is not an absolute path")
 
@@ -73,10 +80,6 @@ class OwnerSettings:
                 "(true counts), in the node's own configuration"
             )
         total = config.get(TOTAL)
-        try:
-            whole = None if total is None else math.nan if isinstance(total, bool) else float(total)
-        except (TypeError, ValueError, OverflowError):
-            whole = math.nan
         release = config.get(RELEASE, 1)
         if isinstance(release, str) and release.strip().isdecimal():
             release = int(release)
@@ -84,10 +87,21 @@ class OwnerSettings:
             epsilon=None if isinstance(epsilon, str) else epsilon,
             file=_path(config, FILE),
             release=release,
-            total=whole,
+            total=None if total is None else _total(total),
             ledger=_path(config, LEDGER),
             weight=config.get(EXAMPLES),
         )
+
+
+def _total(value: Any) -> float:
+    """A `label-epsilon-total`, as a number or as it was written."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise InputError(f"{TOTAL}: {value!r} is not accepted; accepted: a number above 0")
+    return number
 
 
 def read_epsilon(value: Any, where: str = "node config") -> float | str | None:

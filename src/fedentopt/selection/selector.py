@@ -272,8 +272,10 @@ class Selector(KnownKeywords, ABC):
         cohort = picked if isinstance(picked, Cohort) else self.cohort(self._checked(picked, rows))
         self._round += 1
         if self.falls_short(cohort, rows.size):
+            few = rows.size < self.cohort_size
+            reason = "no more clients are available" if few else f"{self.name} picked no more"
             warnings.warn(
-                f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: no more clients are available",
+                f"cohort of {len(cohort.clients)} instead of {self.cohort_size}: {reason}",
                 CohortWarning,
                 stacklevel=2,
             )

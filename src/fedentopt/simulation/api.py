@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
+from fedentopt.settings import settings_of
 from fedentopt.simulation.config import FIELDS, RunConfig
 from fedentopt.simulation.jobs import Job, dataset_defaults, make_jobs
 from fedentopt.simulation.natural import with_own_clients
@@ -40,8 +41,9 @@ def compare(
     """Train several methods on one setting, over the same seeds, and give back everything.
 
     `methods`: names, with settings behind them (`"fedprox:mu=0.1"`), algorithms and selectors as classes or objects, or
-    pairs (algorithm, selector). `dataset`: a name, a path, or arrays `(x_train, y_train, x_test, y_test)`. `model`: a
-    name, `package.module:factory`, or a callable that takes the number of classes. `seeds`: how many (3 is 0, 1, 2), or
+    pairs (algorithm, selector). `dataset`: a name, a path, arrays `(x_train, y_train, x_test, y_test)`, or what
+    `fedentopt.datasets.from_arrays` gives, which may name classes and clients. `model`: a name,
+    `package.module:factory`, or a callable that takes the number of classes. `seeds`: how many (3 is 0, 1, 2), or
     which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
     applied where a method has them; an object keeps its own. Without `out` nothing is written; with it, runs are kept
     in that folder, finished ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default
@@ -54,6 +56,8 @@ def compare(
         if reserved in settings:
             raise InputError(f"{reserved}: is part of a method's name; accepted: in methods, as in fedprox+fedentopt")
     own = {key: value for key, value in settings.items() if key not in FIELDS}
+    for key in own.keys() & settings_of(RunOptions):
+        raise InputError(f"{key}: says how to run, and is no setting; accepted: options=RunOptions({key}=...)")
     chosen = with_own_clients(chosen, options.data_path, data)
     jobs = make_jobs(methods, settings=chosen, own=own, seeds=seeds, model=model)
     for job in jobs:
@@ -108,14 +112,20 @@ def run_jobs(
     from fedentopt.simulation.sweep import run_in_memory, run_sweep
 
     chosen = options or RunOptions()
+    if out is not None and not isinstance(out, str | Path):
+        raise InputError(f"out: {out!r} cannot be used; accepted: a folder for the results, or none")
     configs = [job.config for job in jobs]
+    for size in {config.image_size for config in configs} - {None}:
+        if data is not None and size != data.image_size:
+            raise InputError(f"image_size: {size}, but the data given has {data.image_size}; accepted: that, or none")
     shown = None if callable(progress) else progress
     with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else shown) as bar:
         listener = progress if callable(progress) else bar
         if out is None:
             runs = run_in_memory(jobs, chosen, data=data, progress=listener)
         else:
-            runs = run_sweep(jobs, dataclasses.replace(chosen, out=str(out)), data=data, progress=listener)
+            chosen = dataclasses.replace(chosen, out=str(out))
+            runs = run_sweep(jobs, chosen, data=data, progress=listener, afresh="options=RunOptions(resume=False)")
     return Result(runs, labels=[job.label for job in jobs])
 
 
@@ -142,6 +152,6 @@ def _data(dataset: Any, settings: Mapping[str, Any]) -> tuple[Dataset | None, st
     if isinstance(dataset, tuple | list) and len(dataset) == 4:
         return from_arrays(*dataset, image_size=settings.get("image_size")), NAME
     raise InputError(
-        f"dataset: {type(dataset).__name__} cannot be used; accepted: a name, a path, or arrays "
-        f"(x_train, y_train, x_test, y_test)"
+        f"dataset: {type(dataset).__name__} cannot be used; accepted: a name, a path, arrays "
+        f"(x_train, y_train, x_test, y_test), or what fedentopt.datasets.from_arrays gives"
     )

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest
-from fedentopt.own_objects import import_path, source_digest_of
+from fedentopt.own_code import code_digest, find_own
+from fedentopt.own_objects import held_beside_state, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
@@ -71,11 +71,12 @@ class Job:
     @property
     def code(self) -> str | None:
         """Digest of the user's own code; empty where there is none."""
-        given = [source_digest_of(thing) for thing in self.sources]
+        names = [name for name in self.config.own_code if not self._is_object(name)]
+        here = [name for name in names if name.startswith("__main__:")]  # in a script or a notebook, which is no module
+        given = [source_digest_of(thing) for thing in (*self.sources, *(find_own("code", name) for name in here))]
         if not all(given):
             return None
-        objects = {name for name in self.config.own_code if self._is_object(name)}
-        named = code_digest(name for name in self.config.own_code if name not in objects)
+        named = code_digest(name for name in names if name not in here)
         if not given:
             return named
         return hashlib.sha256("\n".join([named, *given]).encode()).hexdigest()
@@ -120,6 +121,11 @@ def make_jobs(
     if model is not None and not isinstance(model, str):
         if not callable(model):
             raise InputError(f"model: {type(model).__name__}; accepted: a name, package.module:factory, or a callable")
+        if hasattr(model, "state_dict"):  # every seed starts with weights of its own
+            raise InputError(
+                f"model: {type(model).__name__} is a model itself; accepted: a function that takes the number of "
+                f"classes and returns one"
+            )
         base["model"], factory = import_path(model), model
     elif model is not None:
         base["model"] = model
@@ -231,6 +237,11 @@ class _Method:
         settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
         if known:
             return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
+        if inspect.isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise InputError(
+                f"method: {kind.__name__} does not say how to {missing}; accepted: a class that has {missing}"
+            )
         if kind is given:
             declared = {key: one.default for key, one in settings_of(kind).items()} | taken
 
@@ -243,6 +254,8 @@ class _Method:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
             fixed = ("selector", "cohort_size", "round", "seed", *given.memory())
             declared = {key: value for key, value in given.state_dict().items() if key not in fixed}
+            held = held_beside_state(given)
+            declared |= {key: value for key, value in held.items() if isinstance(value, str | int | float | bool)}
 
             def make(config: RunConfig) -> Selector:
                 if given.cohort_size != config.cohort_size:
@@ -327,7 +340,8 @@ def _check_distinct(methods: Sequence[_Method]) -> None:
     seen = [tuple(sorted(((key, str(value)) for key, value in method.settings.items()))) for method in methods]
     if len(set(seen)) < len(seen):
         names = ", ".join(method.label for method in methods)
-        raise InputError(f"method: {names} names a method more than once; accepted: each once")
+        told = " (objects of one class are told apart by their plain values)" if any(m.fixed for m in methods) else ""
+        raise InputError(f"method: {names} names a method more than once; accepted: each once{told}")
 
 
 def _with_epsilon(methods: list[_Method], settings: Mapping[str, Any]) -> list[_Method]:

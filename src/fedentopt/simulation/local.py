@@ -10,6 +10,7 @@ from torch import nn
 
 from fedentopt.algorithms import Algorithm, Client, overrides
 from fedentopt.errors import InputError
+from fedentopt.models import keeps_order
 from fedentopt.randomness import key
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.config import RunConfig
@@ -73,7 +74,7 @@ def train_client(
     pixels, truth = torch.from_numpy(np.array(images)), torch.from_numpy(np.asarray(labels, dtype=np.int64))
     data = DeviceData(pixels, truth, pixels[:0], truth[:0], num_classes)
     transform = ImageTransform(mean, std, config.jitter, config.flip, config.grayscale)
-    layout = FlatLayout(model, channels_last=True)
+    layout = FlatLayout(model, channels_last=not keeps_order(model))
     start = layout.pack(model.state_dict())
     out = torch.empty_like(start)
     work = build_work([row], batch_size, num_classes, torch.device("cpu"))

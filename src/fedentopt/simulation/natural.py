@@ -31,6 +31,7 @@ def with_own_clients(
     if data.clients is None:
         raise InputError(
             f"partition: natural needs data that says which client a sample belongs to, and {data.name} does not; "
-            f"accepted: an .npz file with client_train, or folders train/CLIENT/CLASS/* beside test/CLASS/*"
+            f"accepted: an .npz file with client_train, from_arrays(..., client_train=...), or folders "
+            f"train/CLIENT/CLASS/* beside test/CLASS/*"
         )
     return {**settings, "clients": len(data.clients.names)}

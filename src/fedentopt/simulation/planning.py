@@ -199,7 +199,7 @@ class RunPlanner:
                 f"selector: {self.config.selector!r}: candidates gave {type(wanted).__name__}; "
                 f"accepted: Candidates, or None"
             )
-        clients = self._known_clients(tuple(wanted.ids), wanted)
+        clients = self._known_clients(tuple(wanted.ids), wanted, "asks", "Candidates")
         owned = [self.parts.indices[client] for client in clients]
         if wanted.samples is not None:
             keys = self._keys(("candidate-samples",), round_, clients)
@@ -315,13 +315,15 @@ class RunPlanner:
             )
         return dict(zip(selected, values.tolist(), strict=True))
 
-    def _known_clients(self, chosen: tuple[Any, ...], given: object) -> tuple[int, ...]:
+    def _known_clients(
+        self, chosen: tuple[Any, ...], given: object, did: str = "selected", form: str = "a Cohort"
+    ) -> tuple[int, ...]:
         """Client numbers; a selector of the user's own may have got them wrong."""
         config = self.config
         if not chosen or len(set(chosen)) < len(chosen) or not self._everybody.issuperset(chosen):
             raise InputError(
-                f"selector: {config.selector!r} selected {chosen or given!r}; "
-                f"accepted: a Cohort whose clients are distinct numbers from 0 to {config.clients - 1}"
+                f"selector: {config.selector!r} {did} {chosen or given!r}; "
+                f"accepted: {form} whose clients are distinct numbers from 0 to {config.clients - 1}"
             )
         return tuple(int(k) for k in chosen)
 

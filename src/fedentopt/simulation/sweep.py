@@ -158,8 +158,9 @@ def _codes(jobs: Mapping[str, Job]) -> dict[str, str]:
         code = known[key]
         if code is None:
             raise InputError(
-                f"out: the source of {job.label} cannot be read, or it holds more than plain values, so a later run "
-                f"could not be told from this one; accepted: without out, or code in a file, with its values in it"
+                f"out: the source of {job.label} cannot be read, or it holds more than plain values (or reads more by "
+                f"a global name), so a later run could not be told from this one; accepted: without out, or code in a "
+                f"file, with its values in it"
             )
         codes[digest] = code
     return codes

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedentopt.errors import InputError
+from fedentopt.models import keeps_order
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
@@ -156,7 +157,10 @@ def usable_cores() -> int:
 
 
 def wants_channels_last(name: str, model: nn.Module, image_size: int, device: torch.device, precision: str) -> bool:
-    """Ordinary and wide convolutions like weights in that order; the stacked kernels for few channels do not."""
+    """Ordinary and wide convolutions like weights in that order; the stacked kernels for few channels do not, and some
+    models of the user's cannot have it."""
+    if keeps_order(model):
+        return False
     if name != "stacked":
         return True
     few = lower(model, _kernels(device, precision).fuses_conv) is not None
