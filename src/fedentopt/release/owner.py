@@ -95,13 +95,19 @@ class OwnerSettings:
 
 def _total(value: Any) -> float:
     """A `label-epsilon-total`, as a number or as it was written."""
+    number = _above_zero(value)
+    if number is None:
+        raise InputError(f"{TOTAL}: {value!r} is not accepted; accepted: a number above 0")
+    return number
+
+
+def _above_zero(value: Any) -> float | None:
+    """A finite number above 0, or None for anything else."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise InputError(f"{TOTAL}: {value!r} is not accepted; accepted: a number above 0")
-    return number
+        return None
+    return number if math.isfinite(number) and number > 0 else None
 
 
 def read_epsilon(value: Any, where: str = "node config") -> float | str | None:
@@ -110,11 +116,8 @@ def read_epsilon(value: Any, where: str = "node config") -> float | str | None:
         return None
     if isinstance(value, str) and value.strip().lower() == NONE:
         return NONE
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
+    number = _above_zero(value)
+    if number is None:
         raise InputError(f'{EPSILON} ({where}): {value!r} is not accepted; accepted: a number above 0, or "{NONE}"')
     return number
 
