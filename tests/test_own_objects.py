@@ -249,7 +249,16 @@ def test_values_that_are_told_apart(one: object, other: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [torch.Generator(), np.array([object()]), threading.Lock(), np.random.default_rng(1), iter([1])],
+    [
+        torch.Generator(),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+        np.array([object()]),
+        np.ma.masked_array([1, 2], [True, False]),
+        threading.Lock(),
+        np.random.default_rng(1),
+        iter([1]),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_values_that_cannot_be_told_from_others(value: object) -> None:

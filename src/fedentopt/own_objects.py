@@ -192,10 +192,10 @@ def _known_again(value: Any, met: list[Any]) -> Any:
         return f"{name} {code_digest([f'{name}:all'])}" if is_users(name) else name
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if type(value) is np.ndarray and not value.dtype.hasobject:
         return f"{value.dtype.descr} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     name = import_path(value)
-    if name == "torch:Tensor":
+    if name == "torch:Tensor" and str(value.layout) == "torch.strided" and not (value.is_meta or value.is_quantized):
         held = value.detach().cpu().contiguous().flatten().view(sys.modules["torch"].uint8)
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(held.numpy()).hexdigest()}"
     if isinstance(value, _TOLD_BY_REPR) or name in ("torch:dtype", "torch:device"):
