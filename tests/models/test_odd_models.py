@@ -125,6 +125,7 @@ def test_images_lie_channels_last_for_models_that_can_have_it() -> None:
     from fedentopt.models import keeps_order
 
     assert keeps_order(build("odd_models:viewing", 3, seed=0, image_size=8))
+    assert keeps_order(build("odd_models:insisting", 3, seed=0, image_size=8))
     assert not keeps_order(build("odd_models:convolution_with_a_forward", 3, seed=0, image_size=8))
 
 

@@ -169,3 +169,13 @@ class _Viewing(nn.Module):
 
 def viewing(num_classes: int) -> nn.Module:
     return _Viewing(num_classes)
+
+
+class _Insisting(_Viewing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.is_contiguous(), "plain order, please"
+        return super().forward(x)
+
+
+def insisting(num_classes: int) -> nn.Module:
+    return _Insisting(num_classes)
