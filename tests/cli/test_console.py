@@ -156,8 +156,8 @@ def test_a_home_that_nobody_has_is_refused(
 def test_a_paragraph_of_the_help_is_broken_by_the_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    said = commander(monkeypatch, capsys)(*words, "--help")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)  # of the terminal in which typer was imported
+    said = commander(monkeypatch, capsys)(*words, "--help", columns=80)
     about = [line.strip() for line in said.out.partition("╭")[0].splitlines()]
     for line, following in itertools.pairwise(about):
         first = following.partition(" ")[0]
@@ -167,10 +167,9 @@ def test_a_paragraph_of_the_help_is_broken_by_the_terminal_alone(
 def test_the_root_help_has_one_line_per_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")  # typer's own, read when it was imported
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
-    said = commander(monkeypatch, capsys)("--help")
+    said = commander(monkeypatch, capsys)("--help", columns=80)
     table = said.out.partition("Commands")[2].splitlines()[1:-1]
     lines = [line.strip("│| ").split(maxsplit=1) for line in table if line.strip("│| ╰╯─-+")]
     assert {name for name, _ in lines} >= {"compare", "run", "select", "data", "report", "bench", "methods"}

@@ -37,8 +37,8 @@ def test_list_shows_every_set_and_its_state(tmp_path: Path, command: Callable[..
 def test_list_cuts_no_name_where_there_is_little_room(
     tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    said = command("data", "list", "--data-dir", tmp_path)
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    said = command("data", "list", "--data-dir", tmp_path, columns=60)
     table = said.out.partition("data folder")[0]
     assert {line.split()[0] for line in table.splitlines()[1:] if line[:1].strip()} == set(ENTRIES)
     assert "165,466" in table

@@ -116,12 +116,11 @@ def test_several_seeds_and_json(command: Callable[..., Said], tmp_path: Path) ->
 
 
 def test_a_table_too_wide_for_eighty_columns_keeps_its_names_and_numbers_whole(
-    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Said], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     targets = [word for target in (95, 96, 97, 98, 99) for word in ("--target", target)]
     words = ["--algorithm", "scaffold", "--selector", "fedentopt", "--epsilon", 1, "--seeds", "0,1", "--no-page"]
-    said = command("run", *SMALL, *words, *targets, "--out", tmp_path)
+    said = command("run", *SMALL, *words, *targets, "--out", tmp_path, columns=80)
     assert said.code == 0, said.err
     (line,) = [line for line in said.out.splitlines() if line.startswith("scaffold+fedentopt-dp ")]
     assert line.count("never") == 5

@@ -59,8 +59,9 @@ def test_a_model_that_takes_neither_is_refused_with_both_reasons() -> None:
 
 
 def test_what_channels_have_nothing_to_do_with_is_said_once() -> None:
-    with pytest.raises(InputError, match=r"Float and Double$"):
+    with pytest.raises(InputError, match=r"Float and Double$") as refused:
         made(lambda num_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes, dtype=torch.float64)), 1)
+    assert "with one channel" not in str(refused.value)
 
 
 class _Last(nn.Module):

@@ -498,8 +498,7 @@ def test_no_word_of_a_table_is_cut_in_a_narrow_terminal(
     words = ("reproduce", "mini-change", "--cells", mini, "--device", "cpu", "--no-page", "--out", tmp_path / "out")
     assert command(*words).code == 0
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    monkeypatch.setenv("COLUMNS", "50")
-    said = command(*words, "--no-run")
+    said = command(*words, "--no-run", columns=50)
     assert "FedEntOpt" in said.out
     assert "difference" in said.out
     assert "…" not in said.out

@@ -78,9 +78,8 @@ def test_a_config_is_run_as_it_stands_and_its_command_makes_it_again(
     assert asked == [plain, plain, changed, changed]
 
 
-def test_the_help_names_the_values(command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_help_names_the_values(command: Callable[..., Said]) -> None:
     for name in ("run", "compare"):
-        said = command(name, "--help")
+        said = command(name, "--help", columns=200)
         for words in ("100; digits: 30", "0.01; digits: 0.03", "0.5; digits: 0.0; mnist: 0.0"):
             assert f"(default: {words})" in said.out

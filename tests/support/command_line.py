@@ -19,11 +19,11 @@ class Said:
 
 
 def commander(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """A function that runs `fedentopt WORDS` in this process."""
+    """A function that runs `fedentopt WORDS` in this process, as if in a terminal of so many columns."""
 
-    def command(*words: object) -> Said:
+    def command(*words: object, columns: int = 160) -> Said:
         monkeypatch.setattr(sys, "argv", ["fedentopt", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setenv("COLUMNS", str(columns))
         capsys.readouterr()
         try:
             main()
