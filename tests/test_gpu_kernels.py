@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -304,20 +306,153 @@ def test_weight_gradients_line_by_line(layer: tuple[int, int, tuple[int, int], i
         assert torch.equal(into.cpu().double(), wanted)
 
 
-UPDATED = [(512, 512, (2, 2)), (256, 512, (4, 4)), (128, 256, (8, 8))]  # one of each kind of tile
+SHARED_TAPS = [(128, 256, (8, 8)), (64, 64, (3, 4)), (64, 128, (5, 12)), (128, 64, (4, 16)), (256, 512, (4, 4))]
+
+
+def convolved(x: Tensor, w: Tensor, size: tuple[int, int], back: bool) -> Tensor:
+    """Maps (n, H * W, B, C) under weights (n, Co, 9, Ci) of 3x3 taps, padded by one, or the gradient of such maps."""
+    taps = w.unflatten(2, (3, 3)).permute(0, 1, 4, 2, 3)
+    images = x.unflatten(1, size).permute(0, 3, 4, 1, 2)
+    convolve = F.conv_transpose2d if back else F.conv2d
+    made = torch.stack([convolve(image, tap, padding=1) for image, tap in zip(images, taps, strict=True)])
+    return made.permute(0, 3, 4, 1, 2).flatten(1, 2)
+
+
+@needs_hopper
+@pytest.mark.skipif(INTERPRETED, reason="Gluon cannot be interpreted")
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+@pytest.mark.parametrize("layer", SHARED_TAPS, ids=str)
+def test_convolutions_that_share_what_taps_read(
+    layer: tuple[int, int, tuple[int, int]], precision: str, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three models the second has finished. One program or many, alone or together: the bits are the same."""
+    from fedentopt.simulation.triton import wide_forms
+    from fedentopt.simulation.triton.wide_maps import Running
+
+    gluon = wide_forms.gluon_kernels()
+    if gluon is None:
+        pytest.skip("Triton's version has another Gluon")
+    taps, bf16 = gluon.taps, precision == "bf16"
+    (ci, co, size), n, pixels = layer, 3, layer[2][0] * layer[2][1]
+    x, w = whole_numbers(n, pixels, 64, co if back else ci), whole_numbers(n, co, 9, ci)
+    bias, left = whole_numbers(n, co), whole_numbers(n, pixels, 64, ci)
+    dense = convolved(x, w, size, back)
+    wanted = torch.where(left <= 0, 0.0, dense) if back else (dense + bias[:, None, None]).relu()
+    maps, below = stacked_maps(x, precision, False), stacked_maps(left, precision, False)
+    weights = put(w).to(maps.dtype)
+    if back and not bf16:
+        weights = weights.permute(0, 2, 3, 1).contiguous()
+    order = {"taps_first": back and not bf16, "inputs_first": back and bf16}
+    assert taps.fits(maps, weights, size, 1, precision="tf32", **order)
+    running = Running(torch.tensor([9, 1, 2], dtype=torch.int32, device=DEVICE), torch.tensor([1], device=DEVICE))
+
+    def made(only: slice = slice(None), running: Running | None = running) -> list[Tensor]:
+        part = weights[only]
+        y = taps.convolution(
+            maps[only], part, None if back else put(bias[only]), size, models=len(part), turned=True,
+            left=below[only] if back else None, running=running, **order,
+        )  # fmt: skip
+        return [one for one in y if one is not None]
+
+    y, yt, *sums = made()
+    for i in (0, 2):
+        assert torch.equal(y[i].cpu().double(), wanted[i].to(y.dtype).double())
+        assert torch.equal(yt[i], y[i].transpose(1, 2))
+        if back:
+            assert_near(sums[0][i], wanted[i].to(y.dtype).double().sum(1), 1e-5)
+    maps, weights = torch.randn_like(maps), torch.randn_like(weights)
+    every = made(running=None)
+    monkeypatch.setattr(taps, "multiprocessors", lambda device: 7)
+    alone = made(slice(1, 2), None)
+    for one, other in zip(every, made(running=None), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(every, alone, strict=True):
+        assert torch.equal(one[1:2], other)
+
+
+UPDATED = [(512, 512, (2, 2), 64), (256, 512, (4, 4), 64), (128, 256, (8, 8), 64)]  # one of each kind of tile
+UPDATED_IN_LINES = [
+    (128, 256, (8, 8), 64), (256, 64, (6, 8), 64), (128, 64, (9, 16), 64), (128, 128, (5, 8), 32),
+    (128, 64, (3, 4), 64),
+]  # fmt: skip
 
 
 @needs_hopper
 @pytest.mark.parametrize("precision", PRECISIONS[1:])
-@pytest.mark.parametrize("layer", [(32, 16, (2, 2))] if INTERPRETED else UPDATED, ids=str)
-def test_weights_moved_by_their_gradients(layer: tuple[int, int, tuple[int, int]], precision: str) -> None:
+@pytest.mark.parametrize("layer", [(32, 16, (2, 2), 64)] if INTERPRETED else UPDATED, ids=str)
+def test_weights_moved_by_their_gradients(layer: tuple[int, int, tuple[int, int], int], precision: str) -> None:
+    from fedentopt.simulation.triton import wide_update
+
+    def step(*given: Any, turned: bool) -> None:
+        wide_update.weight_step(*given, 1, side=3, turned=turned, described=True, precision="tf32")
+
+    check_weights_moved(step, layer, precision)
+
+
+@needs_hopper
+@pytest.mark.skipif(INTERPRETED, reason="Gluon cannot be interpreted")
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+@pytest.mark.parametrize("layer", UPDATED_IN_LINES, ids=str)
+def test_weights_moved_by_their_gradients_line_by_line(
+    layer: tuple[int, int, tuple[int, int], int], precision: str
+) -> None:
+    from fedentopt.simulation.triton import wide_forms
+
+    gluon = wide_forms.gluon_kernels()
+    if gluon is None:
+        pytest.skip("Triton's version has another Gluon")
+    lines = gluon.step_lines
+    ci, co, size, batch = layer
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert lines.fits(ci, co, batch, size, 3, 1, dtype, "tf32")
+    check_weights_moved(lines.weight_step, layer, precision)
+
+
+@needs_hopper
+@pytest.mark.skipif(INTERPRETED, reason="Gluon cannot be interpreted")
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+def test_line_by_line_gives_the_same_bits(precision: str) -> None:
+    """With numbers whose sums are rounded; so a model's bits do not depend on which of the two kernels trains it."""
+    from fedentopt.simulation.triton import wide_forms, wide_update
+    from fedentopt.simulation.triton.interface import Optimiser
+
+    gluon = wide_forms.gluon_kernels()
+    if gluon is None:
+        pytest.skip("Triton's version has another Gluon")
+    lines = gluon.step_lines
+    n, ci, co, size, turned = 3, 256, 256, (8, 8), precision != "bf16"
+    maps = [stacked_maps(torch.randn(n, 64, 64, c).double(), precision, turned) for c in (ci, co)]
+    w, v = (torch.randn(n, co * 9 * ci, device=DEVICE) for _ in range(2))
+    each, rows = torch.full((n,), 0.1, device=DEVICE), torch.zeros(n, dtype=torch.int32, device=DEVICE)
+    found = []
+    for by_lines in (False, True):
+        own = Optimiser(
+            w.clone(), v.clone(), w, each, each, each, each, w.flip(0).contiguous(), rows, rows + 9,
+            torch.ones(1, dtype=torch.int64, device=DEVICE), None, rows - 1, rows,
+        )  # fmt: skip
+        rounded = torch.zeros(n, co, 9, ci, device=DEVICE, dtype=torch.float32 if turned else torch.bfloat16)
+        copies = wide_update.Copies(None if turned else rounded, rounded.view(n, 9, ci, co) if turned else None)
+        if by_lines:
+            lines.weight_step(*maps, 0, own, copies, size, turned=turned)
+        else:
+            settings = {"side": 3, "turned": turned, "described": True, "precision": "tf32"}
+            wide_update.weight_step(*maps, 0, own, copies, size, 1, **settings)
+        found.append((own.w, own.v, rounded))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def check_weights_moved(
+    weight_step: Callable[..., None], layer: tuple[int, int, tuple[int, int], int], precision: str
+) -> None:
     """Against the optimiser by itself: a proximal term, both places of a push, the first step and a later one."""
     from fedentopt.simulation.triton import wide_update
     from fedentopt.simulation.triton.interface import Optimiser
 
-    ci, co, size = layer
+    ci, co, size, batch = layer
     n, width, bf16 = 3, co * 9 * ci, precision == "bf16"
-    x, dy = (whole_numbers(n, size[0] * size[1], 64, c) for c in (ci, co))
+    x, dy = (whole_numbers(n, size[0] * size[1], batch, c) for c in (ci, co))
     gradient = weight_gradients(x, dy, size).flatten(1)
     w, v, start, correction = (whole_numbers(n, width) for _ in range(4))
     rates = {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.25}  # exact, too
@@ -342,9 +477,7 @@ def test_weights_moved_by_their_gradients(layer: tuple[int, int, tuple[int, int]
         rounded = torch.full((n, co, 9, ci), math.nan, device=DEVICE, dtype=torch.bfloat16 if bf16 else torch.float32)
         copies = wide_update.Copies(rounded if bf16 else None, None if bf16 else turned)
         maps = (stacked_maps(m, precision, not bf16) for m in (x, dy))
-        wide_update.weight_step(
-            *maps, 0, own, copies, size, 1, side=3, turned=not bf16, described=True, precision="tf32"
-        )
+        weight_step(*maps, 0, own, copies, size, turned=not bf16)
         moving = slice(0, 3 if step == 0 else 2)  # the third has finished after its first step
         assert torch.equal(own.w[moving].cpu().double(), wanted_w[moving])
         assert torch.equal(own.v[moving].cpu().double(), wanted_v[moving])

@@ -112,7 +112,7 @@ def test_finished_clients_inside_a_replayed_prefix_add_nothing() -> None:
     buffers = trainer._buffers
     assert buffers is not None
     buffers.load(work, made.starts)
-    trainer._begin(buffers, work.start_row)
+    trainer._begin(buffers, work.rows)
     for _ in range(int(work.steps_host[0])):
         trainer._step(buffers, StepShape(buffers.room.rows, False, True))  # all rows, finished and empty ones too
     torch.testing.assert_close(work.average_losses(buffers.losses[: work.rows]), expected, atol=1e-6, rtol=1e-5)

@@ -213,7 +213,7 @@ def test_finished_clients_are_frozen_whole():
     expected = trainer.train(starts, work).models
     buffers = trainer._buffers
     buffers.load(work, starts)
-    trainer._begin(buffers, work.start_row)
+    trainer._begin(buffers, work.rows)
     trainer._step(buffers, StepShape(2, True))
     after_one = buffers.w[1].clone(), buffers.v[1].clone()
     for _ in range(3):

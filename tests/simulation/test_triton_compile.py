@@ -92,9 +92,10 @@ from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import WideForm, wide_update
+from fedentopt.simulation.triton import WideForm, wide_forms, wide_update
 from fedentopt.simulation.triton.interface import Optimiser
 
+wide_forms.gluon_kernels = lambda: None  # those have a test of their own
 same = nn.Sequential(
     nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
     nn.Flatten(), nn.Linear(128 * 16, 10),
@@ -339,3 +340,76 @@ def test_a_kernel_compiled_ahead_is_ready_with_its_launcher() -> None:
     """Its launch compiles nothing; launches are what they were afterwards, whatever happened in a rehearsal, and where
     Triton cannot compile in threads nothing is rehearsed."""
     assert rehearsed(READY) == [1, 0, ["sgd_kernel"], True, [True, True], [True, True, 0]]
+
+
+GLUON = """
+import json, sys
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from fedentopt.simulation.triton import wide_forms, wide_update
+from fedentopt.simulation.triton.interface import Optimiser, Products, WideForm
+
+class NoGPU:
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device):
+        return 0
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+driver.set_active(NoGPU())
+run, found = JITFunction.run, []
+
+def never_launch(self, *arguments, grid, warmup, **named):
+    kernel = run(self, *arguments, grid=grid, warmup=True, **named)
+    module = self.fn.__module__.rsplit(".", 1)[1]
+    ptx = kernel.asm["ptx"]
+    found.append([module, kernel.metadata.shared, "wgmma.mma_async" in ptx, "cp.async.bulk.tensor" in ptx])
+
+JITFunction.run = never_launch
+n, ci, co, batch = 2, 128, 256, 64
+form = WideForm(update=True, descriptors=True, untransposed=True, joined=True)
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+for bf16, corrected in ((False, True), (True, False)):
+    layers = wide_forms.WideLayers(Products(form=form, precision="tf32", bf16=bf16))
+    dtype, whole = torch.bfloat16 if bf16 else torch.float32, torch.int32
+    rows = [empty(n, co * 9 * ci) for _ in range(4)]
+    each = [empty(n) for _ in range(4)]
+    o = Optimiser(*rows[:3], *each, rows[3], empty(n, dtype=whole), empty(n, dtype=whole), empty(1, dtype=torch.int64),
+                  rows[0] if corrected else None, empty(n, dtype=whole), empty(n, dtype=whole))
+    copy = empty(n, co, 9, ci, dtype=dtype)
+    copies = wide_update.Copies(copy if bf16 else None, None if bf16 else copy.view(n, 9, ci, co))
+    for side in (8, 4):  # the smaller ones run beside other kernels
+        maps = [empty(n, side**2, *((batch, c) if bf16 else (c, batch)), dtype=dtype) for c in (ci, co)]
+        layers.weight_step(*maps, 0, o, copies, (side, side), 1, 3)
+    size, x, dy = (4, 8), *(empty(n, 32, batch, c, dtype=dtype) for c in (ci, co))
+    layers.forward(x, copy, empty(n, co), size, size, 1, pooled=False, keep=True)
+    back = copy if bf16 else copy.view(n, 9, ci, co)
+    layers.input_grad(dy, back, size, 1, x)
+    layers.input_grad(dy, back, size, 1, None)
+    layers.forward(x[:, :30].contiguous(), copy, empty(n, co), (5, 6), (5, 6), 1, pooled=False, keep=True)
+print(json.dumps(found))
+"""
+
+
+def test_kernels_in_gluon_compile_for_a_gpu_and_layers_that_do_not_fit_take_others() -> None:
+    pytest.importorskip("triton")
+    from fedentopt.simulation.triton import wide_forms
+
+    if wide_forms.gluon_kernels() is None:
+        pytest.skip("Triton's version has another Gluon")
+    run = subprocess.run([sys.executable, "-c", GLUON], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    taken = ["wide_step_lines", "wide_update", *["wide_taps"] * 3, "wide_descriptors"]
+    assert [module for module, *_ in found] == taken * 2
+    largest = {"wide_step_lines": 113 * 1024, "wide_taps": 227 * 1024}  # two programs and one on a multiprocessor
+    for module, shared, multiplies, copies in found:
+        if module in largest:
+            assert shared <= largest[module], (module, shared)
+            assert (multiplies, copies) == (True, True)

@@ -23,7 +23,7 @@ from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers import StackedTrainer, wide_net
+from fedentopt.simulation.trainers import StackedTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import (
@@ -34,6 +34,7 @@ from fedentopt.simulation.triton import (
     wide,
     wide_descriptors,
     wide_first,
+    wide_forms,
     wide_lines,
     wide_maps,
     wide_pooled,
@@ -587,7 +588,7 @@ def test_what_is_read_beside_is_kept_until_the_join(
     """Two layers whose maps have 2x2 pixels; their input gradients and the first layer's gradient run meanwhile."""
     beside = Beside()
     monkeypatch.setattr(wide_update, "SHARED", 1)
-    monkeypatch.setattr(wide_net, "FEW_PIXELS", pixels)
+    monkeypatch.setattr(wide_forms, "FEW_PIXELS", pixels)
     monkeypatch.setattr(wide_maps, "add_parts", beside.watch(wide_maps.add_parts, 1))
     monkeypatch.setattr(wide_update, "weight_step", beside.watch(wide_update.weight_step, 2))
     _, shape, batch = DEEPER["deeper"]

@@ -9,6 +9,7 @@ finished but still lies inside the replayed prefix is left bit for bit as it was
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -96,11 +97,14 @@ class StepBuffers:
         self.start[: len(starts)].copy_(starts[:, : self.w.shape[1]])
         self.index[: work.index.shape[0], :n].copy_(work.index)
         self.index[:, n:].fill_(-1)
-        for name, room in self.per_row.items():
-            room[:n].copy_(getattr(work, name))
-            room[n:].zero_()
-        self.scale[:n].copy_(work.logit_scale)
-        self.shift[:n].copy_(work.logit_shift)
+        pairs = [(room[:n], getattr(work, name)) for name, room in self.per_row.items()]
+        pairs += [(self.scale[:n], work.logit_scale), (self.shift[:n], work.logit_shift)]
+        # A GPU waits for what is launched before the first step, and one launch copies all vectors of a type.
+        for dtype in {room.dtype for room, _ in pairs}:
+            rooms, values = zip(*(pair for pair in pairs if pair[0].dtype == dtype), strict=True)
+            torch._foreach_copy_(rooms, values)
+        if n < self.room.rows:
+            torch._foreach_zero_([room[n:] for room in self.per_row.values()])
         if self.correction is not None and work.correction is not None:
             self.correction[: len(work.correction)].copy_(work.correction)
         self.step.zero_()
@@ -138,6 +142,7 @@ class StackedTrainer:
         self._draws = dropout_key(model) is not None
         self._buffers: StepBuffers | None = None
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}  # by rows
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
         self._main: torch.cuda.Stream | None = None
@@ -193,9 +198,12 @@ class StackedTrainer:
             StepShape(min(ladder(int(n)), buffers.room.rows) if cuda else int(n), plain_loss, work.wants_losses)
             for n in active
         ]
-        self._compile(buffers, work.start_row, shapes)
+        self._compile(buffers, shapes)
         buffers.load(work, starts)
-        self._begin(buffers, work.start_row)
+        if cuda and isinstance(self.net, WideNet):
+            self._replay_beginning(buffers, min(ladder(work.rows), buffers.room.rows))
+        else:
+            self._begin(buffers, work.rows)
         for shape in shapes:
             if cuda:
                 self._replay(buffers, shape)
@@ -206,9 +214,9 @@ class StackedTrainer:
             models = torch.cat([models, starts[:, p:].index_select(0, work.start_row)], 1)
         return Trained(models, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
 
-    def _begin(self, b: StepBuffers, start_row: torch.Tensor) -> None:
-        """Every client's model as it starts, without momentum."""
-        w = b.w[: len(start_row)]
+    def _begin(self, b: StepBuffers, n: int) -> None:
+        """The first n rows as their clients start, without momentum."""
+        w, start_row = b.w[:n], b.per_row["start_row"][:n]
         if isinstance(self.net, WideNet):
             self.net.begin(b.start, start_row, w, b.v)
         else:
@@ -247,8 +255,8 @@ class StackedTrainer:
         twin._compiles = False
         return twin
 
-    def _compile(self, b: StepBuffers, start_row: torch.Tensor, shapes: list[StepShape]) -> None:
-        """Have all kernels compiled together that a round from such starts launches in steps not yet captured."""
+    def _compile(self, b: StepBuffers, shapes: list[StepShape]) -> None:
+        """Have all kernels compiled together that a round launches in steps not yet captured."""
         new = set(shapes) - self._graphs.keys()
         if not self._compiles or not new:
             return
@@ -258,11 +266,21 @@ class StackedTrainer:
             if isinstance(twin.net, WideNet):
                 twin.net.reserve(outlines.w)
                 twin.net.refresh(outlines.w)
-            twin._begin(outlines, outline(start_row))
+            twin._begin(outlines, b.room.rows)
             for shape in sorted(new, reverse=True):
                 twin._step(outlines, shape)
 
         compile_ahead(rehearse)
+
+    def _replay_beginning(self, b: StepBuffers, rows: int) -> None:
+        """`_begin` for the rows of a round and those that fill them up, from the second such round on in one launch:
+        launching its two dozen kernels takes longer than they do, and no step can begin before them."""
+        graph = self._beginnings.get(rows)
+        if graph is not None:
+            graph.replay()
+            return
+        self._begin(b, rows)
+        self._beginnings[rows] = self._captured(lambda: self._begin(b, rows))
 
     def _replay(self, b: StepBuffers, shape: StepShape) -> None:
         graph = self._graphs.get(shape)
@@ -284,12 +302,16 @@ class StackedTrainer:
             tensor.copy_(value)
         if isinstance(self.net, WideNet):
             self.net.refresh(b.w)
+        graph = self._graphs[shape] = self._captured(lambda: self._step(b, shape))
+        return graph
+
+    def _captured(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of what `launches` does, with kernels that have run before."""
         self._main = self._main or torch.cuda.Stream(priority=FIRST)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._main):
-            self._step(b, shape)
+            launches()
         self._pool = graph.pool()
-        self._graphs[shape] = graph
         return graph
 
     def predict(self, models: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -346,6 +368,7 @@ class StackedTrainer:
     def close(self) -> None:
         """Give back buffers and graphs; they come back with the next round."""
         self._graphs.clear()
+        self._beginnings.clear()
         self._buffers, self._pool = None, None
         if isinstance(self.net, WideNet):
             self.net.release()

@@ -25,7 +25,6 @@ from fedentopt.simulation.triton import Kernels, Optimiser
 if TYPE_CHECKING:
     from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_update
 
-FEW_PIXELS = 16  # of a map whose weights outnumber its products: memory is then what their step waits for
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
 
@@ -283,7 +282,7 @@ class WideNet:
         running: wide_maps.Running | None,
     ) -> None:  # fmt: skip
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import wide_first, wide_maps
+        from fedentopt.simulation.triton import wide_first, wide_forms, wide_maps
 
         n = len(dy)
         back: torch.Tensor | wide_descriptors.Joined = dy  # a gradient, or what `unpool` would give for it
@@ -315,7 +314,7 @@ class WideNet:
                 padding = block.side - 1 - block.padding
                 back = self._layers.input_grad(dx, layer.weight, layer.grown, padding, below, running)
             # After the input gradient, which wants the weights as they were.
-            beside = self._beside if i in self._copies and layer.size[0] * layer.size[1] <= FEW_PIXELS else None
+            beside = self._beside if i in self._copies and wide_forms.is_small(layer.size) else None
             if beside is not None:
                 lent += [out, sums]
             with nullcontext() if beside is None else beside.fork(out):

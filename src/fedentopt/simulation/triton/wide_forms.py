@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import triton
 from torch import Tensor
 
 from fedentopt.simulation.triton import wide, wide_descriptors, wide_lines, wide_maps, wide_pooled, wide_update
 from fedentopt.simulation.triton.interface import Optimiser, Products
 from fedentopt.simulation.triton.wide_maps import Running, Size
+
+GLUON = ((3, 6), (3, 9))  # first and last version of Triton with a Gluon that kernels in it were tried with
+FEW_PIXELS = 16  # of maps whose weights outnumber their products: memory is then what a step waits for
+
+
+def is_small(size: Size) -> bool:
+    return size[0] * size[1] <= FEW_PIXELS
+
+
+class GluonKernels(NamedTuple):
+    """The modules that are written in Gluon (`hopper`)."""
+
+    taps: ModuleType
+    step_lines: ModuleType
+
+
+@functools.cache
+def gluon_kernels() -> GluonKernels | None:
+    """Kernels in Gluon, where Triton's version is one that they were tried with and its interpreter is not at work."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if not GLUON[0] <= version <= GLUON[1] or triton.knobs.runtime.interpret:
+        return None
+    from fedentopt.simulation.triton import wide_step_lines, wide_taps
+
+    return GluonKernels(wide_taps, wide_step_lines)
 
 
 class WideLayers:
@@ -20,7 +47,7 @@ class WideLayers:
         form, self.precision = products.form, products.precision
         self.turned = not (form.untransposed and products.bf16)
         self._described, self._joined = form.descriptors, form.joined and form.descriptors
-        self._convolve: Callable[..., Tensor] = wide_descriptors.convolution if form.descriptors else wide.convolution
+        self._gluon = gluon_kernels() if form.descriptors else None
 
     def forward(
         self, maps: Tensor, weight: Tensor, bias: Tensor, size: Size, grown: Size, padding: int, *, pooled: bool,
@@ -36,9 +63,9 @@ class WideLayers:
             )  # fmt: skip
         settings: dict[str, Any] = {"models": models, "precision": self.precision}
         if self._joined and not pooled:
-            y = wide_descriptors.joined(maps, weight, bias, size, padding, turned=turned, running=running, **settings)
+            y = self._join(maps, weight, bias, size, padding, turned=turned, running=running, **settings)
             return y.maps, y.turned, None
-        dense = self._convolve(maps, weight, bias, size, padding, **settings, **self._only(running))
+        dense = self._convolve(maps, weight, bias, size, padding, running, **settings)
         return wide_maps.pool(dense, grown, pooled=pooled, keep=keep, turned=turned)
 
     def input_grad(
@@ -55,12 +82,35 @@ class WideLayers:
         }  # fmt: skip
         if self._joined and left is not None:
             settings |= {"turned": self.turned, "left": left, "running": running}
-            return wide_descriptors.joined(dy, weight, None, size, padding, **settings)
-        return self._convolve(dy, weight, None, size, padding, **settings, **self._only(running))
+            return self._join(dy, weight, None, size, padding, **settings)
+        return self._convolve(dy, weight, None, size, padding, running, **settings)
 
-    def _only(self, running: Running | None) -> dict[str, Any]:
-        """For kernels that leave models out: those that descriptors bring tiles to."""
-        return {"running": running} if self._described else {}
+    def _convolve(
+        self, x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, running: Running | None,
+        **settings: Any,
+    ) -> Tensor:  # fmt: skip
+        """See `wide.convolution`; kernels that descriptors bring tiles to leave models out that are not running."""
+        if self._described:
+            return self._join(x, w, bias, size, padding, running=running, **settings).maps
+        return wide.convolution(x, w, bias, size, padding, **settings)
+
+    def _join(
+        self, x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, *, models: int, precision: str,
+        taps_first: bool = False, inputs_first: bool = False, turned: bool = False, left: Tensor | None = None,
+        running: Running | None = None,
+    ) -> wide_descriptors.Joined:  # fmt: skip
+        """See `wide_descriptors.joined`."""
+        gluon = self._gluon
+        order = {"taps_first": taps_first, "inputs_first": inputs_first}
+        if gluon is not None and gluon.taps.fits(x, w, size, padding, precision=precision, **order):
+            made = gluon.taps.convolution(
+                x, w, bias, size, models=models, turned=turned, left=left, running=running, **order
+            )
+            return wide_descriptors.Joined(*made)
+        return wide_descriptors.joined(
+            x, w, bias, size, padding, models=models, precision=precision, taps_first=taps_first,
+            inputs_first=inputs_first, turned=turned, left=left, running=running,
+        )  # fmt: skip
 
     def weight_grad(
         self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, running: Running | None = None
@@ -76,7 +126,15 @@ class WideLayers:
         self, x: Tensor, dy: Tensor, offset: int, optimiser: Optimiser, copies: wide_update.Copies, size: Size,
         padding: int, side: int,
     ) -> None:  # fmt: skip
-        """See `wide_update.weight_step`."""
+        """See `wide_update.weight_step`. Steps of small maps run beside other kernels, and need smaller programs than
+        those that take three taps at a time."""
+        gluon = self._gluon
+        if gluon is not None and not is_small(size):
+            ci, batch = x.shape[2:] if self.turned else (x.shape[3], x.shape[2])
+            co = dy.shape[2 if self.turned else 3]
+            if gluon.step_lines.fits(ci, co, batch, size, side, padding, x.dtype, self.precision):
+                gluon.step_lines.weight_step(x, dy, offset, optimiser, copies, size, turned=self.turned)
+                return
         wide_update.weight_step(
             x, dy, offset, optimiser, copies, size, padding, side=side, turned=self.turned, described=self._described,
             precision=self.precision,
