@@ -27,6 +27,7 @@ import numpy as np
 from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, plain, read_sums
 from fedentopt.errors import InputError
+from fedentopt.labels import LARGEST_COUNT
 
 ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
@@ -41,8 +42,6 @@ LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
 LEAST_DEVIATION = 0.03
-LARGEST_COUNT = 2.0**53
-"""As everywhere: reports that are larger are no counts."""
 EVEN = 0.05
 """A report nearer to the even distribution than this says nothing about which classes there are."""
 FEWEST = 5
