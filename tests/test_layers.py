@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "fedentopt"
 
 ROOTS = {
     "errors", "labels", "files", "pages", "randomness", "settings", "registry", "own_code", "own_names", "own_objects",
+    "own_hooks",
     "privacy", "partition", "audit",
 }  # fmt: skip
 MAY_IMPORT = {
@@ -26,6 +27,7 @@ MAY_IMPORT = {
     "own_code": {"errors"},
     "own_names": set(),
     "own_objects": {"own_code", "own_names"},
+    "own_hooks": {"errors", "own_names", "settings"},
     "privacy": {"errors", "labels"},
     "partition": {"errors", "labels", "randomness"},
     "audit": {"errors", "labels"},
