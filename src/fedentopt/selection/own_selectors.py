@@ -6,8 +6,8 @@ from fedentopt.own_hooks import check_hooks
 from fedentopt.selection.selector import Selector
 
 DECLARED = (
-    "needs", "cosines_suffice", "reads_label_counts", "labels_from_heads", "sizes_only", "own_weights",
-    "smaller_cohorts", "largest", "all_pairs", "run_settings", "stream",
+    "needs", "cosines_suffice", "reads_label_counts", "labels_from_heads", "needs_plain_logits",
+    "sizes_only", "own_weights", "smaller_cohorts", "largest", "all_pairs", "run_settings", "stream",
 )  # fmt: skip
 WRITTEN = (
     "for_run", "leaves_client", "check_run", "pick", "census", "estimate", "times_seen", "candidates", "observe",
