@@ -14,6 +14,7 @@ from torch import nn
 from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
+from fedentopt.own_code import is_import_path
 from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Observation, Selector
 from fedentopt.simulation.client_record import client_records, doubts_reports
@@ -147,6 +148,7 @@ class RunState:
 
     def _code(self, client: int, label_counts: np.ndarray, round_: int) -> LocalCode:
         vectors, kept = self.memory.of(client)
+        model = self.config.model
         return LocalCode(
             loss=self.algorithm.local_loss,
             method=self.config.algorithm,
@@ -156,6 +158,7 @@ class RunState:
             vectors=vectors,
             previous=kept,
             key=self.planner.code_key(round_, client),
+            own="algorithm" if self.hooks.own else f"model: {model!r}" if is_import_path(model) else None,
         )
 
     def round_info(self, plan: RoundPlan, which: np.ndarray) -> Round:
