@@ -357,7 +357,7 @@ class RunPlanner:
         return known, limit
 
     def cohort_measures(self, clients: tuple[int, ...]) -> tuple[float, int]:
-        """Entropy in bits and number of classes of these clients' true labels."""
+        """Entropy in bits and number of classes of all true labels that these clients hold, whatever they use."""
         total = self.counts[list(clients)].sum(axis=0) if clients else np.zeros(self.counts.shape[1])
         return entropy(total), classes_covered(total)
 
