@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from fedentopt.audit import travel_of
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, strategy_from
-from fedentopt.flower.checkpoint import load
+from fedentopt.flower.checkpoint import load, save
 from fedentopt.flower.head_census import TRIES
 from fedentopt.selection import InferredSelector, RandomSelector
 from fedentopt.selection.measures import entropy
@@ -339,6 +340,27 @@ def test_a_stop_after_the_census_does_not_lose_it(tmp_path: Path) -> None:
     whole = made()
     whole.start(learners(LABELS), start_model(), num_rounds=3)
     assert picked(again) == picked(whole)
+
+
+def test_estimates_lie_in_the_checkpoint_as_numbers_and_those_of_before_are_read(tmp_path: Path) -> None:
+    whole = made()
+    whole.start(learners(LABELS), start_model(), num_rounds=4)
+    first = made(checkpoint_dir=tmp_path)
+    first.start(learners(LABELS), start_model(), num_rounds=2)
+    found = load(tmp_path)
+    assert found is not None
+    sums = found.arrays["selector"]["shares"]
+    assert (sums.shape, sums.dtype) == ((12, CLASSES), np.float64)
+    seen = found.meta["selection"]["federation"]["roster"]["selector"]["audit"]["seen"]
+    assert [entry[2] for entry in seen] == [None] * 12
+    for entry, row in zip(seen, sums, strict=True):  # as it was written before
+        entry[2] = row.tolist()
+    save(tmp_path, replace(found, arrays={**found.arrays, "selector": {}}))
+    again = made(checkpoint_dir=tmp_path)
+    again.start(learners(LABELS), start_model(), num_rounds=4)
+    assert picked(again) == picked(whole)[2:]
+    one, other = (strategy.selector for strategy in (again, whole))
+    assert one.arrays()["shares"].tobytes() == other.arrays()["shares"].tobytes()
 
 
 # --- what it must know

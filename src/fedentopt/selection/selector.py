@@ -233,7 +233,7 @@ class Selector(KnownKeywords, ABC):
         """Take over what `memory` gave."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Large numbers it must not forget, float32 by name, kept beside the JSON."""
+        """Large numbers it must not forget, float32 or float64 by name, kept beside the JSON."""
         return {}
 
     def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
