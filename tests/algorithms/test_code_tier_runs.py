@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import toy
-from fedentopt.algorithms import Algorithm, Round, Vectors, setting
+from fedentopt.algorithms import Algorithm, FedNTD, Round, Vectors, setting
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.partition import parse, partition
 from fedentopt.randomness import key
+from fedentopt.simulation import simulate
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from sample_order import batches
 
@@ -152,3 +153,35 @@ def test_feddyn_as_code_is_feddyn(trainer: str, model: str) -> None:
 def test_a_stack_of_code_is_refused_by_the_stacked_trainer() -> None:
     with pytest.raises(InputError, match="trainer: a method whose local objective is code"):
         toy.run([toy.config(algorithm="fedntd")], toy.images(), trainer="stacked")
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), ZeroDivisionError("ours")])
+def test_what_a_built_in_objective_raises_is_a_bug_or_the_end_and_passes(monkeypatch, error):
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FedNTD, "local_loss", broken)
+    small = {"dataset": "digits", "clients": 5, "cohort": "2", "rounds": 1, "epochs": 1}
+    with pytest.raises(type(error)) as found:
+        simulate({"algorithm": "fedntd", **small})
+    assert found.value is error
+
+
+def test_a_model_of_ones_own_is_named_not_the_built_in_objective_in_which_it_fails():
+    config = toy.config(**SETTINGS | {"algorithm": "fedntd", "model": f"{__name__}:leaving"})
+    with pytest.raises(
+        InputError, match=f"model: '{__name__}:leaving': local_loss of fedntd raised SystemExit: enough"
+    ):
+        toy.run([config], toy.images(samples=90, classes=CLASSES))
+
+
+def leaving(num_classes: int) -> nn.Module:
+    """Ends the process when it is trained, and only then."""
+
+    class Leaving(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) > 2 and self.training:
+                raise SystemExit("enough")
+            return super().forward(x)
+
+    return nn.Sequential(nn.Flatten(), Leaving(3 * 64, num_classes))

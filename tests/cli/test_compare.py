@@ -14,6 +14,8 @@ import pytest
 from command_line import Said, commander
 from fedentopt.cli import compare as compare_command
 from fedentopt.results.reading import find_runs
+from fedentopt.selection import KLSelector
+from fedentopt.selection.measures import entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.jobs import DEFAULT_METHODS, make_jobs
 
@@ -93,6 +95,27 @@ def test_one_number_among_seeds_is_a_seed_and_this_is_said(command: Callable[...
     assert [run.seed for run in find_runs(tmp_path)] == [3]
     assert "--seeds 3: one seed, 3; 3 seeds are 0-2" in said.err
     assert "one seed" not in command(*words, "--seeds", 0).err
+
+
+def test_the_entropy_is_of_all_labels_that_clients_hold_and_the_table_says_so(
+    command: Callable[..., Said], tmp_path: Path
+) -> None:
+    """KL has its clients train on part of their data; what stands under `entropy` is of all of it."""
+    small = "--method kl --clients 20 --cohort 10 --rounds 1 --epochs 1 --device cpu --workers 1 --seeds 1"
+    said = command("compare", *shlex.split(small), "--out", tmp_path)
+    assert said.code == 0, said.err
+    assert "entropy: bits of all labels that the selected clients hold, at most 3.32" in " ".join(said.out.split())
+    (run,) = find_runs(tmp_path)
+    (chosen,) = run.rounds.clients
+    assert run.labels.counts is not None
+    held = run.labels.counts[list(chosen)]
+    selector = KLSelector(10)
+    selector.register(run.labels.counts)
+    limits = selector.select().sample_limits
+    assert limits is not None
+    used = sum(limits.values())
+    assert run.rounds.entropy.tolist() == [pytest.approx(entropy(held.sum(0)))]
+    assert entropy(used) > entropy(held.sum(0)) + 0.01
 
 
 def test_a_comparison_as_json_with_methods_and_epsilon(command: Callable[..., Said], tmp_path: Path) -> None:

@@ -519,3 +519,17 @@ def test_one_name_in_both_parts_is_told_apart(tmp_path: Path, monkeypatch: pytes
     assert settings_of(words).run_id == settings_of([*words, "--set", "selector.gamma=0.2"]).run_id
     with pytest.raises(InputError, match=r"set: gamma is a setting of both:A and both:S"):
         settings_of([*words, "--set", "gamma=1"])
+
+
+@pytest.mark.parametrize("by", ["options", "file"])
+def test_what_cannot_go_together_is_refused_from_options_and_from_a_file(
+    command: Callable[..., Said], tmp_path: Path, by: str
+) -> None:
+    words: tuple[object, ...] = ("--algorithm", "fedlc", "--selector", "hics-fl")
+    if by == "file":
+        (tmp_path / "run.toml").write_text('algorithm = "fedlc"\nselector = "hics-fl"\n')
+        words = ("--config", tmp_path / "run.toml")
+    small = "--clients 10 --cohort 2 --rounds 1 --epochs 1 --device cpu --workers 1"
+    said = command("run", *small.split(), *words, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "error: selector: 'hics-fl' reads labels from the bias of last layers, which fedlc changes" in said.err

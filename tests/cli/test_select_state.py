@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -246,3 +249,45 @@ def test_a_setting_said_or_left_at_its_default_is_the_same(
     assert said.code == 2
     assert f"{state}: state: {key} is " in said.err
     assert state.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_cohorts_that_nobody_saw_are_given_again(
+    tmp_path: Path, form: tuple[str, ...], unbuffered: str, begun: bool
+) -> None:
+    """A closed pipe and a full disk leave the state as it was, and nothing beside it."""
+    counts, state = write(tmp_path / "counts.csv", range(12)), tmp_path / "state.json"
+
+    def select(out: int, *words: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-c", "from fedentopt.cli import main; main()", "select", str(counts), *words]
+        command += ["--cohort", "3", "--rounds", "2", "--state", str(state)]
+        env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        return subprocess.run(command, env=env, stdout=out, stderr=subprocess.PIPE, check=False)
+
+    if begun:
+        assert select(subprocess.DEVNULL).returncode == 0
+    before = state.read_bytes() if begun else None
+    there = sorted(path.name for path in tmp_path.iterdir())
+    full = os.open("/dev/full", os.O_WRONLY)
+    unread, pipe = os.pipe()
+    os.close(unread)
+    told = b"error: standard output: No space left on device\n"
+    for out, code, words in ((full, 2, told), (pipe, 1, b"")):
+        said = select(out, *form)
+        os.close(out)
+        assert (said.returncode, said.stderr) == (code, words)
+        assert (state.read_bytes() if state.exists() else None) == before
+        assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == [
+            name for name in there if not name.endswith(".lock")
+        ]
+    rounds = [entry["round"] for entry in json.loads(select(subprocess.PIPE, "--json").stdout)["rounds"]]
+    assert rounds == ([3, 4] if begun else [1, 2])
+
+
+def test_a_state_that_cannot_be_written_is_told_before_anything_is_printed(fedentopt: Command, tmp_path: Path) -> None:
+    counts = write(tmp_path / "counts.csv", range(12))
+    said = fedentopt("select", counts, "--rounds", 1, "--json", "--state", tmp_path / "nowhere" / "state.json")
+    assert (said.code, said.out) == (2, "")

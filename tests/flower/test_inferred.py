@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
+from fedentopt.audit import travel_of
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, NoClientsError, strategy_from
-from fedentopt.flower.checkpoint import load
+from fedentopt.flower.checkpoint import load, save
 from fedentopt.flower.head_census import TRIES
-from fedentopt.selection import InferredSelector
+from fedentopt.selection import InferredSelector, RandomSelector
 from fedentopt.selection.measures import entropy
 from fedentopt.server.local_training import LocalTraining
 from flower_fake_grid import CLASSES, FastClock, Node, broken, dead, silent
@@ -340,6 +342,27 @@ def test_a_stop_after_the_census_does_not_lose_it(tmp_path: Path) -> None:
     assert picked(again) == picked(whole)
 
 
+def test_estimates_lie_in_the_checkpoint_as_numbers_and_those_of_before_are_read(tmp_path: Path) -> None:
+    whole = made()
+    whole.start(learners(LABELS), start_model(), num_rounds=4)
+    first = made(checkpoint_dir=tmp_path)
+    first.start(learners(LABELS), start_model(), num_rounds=2)
+    found = load(tmp_path)
+    assert found is not None
+    sums = found.arrays["selector"]["shares"]
+    assert (sums.shape, sums.dtype) == ((12, CLASSES), np.float64)
+    seen = found.meta["selection"]["federation"]["roster"]["selector"]["audit"]["seen"]
+    assert [entry[2] for entry in seen] == [None] * 12
+    for entry, row in zip(seen, sums, strict=True):  # as it was written before
+        entry[2] = row.tolist()
+    save(tmp_path, replace(found, arrays={**found.arrays, "selector": {}}))
+    again = made(checkpoint_dir=tmp_path)
+    again.start(learners(LABELS), start_model(), num_rounds=4)
+    assert picked(again) == picked(whole)[2:]
+    one, other = (strategy.selector for strategy in (again, whole))
+    assert one.arrays()["shares"].tobytes() == other.arrays()["shares"].tobytes()
+
+
 # --- what it must know
 def test_a_census_that_clients_follow_is_counted_in_their_steps() -> None:
     seen: dict[Any, float] = {}
@@ -424,3 +447,66 @@ def test_evaluation_may_go_by_inferred_labels() -> None:
     by_node = {number: int(node.client) for number, node in grid.nodes.items()}
     for nodes in grid.sent("evaluate"):
         assert entropy(COUNTS[[by_node[node] for node in nodes]].sum(axis=0)) > 1.9
+
+
+# --- the very first that are heard
+def without_travel(reply: Message) -> None:
+    reply.content["metrics"] = MetricRecord({"num-examples": reply.content["metrics"]["num-examples"]})
+
+
+def one_sample(reply: Message) -> None:
+    reply.content["metrics"] = MetricRecord({**reply.content["metrics"], "num-examples": 1})
+
+
+@pytest.mark.parametrize(("spoil", "local"), [(without_travel, None), (one_sample, LOCAL)])
+@pytest.mark.parametrize("audit", [False, True])
+def test_two_hostile_clients_in_the_first_round_end_nothing(spoil: Any, local: Any, audit: bool) -> None:
+    """They are all that was heard yet, and say nothing by which steps could be counted: so do others from then on."""
+    grid = learners(LABELS, metrics={"train_travel": travel_of(0.1, 0.0, 12)})
+    inner, hostile = grid._app, list[int]()
+
+    def app(message: Message, context: Any) -> Message:
+        reply = inner(message, context)
+        if message.metadata.message_type == "train" and not reply.has_error():
+            node = message.metadata.dst_node_id
+            hostile.extend([node] if len(hostile) < 2 else [])
+            if node in hostile:
+                spoil(reply)
+        return reply
+
+    grid._app = app  # type: ignore[assignment]
+    options: dict[str, Any] = {"cohort_size": 2, "local": local, "weight_cap": None}
+    if audit:
+        options |= {"selector": RandomSelector(2, seed=1), "audit": "warn"}
+    strategy = made(**{"selector": InferredSelector(2, 0, census_epochs=0), **options})
+    strategy.start(grid, start_model(), num_rounds=8)
+    assert [len(entry.cohort.clients) for entry in strategy.history] == [2] * 8
+    seen = strategy.watch._audit if strategy.watch is not None else strategy.selector
+    heard = {client for entry in strategy.history for client in entry.answered}
+    lost = {f"node-{number}" for number in hostile} | {grid.nodes[number].client for number in hostile}
+    assert len(heard - lost) >= 6
+    assert all(seen.times_seen(client) > 0 for client in heard - lost)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "local", "told"),
+    [
+        (without_travel, None, "local: the sizes of clients' steps are not known"),
+        (one_sample, LOCAL, "local: batch_size, but every reply says 1 sample"),
+    ],
+)
+def test_an_app_that_serves_nobody_is_told_after_a_quarter_of_the_clients(spoil: Any, local: Any, told: str) -> None:
+    grid = learners(LABELS)
+    inner = grid._app
+
+    def app(message: Message, context: Any) -> Message:
+        reply = inner(message, context)
+        if not reply.has_error():
+            spoil(reply)
+        return reply
+
+    grid._app = app  # type: ignore[assignment]
+    strategy = made(InferredSelector(2, 0, census_epochs=0), cohort_size=2, local=local, weight_cap=None)
+    with pytest.raises(InputError, match=told):
+        strategy.start(grid, start_model(), num_rounds=8)
+    assert len(strategy.history) == 2  # four of twelve have been heard

@@ -309,6 +309,16 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
     assert last.reference in fedavg
 
 
+def test_sections_that_cells_read_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "cells.toml"
+    sections = ("method.fedprox", "method.fedentopt", 'method."fedprox+fedentopt"', "method.fedavg", "partition.iid")
+    named = (*sections, "model.lenet5", "dataset.digits", "availability.asleep")
+    text = OWN.replace("mu = [0.5, 1.0]", 'availability = "asleep"').replace("[dataset.digits]\nlr = 0.1\n", "")
+    text = text.replace('method = ["fedavg", "fedprox+fedentopt"]', 'method = "fedprox+fedentopt"')
+    path.write_text(text + "".join(f"[{name}]\nlr = 0.{at}\n" for at, name in enumerate(named, 1)))
+    assert {cell.config and cell.config.lr for cell in cells_from_file(path)} == {0.8}  # availability comes last
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -316,6 +326,18 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
         ("[settings]\nrounds = 3\n", "has no \\[\\[cells\\]\\] block"),
         (OWN.replace("[settings]", "[sttings]"), "\\[sttings\\] is unknown; accepted: settings"),
         (OWN.replace("[dataset.digits]\nlr = 0.1", "[dataset]\nlr = 0.1"), "dataset is not a section"),
+        (
+            OWN + "[method.fedprx]\nmu = 0.1\n",
+            r"\[method.fedprx\] is read by no cell; did you mean fedprox\? accepted: fedavg, fedentopt, fedprox, "
+            r"fedprox\+fedentopt$",
+        ),
+        (OWN + "[dataset.digit]\nlr = 0.2\n", r"\[dataset.digit\] is read by no cell; did you mean digits\?"),
+        (OWN + "[model.vgg11]\nlr = 0.2\n", r"\[model.vgg11\] is read by no cell; accepted: lenet5$"),
+        (OWN + '[partition."dir:0.10"]\nlr = 0.2\n', r"\[partition.dir:0.10\] is read .* accepted: dir:0.1, iid$"),
+        (
+            OWN + "[availability.drop]\ndropout = 0.2\n",
+            r"\[availability.drop\] is read by no cell; accepted: no \[availability.NAME\]$",
+        ),
         (OWN.replace('metric = ["accuracy", "h_norm"]', ""), "block 1: metric is missing"),
         (OWN.replace('"h_norm"', '"hnorm"'), "block 1: metric: 'hnorm' is unknown; accepted: accuracy"),
         (OWN.replace('partition = ["dir:0.1", "iid"]', ""), "block 1: partition is missing"),

@@ -428,8 +428,9 @@ def play(selector: Selector, round_: int, available: list[ClientId] | None = Non
 
 
 def saved(selector: Selector) -> tuple[Any, dict[str, np.ndarray]]:
-    """What a checkpoint keeps of a selector, through JSON and float32."""
-    arrays = {name: np.array(array, np.float32) for name, array in selector.arrays().items()}
+    """What a checkpoint keeps of a selector, through JSON and float32, or float64 where that is what it gives."""
+    given = selector.arrays().items()
+    arrays = {name: np.array(array, array.dtype if array.dtype == np.float64 else np.float32) for name, array in given}
     return json.loads(json.dumps(selector.state_dict())), arrays
 
 
@@ -764,7 +765,7 @@ def test_states_out_of_range_are_refused() -> None:
                 assert json.loads(json.dumps(selector.state_dict())) == state
 
 
-@pytest.mark.parametrize("name", ["hics-fl", "divfl", "clustered-update"])
+@pytest.mark.parametrize("name", ["hics-fl", "divfl", "clustered-update", "inferred"])
 def test_arrays_that_are_not_finite_are_refused(name: str) -> None:
     selector = made(SELECTORS.get(name))
     play(selector, 0)

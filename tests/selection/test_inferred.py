@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -61,6 +64,11 @@ def started(seed: int) -> InferredSelector:
     return selector
 
 
+def whole_state(selector: InferredSelector) -> tuple[Any, dict[str, tuple[Any, bytes]]]:
+    """What there is to remember, to the bit."""
+    return selector.state_dict(), {name: (one.shape, one.tobytes()) for name, one in selector.arrays().items()}
+
+
 def test_runs_estimated_together_learn_what_they_learn_alone() -> None:
     alone, together = [started(seed) for seed in range(5)], [started(seed) for seed in range(5)]
     for round_ in range(4):
@@ -73,7 +81,7 @@ def test_runs_estimated_together_learn_what_they_learn_alone() -> None:
         for one, other, observations in zip(alone, together, seen, strict=True):
             one.observe(observations)
             other.observe(observations)
-            assert one.state_dict() == other.state_dict()
+            assert whole_state(one) == whole_state(other)
             assert one.counts.tobytes() == other.counts.tobytes()
             assert one.select().clients == other.select().clients
 
@@ -84,7 +92,7 @@ def test_what_was_expected_is_not_taken_for_something_else() -> None:
     for selector in (one, other):
         selector.observe(told(2, range(5)))
         selector.observe(told(1, range(5)))
-    assert one.state_dict() == other.state_dict()
+    assert whole_state(one) == whole_state(other)
 
 
 def test_what_cannot_be_read_is_refused_when_it_is_observed() -> None:
@@ -97,7 +105,7 @@ def test_what_cannot_be_read_is_refused_when_it_is_observed() -> None:
     good.observe(seen)
     alone = started(0)
     alone.observe(seen)
-    assert good.state_dict() == alone.state_dict()
+    assert whole_state(good) == whole_state(alone)
 
 
 def test_samples_for_a_census_that_is_not_taken_are_refused() -> None:
@@ -105,3 +113,71 @@ def test_samples_for_a_census_that_is_not_taken_are_refused() -> None:
         InferredSelector(2, census_epochs=0, census_samples=5)
     assert InferredSelector(2, census_epochs=0).census() is None
     assert InferredSelector(2, census_samples=5).census() is not None
+
+
+# --- remembering
+def learnt() -> InferredSelector:
+    """One that has seen nine of its twelve clients, some of them twice."""
+    selector = started(3)
+    selector.observe(told(1, range(9), untrained=True))
+    selector.select()
+    selector.observe(told(2, range(3, 7)))
+    return selector
+
+
+def test_estimates_are_kept_as_numbers_not_as_text() -> None:
+    selector = learnt()
+    text = json.dumps(selector.state_dict())
+    assert json.loads(text)["audit"]["seen"][0][2] is None
+    sums = selector.arrays()["shares"]
+    assert (sums.shape, sums.dtype) == ((9, 4), np.float64)
+    again = started(99)
+    again.load_state_dict(json.loads(text))
+    assert json.dumps(again.state_dict()) == text  # what is awaited is not lost either
+    assert again.census() is None
+    again.load_arrays({"shares": sums.copy()})
+    assert whole_state(again) == whole_state(selector)
+    assert again.counts.tobytes() == selector.counts.tobytes()
+    for round_ in range(3):
+        assert again.select().clients == selector.select().clients
+        for one in (again, selector):
+            one.observe(told(10 + round_, range(round_, round_ + 5)))
+    assert whole_state(again) == whole_state(selector)
+
+
+def test_a_state_of_earlier_versions_has_all_in_its_text() -> None:
+    selector = learnt()
+    assert selector._audit is not None
+    before = {**selector.state_dict(), "audit": selector._audit.state_dict()}
+    again = started(99)
+    again.load_state_dict(json.loads(json.dumps(before)))
+    assert whole_state(again) == whole_state(selector)
+    assert again.select().clients == selector.select().clients
+
+
+def test_a_state_whose_estimates_are_missing_is_not_gone_on_with() -> None:
+    selector = learnt()
+    again = started(99)
+    again.load_state_dict(selector.state_dict())
+    for use in (again.select, lambda: again.observe(told(1, range(3)))):
+        with pytest.raises(InputError, match="state: the estimates of 9 clients are missing; accepted: load_arrays"):
+            use()
+    again.load_arrays(selector.arrays())
+    again.select()
+
+
+def test_estimates_that_do_not_fit_their_state_are_refused() -> None:
+    selector = learnt()
+    sums = selector.arrays()["shares"]
+    more = sums.copy()
+    more[0, 0] += 1.0
+    for wrong in ({}, {"shares": sums[1:]}, {"shares": sums[:, 1:]}, {"shares": more}, {"vectors": sums}):
+        again = started(99)
+        again.load_state_dict(selector.state_dict())
+        with pytest.raises(InputError, match=r"^arrays: .*accepted: "):
+            again.load_arrays(wrong)
+        again.load_arrays({"shares": sums})  # nothing was changed
+        assert whole_state(again)[1] == whole_state(selector)[1]
+    with pytest.raises(InputError, match=r"arrays: .*accepted: those of the 0 clients that the state names"):
+        started(0).load_arrays({"shares": sums})
+    started(0).load_arrays({})

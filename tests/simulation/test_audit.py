@@ -17,6 +17,7 @@ from fedentopt.datasets import load
 from fedentopt.errors import InputError
 from fedentopt.results.records import Outcome, RoundRecord
 from fedentopt.selection import InferredSelector, Observation
+from fedentopt.simulation import compare, simulate
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.jobs import with_own
@@ -258,6 +259,20 @@ def test_algorithms_that_change_the_bias_on_purpose_are_refused(algorithm: str) 
     with pytest.raises(InputError, match=f"selector: 'inferred' reads labels .* which {algorithm} changes"):
         stack_of(algorithm=algorithm, selector="inferred")
     stack_of(algorithm=algorithm, size_cap=3)
+
+
+@pytest.mark.parametrize("algorithm", ["fedlc", "fedrs", "balanced-softmax"])
+def test_so_they_are_where_the_bias_tells_how_even_labels_are(algorithm: str) -> None:
+    told = f"selector: 'hics-fl' reads labels from the bias of last layers, which {algorithm} changes on purpose"
+    with pytest.raises(InputError, match=told):
+        stack_of(algorithm=algorithm, selector="hics-fl")
+    small: dict[str, Any] = {"dataset": "digits", "clients": 6, "cohort": "2", "rounds": 1, "epochs": 1}
+    with pytest.raises(InputError, match=told):
+        compare([f"{algorithm}+hics-fl"], seeds=1, **small)
+    with pytest.raises(InputError, match=told):
+        simulate({"algorithm": algorithm, "selector": "hics-fl", **small})
+    stack_of(algorithm=algorithm, selector="divfl")  # compares changes, whatever they tell
+    stack_of(algorithm="fedprox", selector="hics-fl")
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,22 @@ def test_what_is_wrong_is_said_in_one_line(trainer: str, loss: Loss, says: str) 
     assert torch.equal(models_of(made, clients()), models_of(fresh, clients()))
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), ZeroDivisionError("ours"), InputError("model: no")])
+def test_what_a_method_of_ours_raises_passes_unless_a_model_of_ones_own_runs_in_it(
+    trainer: str, error: BaseException
+) -> None:
+    def ends(model: nn.Module, start: nn.Module, batch: Batch, context: LocalContext) -> torch.Tensor:
+        raise error
+
+    with pytest.raises(type(error)) as found:
+        models_of(world("toy:branching", trainer), clients(2, code=lambda k: code(ends, k, own=None)))
+    assert found.value is error
+    with pytest.raises(InputError) as told:
+        models_of(world("toy:branching", trainer), clients(2, code=lambda k: code(ends, k, own="model: 'a:b'")))
+    named = f"model: 'a:b': local_loss of mine raised {type(error).__name__}: {error}"
+    assert str(told.value) == (str(error) if isinstance(error, InputError) else named)
+
+
 def test_a_model_without_a_linear_layer_has_no_features(trainer: str) -> None:
     made = world("odd_models:without_linear", trainer)
 

@@ -198,6 +198,10 @@ class Algorithm(Configurable):
         return None
 
 
+HOOKS = tuple(name for name in vars(Algorithm) if not name.startswith("_") and name not in ("name", "label"))
+"""What an algorithm may have of its own."""
+
+
 def overrides(algorithm: Algorithm, hook: str) -> bool:
     """Whether the algorithm has a hook of its own."""
     return getattr(type(algorithm), hook) is not getattr(Algorithm, hook)

@@ -10,7 +10,7 @@ from fedentopt.audit.estimate import (
     label_estimates,
     travel_of,
 )
-from fedentopt.audit.ledger import POLICIES, Audit, Change, Suspicion, area_under_curve, change_table
+from fedentopt.audit.ledger import POLICIES, Audit, Change, Suspicion, area_under_curve, change_table, is_without_shares
 from fedentopt.audit.recall import Recall, RecallSuspicion
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "change_table",
     "estimates_together",
     "head_change",
+    "is_without_shares",
     "label_estimate",
     "label_estimates",
     "travel_of",

@@ -27,6 +27,7 @@ import numpy as np
 from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
 from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, plain, read_sums
 from fedentopt.errors import InputError
+from fedentopt.labels import LARGEST_COUNT
 
 ClientId: TypeAlias = str | int
 POLICIES = ("off", "warn", "replace", "quarantine")
@@ -41,8 +42,6 @@ LEAST_GAP = 0.15
 FIRST_DOUBT = 0.5
 """A distance must exceed what an estimate may be off by, after a single observation by half as much again."""
 LEAST_DEVIATION = 0.03
-LARGEST_COUNT = 2.0**53
-"""As everywhere: reports that are larger are no counts."""
 EVEN = 0.05
 """A report nearer to the even distribution than this says nothing about which classes there are."""
 FEWEST = 5
@@ -104,6 +103,19 @@ def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
     if np.abs(said).sum() / 2 < EVEN:
         return 0.0
     return float(seen @ said / np.sqrt(max(float(seen @ seen) * float(said @ said), 1e-18)))
+
+
+def _with_shares(entries: Any, sums: np.ndarray) -> list[Any]:
+    """The entries of a state without shares, with them; what does not fit is refused."""
+    if not is_without_shares(entries) or sums.ndim != 2 or len(sums) != len(entries):
+        raise InputError(f"state: sums of shares of shape {sums.shape}; accepted: those of the clients that it names")
+    return [[*entry[:2], row.tolist(), *entry[3:]] for entry, row in zip(entries, sums, strict=True)]
+
+
+def is_without_shares(entries: Any) -> bool:
+    """Whether what a state says was seen leaves out the shares of somebody, and so of everybody."""
+    several = isinstance(entries, list | tuple) and all(isinstance(entry, list | tuple) for entry in entries)
+    return several and bool(entries) and all(len(entry) > 2 and entry[2] is None for entry in entries)
 
 
 def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.ndarray:
@@ -337,15 +349,16 @@ class Audit:
         claimed, estimated = self._claimed(client), self._estimated(client)
         return Suspicion(score, distance, usual, claimed, estimated, self._agreements[client])
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was observed, JSON-serialisable; reports are the caller's to keep."""
+    def state_dict(self, *, shares: bool = True) -> dict[str, Any]:
+        """What was observed, JSON-serialisable; reports are the caller's to keep. Without `shares`, so is what
+        `share_sums` gives: one number per client and class, which as text are many."""
         state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
                 [
                     plain(client),
                     known.weight,
-                    known.shares.tolist(),
+                    known.shares.tolist() if shares else None,
                     known.spread,
                     known.level,
                     known.samples,
@@ -356,15 +369,23 @@ class Audit:
         }
         return state | ({"recalls": self._recalls.state()} if len(self._recalls) else {})
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the audit that made `state` stood; what is no such state is refused, with no change."""
+    def share_sums(self) -> np.ndarray:
+        """The sums of shares (K, C) that a state without them leaves out, in its order."""
+        rows = [known.shares for known in self._seen.values()]
+        return np.array(rows) if rows else np.zeros((0, self.num_classes))
+
+    def load_state_dict(self, state: Mapping[str, Any], share_sums: np.ndarray | None = None) -> None:
+        """Go on where the audit that made `state` stood; what is no such state is refused, with no change.
+
+        `share_sums` are those of a state without them."""
         known = isinstance(state, Mapping) and set(state) - {"recalls"} == {"policy", "seen"}
         if not known or state["policy"] != self.policy:
             raise InputError(
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
         seen = {}
-        kept = read_sums(state["seen"], "nannn", self.num_classes)
+        entries = state["seen"] if share_sums is None else _with_shares(state["seen"], share_sums)
+        kept = read_sums(entries, "nannn", self.num_classes)
         for client, (weight, shares, spread, level, samples, times) in kept.items():
             slack = 1e-6 * weight  # what rounding may have added up to
             shared = min(shares) >= 0 and abs(sum(shares) - weight) <= slack

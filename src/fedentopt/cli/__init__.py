@@ -108,8 +108,7 @@ def main() -> None:
         try:
             app()
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # Python's own flush at the end would come too late for the exit code
+            console.flush_out()  # Python's own flush at the end would come too late for the exit code
     except InputError as error:
         fail(str(error))
         sys.exit(2)

@@ -63,6 +63,12 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+def flush_out() -> None:
+    """Have all that was printed leave the process, or fail, now and not at its end."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
 def _show_anything(stream: TextIO | None) -> None:
     """Let a stream write what its encoding lacks as an escape such as \\u6771: names are the user's, and a name that
     cannot be shown is no reason to stop halfway.

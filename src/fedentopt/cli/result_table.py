@@ -130,7 +130,7 @@ def _legend(methods: Sequence[MethodResult], targets: Sequence[float]) -> str:
     if measured:
         on = " or ".join(MEASURED_ON[one] for one in sorted(measured))
         parts.append(f"clients, worst tenth: means of the final model's accuracy per client {on}")
-    parts.append(f"entropy: bits of the selected clients' labels together, at most {math.log2(classes):.2f}")
+    parts.append(f"entropy: bits of all labels that the selected clients hold, at most {math.log2(classes):.2f}")
     parts.append("up, down: sent by and to all clients in one run")
     if any(method.has_speeds for method in methods):
         parts.append("simulated: time of one run by the clients' simulated speed")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fedentopt.cli.console import err, note, print_json
+from fedentopt.cli.console import err, flush_out, note, print_json
 from fedentopt.cli.select_show import show_sweep, show_trial, sweep_json, trial_json
 from fedentopt.cli.select_state import (
     buffer_size,
@@ -167,13 +167,13 @@ def select(
         past["chosen"].add(trial, held, table.clients)
         if baseline is not None:
             past["random"].add(baseline, held, table.clients)
-        if state is not None:
-            write_state(state, chosen, about, past)
-    if json:
-        settings = {key: value for key, value in about.items() if key not in ("rules", "noise")} | said
-        print_json(trial_json(trial, settings, past, table, baseline))
-    else:
-        show_trial(trial, table, about, past, baseline)
+        with write_state(state, chosen, about, past):
+            if json:
+                settings = {key: value for key, value in about.items() if key not in ("rules", "noise")} | said
+                print_json(trial_json(trial, settings, past, table, baseline))
+            else:
+                show_trial(trial, table, about, past, baseline)
+            flush_out()
 
 
 def selector_settings(cls: type[Selector], words: Sequence[str]) -> dict[str, Any]:

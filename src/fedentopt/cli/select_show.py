@@ -146,7 +146,7 @@ def show_trial(
     if len(entropies) > 1:
         columns = min(60, max(console.width - 10, 10))
         each = "" if len(entropies) <= columns else ", several rounds to a column"
-        console.print(f"\nentropy of the cohort's labels by round, in bits (at most {top:.2f}){each}")
+        console.print(f"\nentropy of all labels in the cohort by round, in bits (at most {top:.2f}){each}")
         plain = not console.encoding.lower().startswith("utf")
         for line in chart(entropies, top, first=trial.rounds[0].round, width=columns, plain=plain):
             console.print(line, markup=False, no_wrap=True, crop=True)

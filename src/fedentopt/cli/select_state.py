@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,15 +132,41 @@ def continue_from(path: Path, content: Mapping[str, Any], selector: Selector, ab
     selector.forget_clients(gone)
 
 
+class _NotPrinted(Exception):
+    """An error of standard output, which the file that is being written must not take for its own."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextmanager
 def write_state(
-    path: Path, selector: Selector, about: Mapping[str, Any], past: Mapping[str, History] | None = None
-) -> None:
-    """Put the state in the place of the file, whole or not at all."""
+    path: Path | None, selector: Selector, about: Mapping[str, Any], past: Mapping[str, History]
+) -> Iterator[None]:
+    """Write the state aside, and put it in the place of the file, whole, once the block has printed the cohorts.
+
+    A state that moved on without its cohorts having been seen would lose them: no later call gives them again. If they
+    are printed and the file then cannot be put in place, the call fails, and the next one gives the same cohorts. So a
+    disk without room for the state is found before anything is printed, and an output that nobody reads, or that has
+    no room, leaves the file as it was. The lock of the state is held meanwhile, also while a pager shows the cohorts.
+    """
+    if path is None:
+        yield
+        return
     content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "state": selector.state_dict()}
-    content["history"] = {name: asdict(history) for name, history in (past or {}).items() if history.rounds}
+    content["history"] = {name: asdict(history) for name, history in past.items() if history.rounds}
     content["clients"] = list(selector.clients)  # tells clients that left from a file of others
-    with written_aside(path) as file:
-        file.write((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+    try:
+        with written_aside(path) as file:
+            file.write((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+            file.flush()
+            try:
+                yield
+            except OSError as error:
+                raise _NotPrinted(error) from error
+    except _NotPrinted as stopped:
+        raise stopped.error from None
 
 
 @dataclass

@@ -64,6 +64,7 @@ class HeadCensus:
     ) -> None:  # fmt: skip
         self.strategy, self.selection, self.grid, self.start, self.timeout = strategy, selection, grid, start, timeout
         self.config = config
+        self.asked = 0
         self.register: Enrolment = selection.census  # type: ignore[assignment]
 
     def take(self) -> bool:
@@ -82,6 +83,7 @@ class HeadCensus:
         told: dict[int, _Told] = {}
         failed: dict[int, str] = {}
         nodes = self.register.unknown(online)
+        self.asked = len(nodes)
         log.info("census: asking %d node(s) to train from the start model; nothing is averaged", len(nodes))
         for attempt in range(TRIES):
             again: list[int] = []
@@ -120,7 +122,7 @@ class HeadCensus:
         key = selection.weighted_by_key
         weights: dict[ClientId, float] = {answer.node_id: replies.weight_of(answer, key) for answer in good}
         seen = selection.learning.heads.labelled(
-            [(answer.node_id, answer) for answer in good], self.start, weights,
+            [(answer.node_id, answer) for answer in good], self.start, weights, clients=self.asked,
             untrained=not selection.learning.has_trained, followed=EPOCHS in self.config,
         )  # fmt: skip
         again = []

@@ -27,6 +27,9 @@ from fedentopt.server.local_training import CENSUS, LocalTraining, is_positive
 ABOUT = "client"
 """ConfigRecord of a reply in which a client says, under `census`, that it did as those keys say."""
 MOST_TRAVEL = 10.0
+FEWEST, SHARE, MOST = 3, 4, 20
+"""Of how many clients nothing is known before a run ends for it: a quarter of them and one more, at least 3 (or all of
+them) and at most 20. Fewer, which happen to be heard first, may be broken or worse."""
 
 
 @dataclass
@@ -43,6 +46,8 @@ class Heads:
     """Whether the steps of any client have been known."""
     lacking: set[int] = field(default_factory=set)
     """Nodes whose steps are not."""
+    uncounted: set[int] = field(default_factory=set)
+    """Nodes that said 1 sample, heard before anybody said more."""
 
     def find(self, start: ArrayRecord) -> tuple[str, str | None]:
         """Find the last layer in the start model; one that cannot be found is refused, before a round is spent."""
@@ -65,17 +70,21 @@ class Heads:
         return self.local.travel(samples, _config(answer)) if self.local.complete else None
 
     def travels(
-        self, answers: Sequence[Answer], samples: Mapping[int, float], *, followed: bool = False, reported: bool = False
-    ) -> dict[int, float]:
+        self, answers: Sequence[Answer], samples: Mapping[int, float], *, clients: int, followed: bool = False,
+        reported: bool = False,
+    ) -> dict[int, float]:  # fmt: skip
         """What the steps of each of these clients add up to, by node; those of which that is unknown are left out.
 
         `samples` are numbers of samples by node. `followed`: all do as a census asks, not only those that say so. Where
-        it is known of none, the run ends with one sentence. `reported`: they come from label reports too, so that 1 is
-        what some client claims, and not how nodes weigh.
+        it is known of none of enough of the `clients` there are (see `FEWEST`), the run ends with one sentence.
+        `reported`: they come from label reports too, so that 1 is what some client claims, and not how nodes weigh.
         """
+        nodes, enough = {answer.node_id for answer in answers}, _enough(clients)
         ones = not reported and all(number == 1 for number in samples.values())
         uncounted = self.local.batch_size is not None and ones
-        if uncounted and len(answers) > 1 and not self.known:  # later, a cohort that says so does not end the run
+        if uncounted and not self.known:  # later, a cohort that says so does not end the run
+            self.uncounted |= nodes
+        if uncounted and not self.known and len(self.uncounted) >= enough:
             raise InputError(
                 'local: batch_size, but every reply says 1 sample (nodes with num-examples="uniform"), so that steps '
                 f"cannot be counted; accepted: steps, or no batch_size and clients that send {self.travel_key!r}"
@@ -93,9 +102,9 @@ class Heads:
         if told:
             most = MOST_TRAVEL * float(np.median([*found.values(), *told.values()]))
             found |= {node: min(travel, most) for node, travel in told.items()}
-        self.known = self.known or bool(found)
-        self.lacking |= {answer.node_id for answer in answers} - found.keys()
-        if not self.known and len(self.lacking) > 1:  # one alone may be broken or worse
+        self.known = self.known or (bool(found) and not uncounted)
+        self.lacking |= nodes - found.keys()
+        if not self.known and len(self.lacking) >= enough:
             raise InputError(
                 "local: the sizes of clients' steps are not known, without which a change of the last layer says "
                 "nothing about labels; accepted: local=LocalTraining(lr=..., epochs=..., batch_size=..., "
@@ -114,16 +123,17 @@ class Heads:
 
     def labelled(
         self, told: Sequence[tuple[ClientId, Answer]], sent: ArrayRecord, samples: Mapping[ClientId, float], *,
-        untrained: bool, followed: bool = False, reported: bool = False,
+        clients: int, untrained: bool, followed: bool = False, reported: bool = False,
     ) -> dict[ClientId, Observation]:  # fmt: skip
-        """Observations that labels can be read from, of clients whose good answers these are.
+        """Observations that labels can be read from, of clients whose good answers these are, among all `clients`.
 
         A bias cannot move further than its steps add up to; one that says it did, which would also spoil what is read
         from others, is taken for as far as that. A change that is not finite is left out, and so is one that cannot be
         read since the client says it took next to no steps.
         """
         by_node = {answer.node_id: samples[client] for client, answer in told}
-        travels = self.travels([answer for _, answer in told], by_node, followed=followed, reported=reported)
+        answers = [answer for _, answer in told]
+        travels = self.travels(answers, by_node, clients=clients, followed=followed, reported=reported)
         found: dict[ClientId, Observation] = {}
         for client, answer in told:
             travel = travels.get(answer.node_id)
@@ -132,6 +142,10 @@ class Heads:
                 number = max(1, round(samples[client]))
                 found[client] = Observation(number, head=head, travel=travel, untrained=untrained)
         return found
+
+
+def _enough(clients: int) -> int:
+    return max(2, min(clients, max(FEWEST, clients // SHARE + 1), MOST))
 
 
 def head_names(arrays: ArrayRecord, num_classes: int, named: str | Sequence[str] = ()) -> tuple[str, str | None]:

@@ -106,8 +106,9 @@ class Learning:
             key = self.feedback.weight_key
             samples = self.roster.samples({client: replies.weight_of(answer, key) for client, answer in good})
             labelled = self.heads.labelled(
-                good, sent, samples, untrained=not self.has_trained, reported=not self.roster.nobody_reports
-            )
+                good, sent, samples, clients=len(self.selector.clients), untrained=not self.has_trained,
+                reported=not self.roster.nobody_reports,
+            )  # fmt: skip
         if self.watch is not None and labelled:
             self.roster.believe(self.watch.observe(labelled))
             self.watch.tell(entry.round, self.census.node_of)

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.selection import EntropySelector, Selector
+from fedentopt.selection.own_selectors import check_own_selector
 
 WHOLE = {"num_classes": 1, "replacements": 0, "refresh_every": 0, "query_attempts": 1, "forget_after": 1}
 """Whole numbers and the least that is accepted; the last two may be None."""
@@ -112,6 +113,7 @@ def make_selector(
         )
     elif selector.cohort_size != cohort_size:
         raise InputError(f"cohort_size: {cohort_size} differs from the selector's {selector.cohort_size}")
+    check_own_selector(selector, type(selector).__name__)
     aim = selector.target if isinstance(selector, EntropySelector) else None
     if aim is not None and aim.size != num_classes:  # else the first client would be blamed, after the query
         raise InputError(f"target: {aim.size} weights; accepted: {num_classes}, one for each class (num_classes)")

@@ -13,6 +13,7 @@ from fedentopt.errors import InputError
 from fedentopt.nvflare.replies import SERVED
 from fedentopt.own_code import is_import_path, make_own
 from fedentopt.selection import SELECTORS, EntropySelector, Selector
+from fedentopt.selection.own_selectors import check_own_selector
 from fedentopt.server.local_training import LocalTraining
 
 WHOLE = {"num_classes": 1, "query_timeout": 1, "train_timeout": 0, "node_timeout": 1}
@@ -87,6 +88,7 @@ def make_selector(
             raise InputError(f"selector_args: {error}") from error
     if not isinstance(own, Selector):
         raise InputError(f"selector: {selector} gives a {type(own).__name__}; accepted: a Selector")
+    check_own_selector(own, selector)
     if own.labels_from_heads:
         raise InputError(
             f"selector: {own.name} takes a census in which every site trains and asks for no label counts; this "

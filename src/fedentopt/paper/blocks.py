@@ -6,9 +6,10 @@ its own sections wins over all of `paper.toml`, its `[[cells]]` replace the pape
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -97,7 +98,30 @@ def _cells(documents: Sequence[Document], source: str, printed: Mapping[Place, P
                 cells[cell.identity] = cell
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+    _check_read(documents[-1], cells.values(), source)
     return list(cells.values())
+
+
+def _check_read(document: Document, cells: Iterable[Cell], source: str) -> None:
+    """Refuse a section that no cell reads: its name is misspelt, or what it says would silently not be looked at."""
+    names: dict[str, set[str]] = {section: set() for section in SECTIONS}
+    names["method"].add("fedavg")  # with which every cell is compared
+    for cell in cells:
+        for section in SECTIONS:
+            name = getattr(cell, section)
+            names[section].update(_read_for(section, name) if name is not None else ())
+    for section, read in names.items():
+        for name in document.get(section, {}):
+            if name not in read:
+                near = difflib.get_close_matches(name, read, n=1)
+                hint = f" did you mean {near[0]}?" if near else ""
+                accepted = ", ".join(sorted(read)) or f"no [{section}.NAME]"
+                raise InputError(f"{source}: [{section}.{name}] is read by no cell;{hint} accepted: {accepted}")
+
+
+def _read_for(section: str, name: str) -> list[str]:
+    """The names of the sections that a cell reads, in order: a combination takes those of its parts, then its own."""
+    return [*name.split("+"), name] if section == "method" else [name]
 
 
 def _block_cells(documents: Sequence[Document], block: Document, printed: Mapping[Place, Printed]) -> list[Cell]:
@@ -216,9 +240,7 @@ def _layered(documents: Sequence[Document], chosen: Mapping[str, Any]) -> dict[s
         merged = _over(merged, document.get("settings", {}))
         for section in SECTIONS:
             name = chosen.get(section)
-            # A combination takes the settings of its parts, then its own.
-            parts = [*name.split("+"), name] if section == "method" and name else [name]
-            for part in parts:
+            for part in _read_for(section, name) if name else ():
                 merged = _over(merged, document.get(section, {}).get(part, {}))
     return merged
 

@@ -203,8 +203,9 @@ def selector_table(name: str, entries: Sequence[Comparison]) -> Table:
         "Test accuracy in per cent, mean of the last ten rounds, mean ± sample standard deviation over seeds. Against "
         "random: differences seed by seed with Student's 95 % interval; p values by Holm's correction over the "
         f"selectors of a setting, bold below {SURE:g}. Rounds to a target: first evaluated round, mean over the seeds "
-        "that reach it. Entropy in bits of the labels of a round's clients. Asked: clients that had to tell their loss "
-        "before the round. MB: all that travels, models included. Selection: time of the selector on the machine. "
+        "that reach it. Entropy in bits of all labels that a round's clients hold; KL trains on part of them. Asked: "
+        "clients that had to tell their loss before the round. MB: all that travels, models included. Selection: time "
+        "of the selector on the machine. "
         "Simulated minutes: local training of the slowest in each round; questions before it are not in them."
     )
     return Table(name, names.table(name), note, COLUMNS, tuple(sections))

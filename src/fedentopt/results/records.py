@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RoundRecord:
     """One round of one run. Accuracies are per cent and None in rounds without evaluation; in `class_accuracy` a class
-    without test samples is NaN. `seconds` are the run's share of this machine's time: runs that train together
-    divide a round's evenly. `simulated_seconds` are those of the cohort's slowest client. `asked` clients told their
-    loss before; the selector took `selection_seconds`, which `rounds.csv` does not keep; validation figures are of what
-    the clients hold out.
+    without test samples is NaN. `entropy` (bits) and `classes_covered` are of all true labels that the chosen clients
+    hold, also where the selector has them use part of their data. `seconds` are the run's share of this machine's time:
+    runs that train together divide a round's evenly. `simulated_seconds` are those of the cohort's slowest client.
+    `asked` clients told their loss before; the selector took `selection_seconds`, which `rounds.csv` does not keep;
+    validation figures are of what the clients hold out.
 
     Of what the server knew when it chose, where it has reason to doubt reports: the entropy it believed the cohort to
     have, the mean error of its estimates of labels (total variation), how many clients it suspects and how many of them

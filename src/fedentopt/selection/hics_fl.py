@@ -45,6 +45,7 @@ class HiCSFLSelector(EverybodyOnce):
     """Groups by the change of the last layer's bias, those with even labels first; equal weights."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    needs_plain_logits = True
     sizes_only = True
     own_weights = True
     largest = LARGEST

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedentopt.audit import Audit, Estimates, change_table, estimates_together
+from fedentopt.audit import Audit, Estimates, change_table, estimates_together, is_without_shares
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
@@ -70,10 +70,12 @@ class InferredSelector(EntropySelector):
             )
         self._audit: Audit | None = None
         self._expected: _Expected | None = None
+        self._awaited: Mapping[str, Any] | None = None
+        """A state whose arrays have yet to be given."""
 
     def census(self) -> Census | None:
         """Before round 1, while nothing is known of anybody."""
-        if self.round or not self.census_epochs or self._audit is not None:
+        if self.round or not self.census_epochs or self._audit is not None or self._awaited is not None:
             return None
         return Census(self.census_epochs, self.census_samples)
 
@@ -125,6 +127,7 @@ class InferredSelector(EntropySelector):
 
     def observe(self, observations: Mapping[ClientId, Observation]) -> None:
         """Estimate the labels of those that trained."""
+        self._check_complete()
         if self._audit is None:
             self._audit = Audit(self.num_classes or 1, "replace")
         expected, self._expected = self._expected, None
@@ -135,6 +138,7 @@ class InferredSelector(EntropySelector):
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         """Whoever is unknown first where there was no census, then as FedEntOpt."""
+        self._check_complete()
         if not self.census_epochs:
             unseen = [n for n in available.tolist() if not self._is_known(self._table.ids[n])]
             if len(unseen) >= self.cohort_size:
@@ -151,17 +155,56 @@ class InferredSelector(EntropySelector):
         return 0 if self._audit is None else self._audit.times_seen(client)
 
     def memory(self) -> dict[str, Any]:
-        return super().memory() | {"audit": None if self._audit is None else self._audit.state_dict()}
+        known = self._awaited if self._audit is None else self._audit.state_dict(shares=False)
+        return super().memory() | {"audit": known}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        audit = None
-        if memory["audit"] is not None:
+        """States of earlier versions hold all that was estimated; of others, `load_arrays` has the estimates."""
+        state = memory["audit"]
+        audit = awaited = None
+        if isinstance(state, Mapping) and is_without_shares(state.get("seen")):
+            _check_sums(state)
+            awaited = state
+        elif state is not None:
             audit = Audit(self.num_classes or 1, "replace")
-            audit.load_state_dict(memory["audit"])
+            audit.load_state_dict(state)
         super().remember(memory)
+        self._awaited = awaited
+        self._take(audit)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The estimates, as sums over what was observed; in double precision, which going on to the bit takes."""
+        sums = None if self._audit is None else self._audit.share_sums()
+        return {} if sums is None or not sums.size else {"shares": sums}
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if self._awaited is None and not arrays:
+            return
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        if self._awaited is None or arrays.keys() != {"shares"}:
+            many = 0 if self._awaited is None else len(self._awaited["seen"])
+            raise InputError(f"arrays: {shapes}; accepted: those of the {many} clients that the state names")
+        if not np.isfinite(arrays["shares"]).all():
+            raise InputError("arrays: shares are not all finite; accepted: finite numbers")
+        audit = Audit(self.num_classes or 1, "replace")
+        try:
+            audit.load_state_dict(self._awaited, np.asarray(arrays["shares"], dtype=np.float64))
+        except InputError as error:
+            raise InputError(f"arrays: {shapes}: {error}") from error
+        self._awaited = None
+        self._take(audit)
+
+    def _take(self, audit: Audit | None) -> None:
         self._audit = audit
         if audit is not None:
             self._believe(client for client in self.clients if self._is_known(client))
+
+    def _check_complete(self) -> None:
+        if self._awaited is not None:
+            raise InputError(
+                f"state: the estimates of {len(self._awaited['seen'])} clients are missing; accepted: load_arrays with "
+                f"what arrays() returned beside it"
+            )
 
     def _is_known(self, client: ClientId) -> bool:
         return self.times_seen(client) > 0
@@ -175,6 +218,12 @@ class InferredSelector(EntropySelector):
         listed = [client for client in clients if client in self._table]
         if listed:
             super().update(np.stack([self._audit.believed(client) for client in listed]), ids=listed, noisy=True)
+
+
+def _check_sums(state: Mapping[str, Any]) -> None:
+    """Refuse a state without shares in which anything else is wrong: with all shares in one class."""
+    seen = [[*entry[:2], entry[1:2], *entry[3:]] for entry in state["seen"]]
+    Audit(1, "replace").load_state_dict({**state, "seen": seen})
 
 
 def _memory() -> int | None:

@@ -55,6 +55,8 @@ class Selector(KnownKeywords, ABC):
     """Whether clients have to report label counts; sizes alone count as a report too."""
     labels_from_heads: ClassVar[bool] = False
     """Whether it takes the change of last layers for labels, which an algorithm that shifts logits would break."""
+    needs_plain_logits: ClassVar[bool] = False
+    """Whether what it reads from last layers breaks in that way too, though it estimates no labels: their evenness."""
     sizes_only: ClassVar[bool] = False
     """Whether of those reports it reads the numbers of samples alone."""
     own_weights: ClassVar[bool] = False
@@ -231,7 +233,7 @@ class Selector(KnownKeywords, ABC):
         """Take over what `memory` gave."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Large numbers it must not forget, float32 by name, kept beside the JSON."""
+        """Large numbers it must not forget, float32 or float64 by name, kept beside the JSON."""
         return {}
 
     def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:

@@ -65,8 +65,9 @@ def _check_reports(run: RunState) -> None:
 
 
 def _check_logits(run: RunState) -> None:
-    if _reads_labels_from_heads(run) and _changes_logits(run):
-        config = run.config
+    config = run.config
+    plain = getattr(run.planner.selector, "needs_plain_logits", False)
+    if (_reads_labels_from_heads(run) or plain) and _changes_logits(run):
         what = f"audit: {config.audit}" if config.audit != "off" else f"selector: {config.selector!r}"
         raise InputError(
             f"{what} reads labels from the bias of last layers, which {config.algorithm} changes on purpose "

@@ -39,7 +39,7 @@ class Hooks:
 
     def __init__(self, algorithm: Algorithm, name: str, padding: torch.Tensor | None = None) -> None:
         self.algorithm, self.name, self._padding = algorithm, name, padding
-        self._own = name not in ALGORITHMS
+        self.own = name not in ALGORITHMS
         has = {
             hook
             for hook in ("push", "absorb", "step", "evaluated", "local_loss", "judge", "mix", "local_terms")
@@ -54,7 +54,7 @@ class Hooks:
         if not self._has_terms:  # a round asks for every client of every run: no more work than there is
             return PLAIN
         terms = self._call("local_terms", client)
-        if not self._own:
+        if not self.own:
             return cast(LocalTerms, terms)
         if not isinstance(terms, LocalTerms):
             raise self._wrong("local_terms", terms, "LocalTerms")
@@ -154,7 +154,7 @@ class Hooks:
         except (InputError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:
-            if not self._own:
+            if not self.own:
                 raise
             raise InputError(f"algorithm: {self.name!r}: {hook} raised {describe_error(error)}") from error
 

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedentopt.algorithms import AFTER_STEP, ALGORITHMS, IN_GRADIENT, Algorithm, overrides
+from fedentopt.algorithms.algorithm import HOOKS
 from fedentopt.errors import InputError
 from fedentopt.own_code import find_own, is_import_path, make_own
+from fedentopt.own_hooks import check_hooks
 from fedentopt.selection import NEEDS, SELECTORS, Selector
+from fedentopt.selection.own_selectors import check_own_selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import Setting, setting, settings_of
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
@@ -137,6 +140,7 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
     ):
         if hasattr(made, old):
             raise InputError(f"algorithm: {name!r} sets {old}, which nothing reads; accepted: {now}")
+    check_hooks("algorithm", name, made, Algorithm, HOOKS)
     if made.push_enters not in (IN_GRADIENT, AFTER_STEP):
         raise InputError(
             f"algorithm: {name!r} has push_enters {made.push_enters!r}; accepted: {IN_GRADIENT!r} or {AFTER_STEP!r}"
@@ -172,7 +176,8 @@ def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
                 f"selector: {config.selector!r} cannot go with {config.algorithm}, which draws its own clients; "
                 f"accepted: random"
             )
-        return algorithm.own_selector(**sizes)
+        brought = algorithm.own_selector(**sizes)
+        return check_selector(brought, type(brought).__name__)
     if config.selector in SELECTORS:
         kind = SELECTORS.get(config.selector)
         return make_for_run(kind, clients=config.clients, rounds=config.rounds, **sizes, **settings)
@@ -191,6 +196,8 @@ def check_selector(made: Any, name: str) -> Selector:
     needs: Any = getattr(made, "needs", frozenset())
     if isinstance(needs, str) or not set(needs) <= NEEDS:
         raise InputError(f"selector: {name!r} needs {needs!r}; accepted: a set of {', '.join(sorted(NEEDS))}")
+    if isinstance(made, Selector):
+        check_own_selector(made, name)
     result: Selector = made
     return result
 

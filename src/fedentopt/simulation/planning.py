@@ -357,7 +357,7 @@ class RunPlanner:
         return known, limit
 
     def cohort_measures(self, clients: tuple[int, ...]) -> tuple[float, int]:
-        """Entropy in bits and number of classes of these clients' true labels."""
+        """Entropy in bits and number of classes of all true labels that these clients hold, whatever they use."""
         total = self.counts[list(clients)].sum(axis=0) if clients else np.zeros(self.counts.shape[1])
         return entropy(total), classes_covered(total)
 
@@ -403,9 +403,12 @@ class RunPlanner:
         finally:
             self._selecting += time.perf_counter() - started
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from `state_dict()` and the selector's arrays, which those that have none are not given."""
         self._believe(self.watch.load_state_dict(state))
         self._call("load_state_dict", state["selector"])
+        if arrays:
+            self._call("load_arrays", arrays)
         self.watch.learnt(range(self.config.clients))
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from fedentopt.algorithms import AFTER_STEP, Algorithm, Client, Round, overrides
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
+from fedentopt.own_code import is_import_path
 from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Observation, Selector
 from fedentopt.simulation.client_record import client_records, doubts_reports
@@ -147,6 +148,7 @@ class RunState:
 
     def _code(self, client: int, label_counts: np.ndarray, round_: int) -> LocalCode:
         vectors, kept = self.memory.of(client)
+        model = self.config.model
         return LocalCode(
             loss=self.algorithm.local_loss,
             method=self.config.algorithm,
@@ -156,6 +158,7 @@ class RunState:
             vectors=vectors,
             previous=kept,
             key=self.planner.code_key(round_, client),
+            own="algorithm" if self.hooks.own else f"model: {model!r}" if is_import_path(model) else None,
         )
 
     def round_info(self, plan: RoundPlan, which: np.ndarray) -> Round:
@@ -229,7 +232,8 @@ class RunState:
         copies = {name: _copied(tensor) for name, tensor in ({"models": self.models} | self.memory.server_rows).items()}
         others = {} if self.stage is None else {"head": _copied(self.stage.head)}
         for name, array in getattr(self.planner.selector, "arrays", dict)().items():
-            others[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float32))
+            wide = np.asarray(array).dtype == np.float64
+            others[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float64 if wide else np.float32))
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
         meta["has_trained"] = self.has_trained
         if self.memory.models is not None:
@@ -256,9 +260,7 @@ class RunState:
         self.head = tensors.get("head")
         arrays = {n.removeprefix(SELECTOR): t.numpy() for n, t in tensors.items() if n.startswith(SELECTOR)}
         try:
-            self.planner.load_state_dict(meta["planner"])
-            if arrays:
-                self.planner.selector.load_arrays(arrays)
+            self.planner.load_state_dict(meta["planner"], arrays)
         except InputError as error:  # one of many in a stack, and perhaps of an older version
             raise InputError(
                 f"checkpoint of {self.config.run_id}: {error}; delete it, or start anew without resuming"

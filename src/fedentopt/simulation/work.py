@@ -49,7 +49,8 @@ class LocalCode:
     and what its context is made of.
 
     `method` names it in errors. `vectors` are flat parameter rows (parameter width,) of the client's own and `previous`
-    the row (width,) of its model of the last round it trained in, all on the device that trains.
+    the row (width,) of its model of the last round it trained in, all on the device that trains. `own` says what of the
+    user's own runs in it: the `algorithm`, or in one of ours a model, as an error calls it, or nothing.
     """
 
     loss: Callable[[nn.Module, nn.Module, Batch, LocalContext], torch.Tensor]
@@ -60,6 +61,7 @@ class LocalCode:
     vectors: Mapping[str, torch.Tensor]
     previous: torch.Tensor | None
     key: int = 0
+    own: str | None = "algorithm"
 
 
 @dataclass(frozen=True)

@@ -80,17 +80,17 @@ class CodeObjective:
             except torch.OutOfMemoryError:
                 raise  # the engine takes fewer clients at once then
             except (Exception, SystemExit) as error:
-                raise InputError(f"algorithm: {code.method}: local_loss raised {describe_error(error)}") from error
+                _refuse(error, code, "local_loss")
+                raise
         _check(loss, code.method)
         self._bound.clear_gradient()
         try:
             loss.backward()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
-            raise InputError(
-                f"algorithm: {code.method}: the gradient of local_loss raised {describe_error(error)}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            _refuse(error, code, "the gradient of local_loss")
+            raise
         if not wants_logits:
             return None
         if not noted:
@@ -145,6 +145,15 @@ def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Itera
         yield noted
     finally:
         hook.remove()
+
+
+def _refuse(error: BaseException, code: LocalCode, what: str) -> None:
+    """Refuse what the user's own code raised. In a method of ours without any of it, it is a bug, or the end of the
+    process that somebody asked for, and passes."""
+    if code.own == "algorithm":
+        raise InputError(f"algorithm: {code.method}: {what} raised {describe_error(error)}") from error
+    if code.own is not None and not isinstance(error, InputError):
+        raise InputError(f"{code.own}: {what} of {code.method} raised {describe_error(error)}") from error
 
 
 def _check(loss: object, method: str) -> None:
