@@ -1,12 +1,13 @@
-"""VGG-11's whole step (forward, backward, optimiser) in every form, and with other tables of tiles.
+"""VGG-11's whole step (forward, backward, optimiser) in every form, with other tables of tiles, or with other kernels.
 
-The part of `wide_kernels.py` behind `--steps-only` and `--chosen`. Steps are checked against the plain form, or against
-the default tiles, and timed inside CUDA graphs. Rates are beside those that the GPU reaches in large products, counted
-without the taps that fall outside a map.
+The part of `wide_kernels.py` behind `--steps-only`, `--chosen` and `--gluon`. Steps are checked against the plain form,
+or against the first table or kernels, and timed inside CUDA graphs. Rates are beside those that the GPU reaches in
+large products, counted without the taps that fall outside a map.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import statistics
@@ -19,13 +20,12 @@ import torch
 import wide_tiles
 from kernels import time_us
 from torch import Tensor
-from wide_choice import Table
 
 from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import WideForm, ops
+from fedentopt.simulation.triton import WideForm, ops, wide_forms
 from fedentopt.simulation.triton.interface import Optimiser
 
 PRECISIONS = ("tf32", "bf16")
@@ -34,14 +34,15 @@ ALL = {
     "bf16": WideForm(first=True, update=True, untransposed=True, descriptors=True),
 }
 DEFAULT = {precision: form._replace(aside=True, joined=True) for precision, form in ALL.items()}
-TURNS = 2  # that tables of tiles are timed, one after the other: a GPU's clock moves with what came before
+TURNS = 2  # that settings are timed, one after the other: a GPU's clock moves with what came before
+Settings = dict[str, Any]  # what is set otherwise in the modules of `simulation.triton`, by "module.name"
 
 
 class Variant(NamedTuple):
-    """A form, and what is set otherwise in the modules of `simulation.triton`, by "module.name"."""
+    """A form, and what is set otherwise."""
 
     form: WideForm
-    other: dict[str, Any] = {}  # noqa: RUF012  (a default that nobody writes to)
+    other: Settings = {}  # noqa: RUF012  (a default that nobody writes to)
     few_models: bool = True
 
 
@@ -62,7 +63,7 @@ FORMS = {precision: forms_of(precision) for precision in PRECISIONS}
 
 
 @contextmanager
-def set_otherwise(other: dict[str, Any]) -> Iterator[None]:
+def set_otherwise(other: Settings) -> Iterator[None]:
     """With other settings in the kernels' modules."""
     places = {name: importlib.import_module("fedentopt.simulation.triton." + name.split(".")[0]) for name in other}
     before = {name: getattr(module, name.split(".")[1]) for name, module in places.items()}
@@ -177,40 +178,58 @@ def moved_by(precision: str, form: WideForm) -> Tensor:
     return Step(2, 37, precision, form).moved()
 
 
-def time_tables(tables: dict[str, Table], models: list[int], batch: int, until: float) -> list[dict[str, Any]]:
-    """Steps of the default form with the tiles of each table, in this process; the others are compared with the
-    first."""
+every_gluon_kernel = wide_forms.gluon_kernels
+
+
+def some_gluon_kernels(names: tuple[str, ...]) -> wide_forms.GluonKernels | None:
+    """Those of the modules in Gluon that are named."""
+    found = every_gluon_kernel()
+    return found and found._replace(**dict.fromkeys(set(found._fields) - set(names)))
+
+
+def gluon_settings() -> dict[str, Settings]:
+    """Without any kernels in Gluon, with each module's, and with all."""
+    parts = wide_forms.GluonKernels._fields
+    chosen = {"none": (), **{f"{part} alone": (part,) for part in parts}, "all": parts}
+    return {
+        name: {"wide_forms.gluon_kernels": functools.partial(some_gluon_kernels, names)}
+        for name, names in chosen.items()
+    }
+
+
+def time_settings(every: dict[str, Settings], models: list[int], batch: int, until: float) -> list[dict[str, Any]]:
+    """Steps of the default form with each of the settings, in this process; the others are compared with the first."""
     found: list[dict[str, Any]] = []
     for precision, n in itertools.product(PRECISIONS, sorted(models, reverse=True)):
         torch.cuda.empty_cache()
         try:
-            compared = compare_tables(Step(n, batch, precision, DEFAULT[precision]), tables, until)
+            compared = compare_settings(Step(n, batch, precision, DEFAULT[precision]), every, until)
         except Exception as problem:
             print(f"{precision} {n:4d} models: {type(problem).__name__} {str(problem)[:200]}", flush=True)
             break
         rows = [{"precision": precision, "models": n, **row} for row in compared]
-        print(*table_lines(rows, batch), sep="\n", flush=True)
+        print(*setting_lines(rows, batch), sep="\n", flush=True)
         found += rows
     return found
 
 
-def compare_tables(step: Step, tables: dict[str, Table], until: float) -> list[dict[str, Any]]:
-    """Microseconds of one stack's step with the tiles of each table, in turns, and how far it moves the models from
-    where the first table does."""
+def compare_settings(step: Step, every: dict[str, Settings], until: float) -> list[dict[str, Any]]:
+    """Microseconds of one stack's step with each of the settings, in turns, and how far it moves the models from where
+    the first does."""
     rows: dict[str, dict[str, Any]] = {}
     failed: set[str] = set()
     wanted: Tensor | None = None
-    for turn, (name, table) in itertools.product(range(TURNS), tables.items()):
+    for turn, (name, settings) in itertools.product(range(TURNS), every.items()):
         if time.time() > until or name in failed:
             continue
         try:
-            with set_otherwise({"wide_tiles.CHOSEN": table}):
+            with set_otherwise(settings):
                 if turn == 0:
                     moved = step.moved()
                     wanted = moved if wanted is None else wanted
                     off = float((moved - wanted).norm() / wanted.norm())
                     same = torch.equal(moved, wanted)
-                    rows[name] = {"table": name, "off": off, "same_bits": same, "microseconds": []}
+                    rows[name] = {"with": name, "off": off, "same_bits": same, "microseconds": []}
                 if name in rows:
                     rows[name]["microseconds"].append(round(time_us(step.run, calls=1, replays=9), 1))
         except Exception as problem:
@@ -221,14 +240,14 @@ def compare_tables(step: Step, tables: dict[str, Table], until: float) -> list[d
     return [row for row in rows.values() if row["microseconds"]]
 
 
-def table_lines(rows: list[dict[str, Any]], batch: int) -> list[str]:
-    """What tables change in the steps of one precision and number of models."""
+def setting_lines(rows: list[dict[str, Any]], batch: int) -> list[str]:
+    """What settings change in the steps of one precision and number of models."""
     lines = []
     for row in rows:
         us, first = (statistics.mean(of["microseconds"]) for of in (row, rows[0]))
         times, rate = " and ".join(f"{t:.0f}" for t in row["microseconds"]), row["models"] * batch / us * 1e6
         bits = ", the same bits" if row["same_bits"] else ""
-        lines.append(f"{row['precision']} {row['models']:4d} models, {row['table']:16s}: {times} us, {rate:9,.0f} "
+        lines.append(f"{row['precision']} {row['models']:4d} models, {row['with']:16s}: {times} us, {rate:9,.0f} "
                      f"samples/s, {us / first - 1:+.1%}, {row['off']:.1e} away{bits}")  # fmt: skip
     return lines
 

@@ -3,10 +3,12 @@
     python benchmarks/wide_kernels.py [--out wide.json] [--models 10 100] [--batch 64] [--seconds 220] [--steps-only]
     python benchmarks/wide_kernels.py --tiles [step input ...] [--out tiles.json] [--seconds 80]
     python benchmarks/wide_kernels.py --chosen tiles.json [--out tables.json] [--seconds 60]
+    python benchmarks/wide_kernels.py --gluon [--out gluon.json] [--seconds 60]
 
 First whole steps in every form (`wide_forms.py`), then, or with `--tiles` alone, the products of every layer with other
 tiles (`wide_tiles.py`). `--chosen` takes what such a sweep has found (`wide_choice.py`) and times whole steps with it
-beside those with the table that the code has, and with none.
+beside those with the table that the code has, and with none. `--gluon` times whole steps with Triton's kernels alone,
+with those in Gluon instead of some, and with all of these.
 What does not compile or gives something else is said and left out. Kernels are compiled by several processes first.
 After `--seconds` nothing new is begun; the tables hold what there is.
 """
@@ -121,17 +123,24 @@ def time_forms(report: dict[str, Any], options: argparse.Namespace, begin: float
             save(report, options.out)
 
 
-def time_chosen(report: dict[str, Any], options: argparse.Namespace, begin: float, until: float) -> None:
-    """Whole steps with a sweep's tiles, with those of the code's own table, and with none."""
-    tables = {"no table": {}, "the code's": dict(CHOSEN), "the sweep's": wide_choice.read(options.chosen).table()}
-    wanted = {}
-    for precision, (name, table) in itertools.product(wide_forms.PRECISIONS, tables.items()):
-        variant = wide_forms.Variant(wide_forms.DEFAULT[precision], {"wide_tiles.CHOSEN": table})
+def chosen_tables(path: Path) -> dict[str, wide_forms.Settings]:
+    """A sweep's tiles, those of the code's own table, and none."""
+    tables = {"no table": {}, "the code's": dict(CHOSEN), "the sweep's": wide_choice.read(path).table()}
+    return {name: {"wide_tiles.CHOSEN": table} for name, table in tables.items()}
+
+
+def time_settings(report: dict[str, Any], every: dict[str, wide_forms.Settings], options: argparse.Namespace) -> None:
+    """Whole steps of the default form with each of these settings."""
+    begin = time.time()
+    until, wanted = begin + options.seconds, {}
+    for precision, (name, settings) in itertools.product(wide_forms.PRECISIONS, every.items()):
+        variant = wide_forms.Variant(wide_forms.DEFAULT[precision], settings)
         wanted[f"{precision} {name}"] = (precision, variant, options.batch)
     compile_all(wide_forms.compile_step, wanted, options.workers, begin + 0.6 * options.seconds)
     print(f"steps compiled after {time.time() - begin:.0f} s", flush=True)
     limit = until + 20 - time.time()
-    report["tables"] = apart(wide_forms.time_tables, tables, options.models, options.batch, until, limit=limit) or []
+    timed = apart(wide_forms.time_settings, every, options.models, options.batch, until, limit=limit)
+    report["settings"] = timed or []
 
 
 def main() -> int:
@@ -145,19 +154,21 @@ def main() -> int:
     only.add_argument("--tiles", nargs="*", choices=wide_tiles.NAMES,
                       help="other tiles alone, of these products or of all")  # fmt: skip
     only.add_argument("--chosen", type=Path, help="whole steps with the tiles that this sweep's JSON file leads to")
+    only.add_argument("--gluon", action="store_true", help="whole steps with kernels in Gluon and without")
     parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1), help="processes that compile")
     options = parser.parse_args()
     begin = time.time()
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
                               "batch": options.batch, "steps": []}  # fmt: skip
-    if options.chosen:
-        time_chosen(report, options, begin, begin + options.seconds)
+    if options.chosen or options.gluon:
+        every = wide_forms.gluon_settings() if options.gluon else chosen_tables(options.chosen)
+        time_settings(report, every, options)
     elif options.tiles is None:
         report["peak"] = peak = apart(rates)
         print(f"{report['device']}: TF32 {peak['tf32'] / 1e12:.0f} TFLOP/s, bf16 {peak['bf16'] / 1e12:.0f} TFLOP/s, "
               f"copy {peak['copy'] / 1e12:.2f} TB/s, sum {peak['sum'] / 1e12:.2f} TB/s", flush=True)  # fmt: skip
         time_forms(report, options, begin, begin + options.seconds * (1.0 if options.steps_only else 0.5))
-    if not options.steps_only and not options.chosen:
+    if not (options.steps_only or options.chosen or options.gluon):
         time_tiles(report, options, begin, begin + options.seconds)
     report["seconds"] = time.time() - begin
     save(report, options.out)

@@ -172,7 +172,8 @@ class WideForm(NamedTuple):
     optimiser rides along with the weight gradients (`triton.wide_update`), and models that have finished are left out
     of what `descriptors` and `first` make. `untransposed`: bf16 products read maps and weights as they lie, which
     tensor cores allow for 16 bits alone, instead of transposed copies. `descriptors`: the copy engine of a Hopper GPU
-    brings the products' tiles (`triton.wide_descriptors`, `triton.wide_lines`). `aside`, with `update`: weights whose
+    brings the products' tiles (`triton.wide_descriptors`, `triton.wide_lines`, and for some layers kernels in Gluon,
+    `triton.wide_taps` and `triton.wide_step_lines`). `aside`, with `update`: weights whose
     maps have few pixels move beside the gradients of the layers below. `joined`, with `descriptors`: bias, ReLU, pool,
     transposed copies and the way back through ReLU happen in the convolutions' epilogues (`triton.wide_pooled`,
     `triton.wide_descriptors.joined`).

@@ -23,10 +23,10 @@ def is_small(size: Size) -> bool:
 
 
 class GluonKernels(NamedTuple):
-    """The modules that are written in Gluon (`hopper`)."""
+    """The modules that are written in Gluon (`hopper`); None for one that is not wanted."""
 
-    taps: ModuleType
-    step_lines: ModuleType
+    taps: ModuleType | None
+    step_lines: ModuleType | None
 
 
 @functools.cache
@@ -47,7 +47,6 @@ class WideLayers:
         form, self.precision = products.form, products.precision
         self.turned = not (form.untransposed and products.bf16)
         self._described, self._joined = form.descriptors, form.joined and form.descriptors
-        self._gluon = gluon_kernels() if form.descriptors else None
 
     def forward(
         self, maps: Tensor, weight: Tensor, bias: Tensor, size: Size, grown: Size, padding: int, *, pooled: bool,
@@ -100,17 +99,18 @@ class WideLayers:
         running: Running | None = None,
     ) -> wide_descriptors.Joined:  # fmt: skip
         """See `wide_descriptors.joined`."""
-        gluon = self._gluon
-        order = {"taps_first": taps_first, "inputs_first": inputs_first}
-        if gluon is not None and gluon.taps.fits(x, w, size, padding, precision=precision, **order):
-            made = gluon.taps.convolution(
-                x, w, bias, size, models=models, turned=turned, left=left, running=running, **order
-            )
+        taps, order = self._gluon("taps"), {"taps_first": taps_first, "inputs_first": inputs_first}
+        if taps is not None and taps.fits(x, w, size, padding, precision=precision, **order):
+            made = taps.convolution(x, w, bias, size, models=models, turned=turned, left=left, running=running, **order)
             return wide_descriptors.Joined(*made)
         return wide_descriptors.joined(
             x, w, bias, size, padding, models=models, precision=precision, taps_first=taps_first,
             inputs_first=inputs_first, turned=turned, left=left, running=running,
         )  # fmt: skip
+
+    def _gluon(self, name: str) -> ModuleType | None:
+        """One of the modules in Gluon, which ask for descriptors as well."""
+        return getattr(gluon_kernels(), name, None) if self._described else None
 
     def weight_grad(
         self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, running: Running | None = None
@@ -128,12 +128,12 @@ class WideLayers:
     ) -> None:  # fmt: skip
         """See `wide_update.weight_step`. Steps of small maps run beside other kernels, and need smaller programs than
         those that take three taps at a time."""
-        gluon = self._gluon
-        if gluon is not None and not is_small(size):
+        lines = self._gluon("step_lines")
+        if lines is not None and not is_small(size):
             ci, batch = x.shape[2:] if self.turned else (x.shape[3], x.shape[2])
             co = dy.shape[2 if self.turned else 3]
-            if gluon.step_lines.fits(ci, co, batch, size, side, padding, x.dtype, self.precision):
-                gluon.step_lines.weight_step(x, dy, offset, optimiser, copies, size, turned=self.turned)
+            if lines.fits(ci, co, batch, size, side, padding, x.dtype, self.precision):
+                lines.weight_step(x, dy, offset, optimiser, copies, size, turned=self.turned)
                 return
         wide_update.weight_step(
             x, dy, offset, optimiser, copies, size, padding, side=side, turned=self.turned, described=self._described,
