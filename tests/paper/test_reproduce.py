@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -396,6 +397,35 @@ def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], min
     once = (first / "mini.csv").read_bytes()
     assert command("reproduce", "--cells", mini, "--results", second, "--export", first).code == 0
     assert (first / "mini.csv").read_bytes() == once
+
+
+def test_exports_into_one_folder_at_once_keep_each_others_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedentopt.paper import exported
+    from fedentopt.paper.blocks import paper_cells
+    from fedentopt.paper.measures import Measured, Results, settings_key
+    from fedentopt.paper.reproduction import Reproduction
+
+    cells = paper_cells()[:2]
+    requests = []
+    for cell in cells:
+        assert cell.config is not None
+        key = settings_key(cell.config)
+        run = Measured(settings=key, seed=0, rounds=500, accuracy=47.0)
+        requests.append(Reproduction(cells, cells, Results(None, {(key, 0): run})))
+    write, other = exported.write_text, threading.Thread(target=lambda: requests[1].export(tmp_path))
+
+    def while_another_begins(path: Path, text: str) -> None:
+        if not other.ident:
+            other.start()
+            other.join(0.5)  # as long as it takes to read, add and write, unless it has to wait
+        write(path, text)
+
+    monkeypatch.setattr(exported, "write_text", while_another_begins)
+    requests[0].export(tmp_path)
+    other.join()
+    with (tmp_path / f"{cells[0].table}.csv").open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == [cell.method for cell in cells]
+    assert not list(tmp_path.glob(".lock"))
 
 
 def test_a_run_whose_partition_was_spelt_otherwise_is_done(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedentopt.errors import InputError
+from fedentopt.files import FOLDER_PATIENCE, locked_folder, make_folder
 from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
@@ -172,12 +173,18 @@ class Reproduction:
 
     def export(self, folder: Path, *sources: Path) -> list[Path]:
         """All results as rows per cell and seed, tables made from nothing but them, and the logs of the folders that
-        they come from."""
-        written = export(folder, self.plan, self.results)
-        alone = dataclasses.replace(self, results=read_exported(folder))
-        known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
-        written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
-        provenance.merge(folder, [command for source in sources for command in provenance.read(source)])
+        they come from.
+
+        What is there is read, added to and written: of two commands that do so at once one waits for the other.
+        """
+        make_folder(folder)
+        with locked_folder(folder, patience=FOLDER_PATIENCE, option="export"):
+            written = export(folder, self.plan, self.results)
+            alone = dataclasses.replace(self, results=read_exported(folder))
+            known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
+            cells = [cell for cell in self.plan if cell.table in known]
+            written += write_tables(folder / "tables", alone.compare(cells))
+            provenance.merge(folder, [command for source in sources for command in provenance.read(source)])
         return written
 
 
