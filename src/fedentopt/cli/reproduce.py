@@ -140,8 +140,10 @@ def reproduce(
     if dry_run:
         _dry_run(request, device, samples_per_second, as_json)
         return
+    if results is None:
+        request.check_sources(folder)
     if export is not None:
-        check_export(export)
+        check_export(export, plan, found)
     if results is None and page and os.path.exists(folder / RESULTS_PAGE):
         check_page(folder / RESULTS_PAGE)
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run

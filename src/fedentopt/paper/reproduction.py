@@ -22,6 +22,7 @@ from fedentopt.paper.exported import export, read_exported
 from fedentopt.paper.measures import Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
+from fedentopt.results.folder import RunFolder
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
 
@@ -62,6 +63,22 @@ class Reproduction:
         """Cells (those asked for) beside what is known of them."""
         wanted = self.cells if cells is None else cells
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
+
+    def check_sources(self, folder: Path) -> None:
+        """Refuse, before anything trains, runs of the plan in `folder` that other code or other data of the user's
+        made: tables would average them with new ones."""
+        from fedentopt.datasets.catalog import ENTRIES
+        from fedentopt.simulation.sweep import check_data
+
+        own = [cell.config for cell in self.plan if cell.config is not None]
+        own = [config for config in own if config.own_code or config.dataset not in ENTRIES]
+        found = [(config, seed) for config in own for seed in sorted(self.results.seeds(config))]
+        for config, seed in found:
+            self.results.get(config, seed)
+        runs = [dataclasses.replace(config, seed=seed) for config, seed in found]
+        there = [run for run in runs if RunFolder(folder, run).is_finished()]
+        ways_out = "bring the old data back, give another folder, or delete that one"
+        check_data(there, lambda config: RunFolder(folder, config), self.data_dir, None, ways_out)
 
     def unfinished(self) -> list[RunConfig]:
         """Runs of the cells that are still to do, whether their data is there or not.
@@ -245,11 +262,21 @@ def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Res
     return Results(out_dir) if known is None else read_exported(known, "known").on(out_dir)
 
 
-def check_export(folder: Path) -> None:
-    """Refuse a folder to export into before anything is trained for it: no folder, or damaged files."""
-    if folder.exists():
-        read_exported(folder, "export")
-        provenance.read(folder)
+def check_export(folder: Path, cells: Sequence[Cell], results: Results) -> None:
+    """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
+    same cells by other code of the user's, which would be averaged with these."""
+    if not folder.exists():
+        return
+    known = read_exported(folder, "export")
+    provenance.read(folder)
+    for cell in cells:
+        for run in () if cell.config is None else cell.versions(cell.config):
+            there, now = (known.codes(run), results.codes(run)) if run.own_code else (set(), set())
+            if there and now and there != now:
+                raise InputError(
+                    f"export: {folder} holds results of {run.method} by other code (digest {min(there)[:8]}, now "
+                    f"{min(now)[:8]}); bring the old code back, or give another folder"
+                )
 
 
 def _need_simulator() -> None:
