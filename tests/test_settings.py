@@ -88,6 +88,8 @@ REFUSED = [
     (declared(1.0, float), 10**400, "x: a number of more than 30 digits is out of range; accepted: finite numbers"),
     (declared(1, int, low=1), 10**2000, "x: a number of more than 30 digits is out of range; accepted: at least 1"),
     (declared((), "tuple[float, ...]", high=100), [1, 101], "x: 101 is out of range; accepted: at most 100"),
+    (declared((), "tuple[float, ...]"), 1.0, "x: 1.0 has the wrong type; accepted: any number of float"),
+    (declared((), "tuple[str, ...]"), "ab", "x: 'ab' has the wrong type; accepted: any number of str"),
 ]
 
 
@@ -120,6 +122,9 @@ def test_bounds_in_words() -> None:
         (declared(False, bool), "0", False),
         (declared(False, bool), "true", True),
         (declared("10%", str, amount=True), "20%", "20%"),
+        (declared((), "tuple[float, ...]"), "3, 4.5", (3.0, 4.5)),
+        (declared((1,), "tuple[int, ...]"), "7", (7,)),
+        (declared((1,), "tuple[int, ...]"), "", ()),
     ],
 )
 def test_words_of_a_command_line(one: Setting, word: str, expected: Any) -> None:
@@ -136,6 +141,7 @@ def test_words_of_a_command_line(one: Setting, word: str, expected: Any) -> None
         (declared(1.0, float), "none", "x: 'none' cannot be used; accepted: a number"),
         (declared(None, "int | None"), "many", "x: 'many' cannot be used; accepted: a whole number or none"),
         (declared(False, bool), "maybe", "x: 'maybe' cannot be used; accepted: true or false"),
+        (declared((), "tuple[float, ...]"), "3,x", "x: 'x' cannot be used; accepted: a number"),
     ],
 )
 def test_words_that_cannot_be_read(one: Setting, word: str, words: str) -> None:

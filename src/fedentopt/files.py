@@ -29,6 +29,7 @@ from fedentopt.errors import InputError
 
 LOCK_NAME = ".lock"
 STATE_PATIENCE = 5.0  # seconds to wait for another `select`: enough for a few rounds, too short to look like a hang
+FOLDER_PATIENCE = 60.0  # seconds to wait for a folder that others write to for moments only: a page of many runs fits
 _PAUSE = 0.02
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 _held_here: dict[tuple[int, str], object] = {}
@@ -174,17 +175,21 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of an existing results' folder; another process that holds it is an `InputError` naming it."""
+def locked_folder(folder: Path, *, patience: float = 0.0, option: str = "out") -> Iterator[None]:
+    """Hold the lock of an existing results' folder, which `option` named; another process that still holds it after
+    `patience` seconds is an `InputError` naming it."""
 
     def busy(holder: str) -> InputError:
         return InputError(
-            f"out: {folder} is in use by another fedentopt (process {holder or 'unknown'}); "
+            f"{option}: {folder} is in use by another fedentopt (process {holder or 'unknown'}); "
             f"wait for it, stop it, or give another folder"
         )
 
+    def unusable(error: OSError) -> InputError:
+        return InputError(f"{option}: cannot write {path}: {error.strerror or error}")
+
     path = folder / LOCK_NAME
-    with lock_file(path, busy, lambda error: InputError(f"out: cannot write {path}: {error.strerror or error}")):
+    with lock_file(path, busy, unusable, patience=patience):
         yield
 
 

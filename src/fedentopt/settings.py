@@ -42,7 +42,8 @@ def setting(
     amount: bool = False,
     option: str | None = None,
 ) -> Any:
-    """Declare a setting in a class body; the annotation gives its type (int, float, str, bool, any of them | None).
+    """Declare a setting in a class body; the annotation gives its type (int, float, str, bool, any of them | None, or
+    any number of one of them: `tuple[float, ...]`).
 
     `low` and `high` are the least and most values accepted, `above` and `below` bounds that are not; `choices` the
     words accepted. `amount`: a number of clients (10) or a per cent of them ("10%"). `option`: the name of a
@@ -84,12 +85,20 @@ class Setting:
 
     def check(self, value: Any) -> Any:
         """The value in the setting's type; one of another type, or out of its bounds, is refused."""
-        if self.many:
-            return tuple(self._check_one(one) for one in value)
-        return self._check_one(value)
+        if not self.many:
+            return self._check_one(value)
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise InputError(f"{self.name}: {value!r} has the wrong type; accepted: any number of {self.kind}")
+        return tuple(self._check_one(one) for one in value)
 
     def from_word(self, word: str) -> Any:
-        """The value that a word of a command line stands for; `none` where the setting may be left open."""
+        """The value that a word of a command line stands for; `none` where the setting may be left open. Any number of
+        values have commas between them."""
+        if self.many:
+            return tuple(self._from_word(part) for part in word.split(",")) if word.strip() else ()
+        return self._from_word(word)
+
+    def _from_word(self, word: str) -> Any:
         if self.optional and word.strip().lower() == "none":
             return None
         if self.kind == "bool":

@@ -116,6 +116,17 @@ def test_a_page_is_renewed_and_other_files_are_left_alone(
     assert (folder.code, folder.err) == (2, "error: .: is a folder; accepted: --out with the name of a file\n")
 
 
+def test_a_page_that_cannot_be_written_takes_no_plan_with_it(fedentopt: Command, counts: Path) -> None:
+    words = ("plan", counts.name, "--rounds", 2, "--repetitions", 1, "--drop", "total")
+    Path("file").touch()
+    told = fedentopt(*words).out
+    said = fedentopt(*words, "--out", "file/plan.html")
+    assert (said.code, "error: file/plan.html: " in said.err) == (2, True), said.err
+    assert said.out.strip() == told.removesuffix("page: plan.html\n").strip()
+    document = json.loads(fedentopt(*words, "--out", "file/plan.html", "--json").out)
+    assert (document["page"], document["recommendation"]["selector"] in told.lower()) == (None, True)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

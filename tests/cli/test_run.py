@@ -266,6 +266,23 @@ def test_every_setting_is_an_option_and_survives_the_trip() -> None:
     assert settings_of(shlex.split(command_of(config))[2:]) == config
 
 
+def test_settings_of_own_methods_survive_the_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_settings.py").write_text(
+        "from fedentopt.algorithms import Algorithm, setting\n\n"
+        "class Own(Algorithm):\n"
+        "    often: int | None = setting(5)\n"
+        "    never: int | None = setting(None)\n"
+        "    word: str = setting('a')\n"
+        "    steps: tuple[float, ...] = setting((1.0, 2.0))\n"
+    )
+    own = ["--algorithm", "own_settings:Own"]
+    for words in ([], ["often=none"], ["never=3", "word=b c"], ["steps=0.5"], ["steps=3,4,5", "often=7"]):
+        config = settings_of([*own, *(part for word in words for part in ("--set", word))])
+        assert settings_of(shlex.split(command_of(config))[2:]) == config, words
+    assert settings_of([*own, "--set", "steps=3,4"]).of("algorithm")["steps"] == (3.0, 4.0)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS.names)
 def test_settings_of_every_algorithm_survive_the_trip(name: str) -> None:
     other = {"scaffold_variant": "gradient", "fedrs_soft": True}

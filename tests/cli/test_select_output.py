@@ -112,6 +112,10 @@ def test_only_those_available_are_selected(fedentopt: Command, tmp_path: Path) -
     small = fedentopt("select", path, "--cohort", 3, "--buffer", 7, "--rounds", 2, "--available", here).err
     assert "a buffer of 7 can leave fewer than a cohort of 3 of the 9 clients" in small
     assert "--buffer 6 or less leaves a choice" in small
+    for there in (names[5:8], names[5:7]):  # no buffer leaves a choice among them
+        here.write_text("\n".join(there))
+        few = fedentopt("select", path, "--cohort", 3, "--buffer", 7, "--rounds", 2, "--available", here).err
+        assert f"--available: of the {len(there)} there a cohort of 3 takes all, whatever the buffer" in few
     here.write_text("s3\nelsewhere\n")
     said = fedentopt(*words)
     assert said.code == 2

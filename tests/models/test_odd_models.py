@@ -120,6 +120,41 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
         build("odd_models:nothing_to_train", 3, seed=0, image_size=8)
 
 
+class Numbers(torch.nn.Linear):
+    """A layer that also holds a tensor of another type, and computes with it."""
+
+    def __init__(self, other: torch.Tensor, *, cast: bool) -> None:
+        super().__init__(3 * 8 * 8, 4)
+        self.register_buffer("other", other)
+        self.cast = cast
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = x.flatten(1).mean(1, keepdim=True).to(torch.float64)
+        moved = own @ (self.other.abs().to(torch.float64) if self.cast else self.other)
+        return super().forward(x.flatten(1)) + moved.to(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (torch.ones(1, 1, dtype=torch.float64), "holds other in float64 and fails in float32, in which models train"),
+        (torch.ones(1, 1, dtype=torch.complex64), "holds other in complex64; accepted: real numbers"),
+        (torch.tensor([[2**24 + 1]]), "holds other in int64, beyond what float32 counts; accepted: up to 2\\*\\*24"),
+        (torch.tensor([[-(2**40)]]), "holds other in int64, beyond what float32 counts"),
+    ],
+)
+def test_numbers_that_float32_does_not_hold_are_refused(other: torch.Tensor, words: str) -> None:
+    cast = other.dtype != torch.float64
+    with pytest.raises(InputError, match=f"model: own {words}"):
+        build("own", 4, seed=0, image_size=8, factory=lambda classes: Numbers(other, cast=cast))
+
+
+@pytest.mark.parametrize("other", [torch.ones(1, 1, dtype=torch.float64), torch.tensor([[2**24]])])
+def test_numbers_that_survive_float32_are_taken(other: torch.Tensor) -> None:
+    model = build("own", 4, seed=0, image_size=8, factory=lambda classes: Numbers(other, cast=True))
+    assert torch.equal(model.state_dict()["other"], other)
+
+
 def test_images_lie_channels_last_for_models_that_can_have_it() -> None:
     """A model that reshapes what a convolution gives works on either order; one that takes a view of it on one."""
     from fedentopt.models import keeps_order

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tiny_data
@@ -396,6 +398,104 @@ def test_exporting_adds_and_takes_nothing_away(command: Callable[..., Said], min
     once = (first / "mini.csv").read_bytes()
     assert command("reproduce", "--cells", mini, "--results", second, "--export", first).code == 0
     assert (first / "mini.csv").read_bytes() == once
+
+
+def test_exports_into_one_folder_at_once_keep_each_others_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedentopt.paper import exported
+    from fedentopt.paper.blocks import paper_cells
+    from fedentopt.paper.measures import Measured, Results, settings_key
+    from fedentopt.paper.reproduction import Reproduction
+
+    cells = paper_cells()[:2]
+    requests = []
+    for cell in cells:
+        assert cell.config is not None
+        key = settings_key(cell.config)
+        run = Measured(settings=key, seed=0, rounds=500, accuracy=47.0)
+        requests.append(Reproduction(cells, cells, Results(None, {(key, 0): run})))
+    write, other = exported.write_text, threading.Thread(target=lambda: requests[1].export(tmp_path))
+
+    def while_another_begins(path: Path, text: str) -> None:
+        if not other.ident:
+            other.start()
+            other.join(0.5)  # as long as it takes to read, add and write, unless it has to wait
+        write(path, text)
+
+    monkeypatch.setattr(exported, "write_text", while_another_begins)
+    requests[0].export(tmp_path)
+    other.join()
+    with (tmp_path / f"{cells[0].table}.csv").open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == [cell.method for cell in cells]
+    assert not list(tmp_path.glob(".lock"))
+
+
+OWN_CELLS = """
+[settings]
+clients = 10
+participation = 20
+rounds = 1
+seeds = 2
+epochs = 1
+
+[[cells]]
+table = "own"
+metric = "accuracy"
+model = "lenet5"
+dataset = "own_data.npz"
+partition = "iid"
+image_size = 32
+method = ["fedavg", "own_mixing:Part"]
+"""
+OWN_CODE = """
+from fedentopt.algorithms import Algorithm, Mixing
+
+class Part(Algorithm):
+    def mix(self, round):
+        return Mixing(own=1 - 0.5, clients=0.5 * round.shares)
+"""
+
+
+def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def draw(seed: int) -> None:
+        rng, labels = np.random.default_rng(seed), np.arange(60) % 3
+        images = rng.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+        np.savez("own_data.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+
+    draw(0)
+    Path("own_mixing.py").write_text(OWN_CODE)
+    Path("cells.toml").write_text(OWN_CELLS)
+    quick = ("--no-page", "--no-figures", "--workers", 1, "--device", "cpu")
+    words = ("reproduce", "own", "--cells", "cells.toml", *quick)
+    assert command(*words, "--out", "out", "--seeds", 0, "--export", "first").code == 0
+
+    Path("own_mixing.py").write_text(OWN_CODE.replace("0.5", "0.25"))
+    more = ("--method", "fedavg", "--seeds", 1)  # the table has the other method's row, too
+    for where, said in (
+        (("--out", "out", *more), "code: the code behind own-mixing-part has changed since out/own-mixing-part_"),
+        (("--out", "out", "--no-run"), "code: the code behind own-mixing-part has changed since out/own-mixing-part_"),
+        (("--out", "new", "--known", "first"), "known: the code behind own-mixing-part has changed since its results"),
+        (("--out", "new", "--export", "first"), "export: first holds results of own-mixing-part by other code"),
+    ):
+        refused = command(*words, *where)
+        assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    assert not Path("new").exists()
+    assert len(list(Path("out").glob("*/run.json"))) == 2
+    # What was exported stands by itself, whatever the code is now, and is not mixed with that of the new code.
+    assert command(*words, "--results", "first", "--export", "copy").code == 0
+    assert command(*words, "--out", "new", "--seeds", 1, "--export", "second").code == 0
+    mixed = command(*words, "--results", "second", "--export", "first")
+    assert (mixed.code, "by other code" in mixed.err) == (2, True)
+    assert Path("first/own.csv").read_bytes() == Path("copy/own.csv").read_bytes()
+
+    Path("own_mixing.py").write_text(OWN_CODE)
+    assert command(*words, "--out", "out", "--seeds", "0,1", "--known", "first").code == 0
+    draw(1)
+    refused = command(*words, "--out", "out", "--seeds", 2)
+    assert (refused.code, "dataset: 'own_data.npz' is not what out/" in refused.err) == (2, True), refused.err
 
 
 def test_a_run_whose_partition_was_spelt_otherwise_is_done(

@@ -272,6 +272,22 @@ def test_a_sweep_is_judged_by_what_its_methods_share(tmp_path: Path) -> None:
     assert (plain.label, balanced.label) == ("fedavg", "fedentopt (buffer=70%)")
 
 
+def test_seeds_of_two_states_of_own_code_are_not_averaged(tmp_path: Path) -> None:
+    for seed, code in enumerate(("a" * 64, "b" * 64, "b" * 64)):
+        for settings in ({}, {"selector": "kl"}):
+            folder = write_run(tmp_path, run_config(clients=20, rounds=3, seed=seed, **settings), classes=CLASSES)
+            about = json.loads((folder / "run.json").read_text())
+            if settings or seed:  # of fedavg's first run nothing is known
+                about["code"] = {"digest": code}
+            (folder / "run.json").write_text(json.dumps(about))
+    (group,) = group_runs(read_folder(tmp_path).runs)
+    assert {method.label: [run.seed for run in method.runs] for method in group.methods} == {
+        "fedavg": [0, 1, 2],
+        "kl (code aaaaaaaa)": [0],
+        "kl (code bbbbbbbb)": [1, 2],
+    }
+
+
 def test_data_that_changed_under_one_name_is_another_setting(tmp_path: Path) -> None:
     for seed, classes in enumerate((CLASSES, CLASSES[:7])):
         write_run(tmp_path, run_config(clients=20, rounds=2, seed=seed), classes=classes)

@@ -274,6 +274,31 @@ def test_one_column_may_be_dropped_by_its_name_alone(tmp_path: Path) -> None:
     assert read_counts(path, drop="none").classes == ("a", "b", "total")
 
 
+def test_names_that_pandas_takes_for_nothing(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("openpyxl")
+    frame = pandas.DataFrame({"site": ["NA", "null", "SE"], "None": [1, 0, 3], "N/A": [0, 5, 6]})
+    frame.to_excel(tmp_path / "wide.xlsx", index=False)
+    table = read_counts(tmp_path / "wide.xlsx")
+    assert (table.clients, table.classes) == (("NA", "null", "SE"), ("None", "N/A"))
+    assert table.counts.tolist() == [[1, 0], [0, 5], [3, 6]]
+    # In a list of clients such a row was blank, and the client silently away.
+    pandas.DataFrame({"site": ["NA", "SE"]}).to_excel(tmp_path / "here.xlsx", index=False)
+    assert read_available(tmp_path / "here.xlsx", table) == ("NA", "SE")
+    frame.loc[1, "N/A"] = None
+    frame.to_excel(tmp_path / "gap.xlsx", index=False)
+    with pytest.raises(InputError, match=r"gap\.xlsx, row 3, column 'N/A': the cell is empty"):
+        read_counts(tmp_path / "gap.xlsx")
+
+
+def test_text_that_a_parquet_file_holds_as_bytes(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    clients = ["Köln".encode(), b"Bonn", b"\xff\xfe"]
+    pandas.DataFrame({"client": clients, "a": [1, 2, 3], "b": [3, 2, 2]}).to_parquet(tmp_path / "counts.parquet")
+    assert read_counts(tmp_path / "counts.parquet").clients == ("Köln", "Bonn", "\\xff\\xfe")
+
+
 @pytest.mark.parametrize(("name", "package"), [("counts.xlsx", "openpyxl"), ("counts.parquet", "pyarrow")])
 def test_what_reads_them_may_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str

@@ -13,6 +13,7 @@ from rich.markup import escape
 from fedentopt.cli.console import err, note, print_json, print_table
 from fedentopt.cli.console import out as console
 from fedentopt.cli.select import COUNTS_HELP, DROP_HELP
+from fedentopt.errors import InputError
 from fedentopt.tables import read_counts
 
 if TYPE_CHECKING:
@@ -77,16 +78,22 @@ def plan(
             epsilon=epsilon, away=away, rounds=rounds, repetitions=repetitions, seed=seed, noisy=noisy,
             source=str(counts), drop=drop or (), progress=advance,
         )  # fmt: skip
-    page = write_page(found, out)
+    page, refusal = None, None
+    try:
+        page = write_page(found, out)
+    except InputError as error:  # told behind the plan, which is not lost with its page
+        refusal = error
     if json:
-        print_json({"page": str(page), **found.to_json()})
+        print_json({"page": None if page is None else str(page), **found.to_json()})
     else:
         _show(found, page)
-    if open_:
+    if refusal is not None:
+        raise refusal
+    if open_ and page is not None:
         typer.launch(page.resolve().as_uri())
 
 
-def _show(found: Plan, page: Path) -> None:
+def _show(found: Plan, page: Path | None) -> None:
     from fedentopt.plan.costs import round_number
     from fedentopt.plan.recommendation import headline
 
@@ -136,7 +143,8 @@ def _show(found: Plan, page: Path) -> None:
     screen.print("\n[bold]to carry it out[/] (the cohorts of the first repetition)")
     for text in (found.command(), "", found.python()):
         screen.print(text, markup=False, soft_wrap=True)
-    screen.print(f"\npage: {page}", markup=False, soft_wrap=True)
+    if page is not None:
+        screen.print(f"\npage: {page}", markup=False, soft_wrap=True)
 
 
 def _named(outcome: Outcome) -> str:

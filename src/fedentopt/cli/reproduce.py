@@ -18,7 +18,7 @@ from fedentopt.cli.conduct import terminated_with_care
 from fedentopt.cli.console import note, print_json
 from fedentopt.cli.reproduce_progress import Reporter
 from fedentopt.errors import InputError
-from fedentopt.files import expand_home
+from fedentopt.files import FOLDER_PATIENCE, expand_home, locked_folder, make_folder
 from fedentopt.pages import RESULTS_PAGE, check_page
 
 if TYPE_CHECKING:
@@ -140,8 +140,10 @@ def reproduce(
     if dry_run:
         _dry_run(request, device, samples_per_second, as_json)
         return
+    if results is None:
+        request.check_sources(folder)
     if export is not None:
-        check_export(export)
+        check_export(export, plan, found)
     if results is None and page and os.path.exists(folder / RESULTS_PAGE):
         check_page(folder / RESULTS_PAGE)
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
@@ -154,9 +156,11 @@ def reproduce(
         _run(request, options, export, sources, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     written: list[Path] = []
     if results is None or out_dir is not None:
-        written += request.write(folder, figures=figures)
-    if results is None and page:
-        written += _page(request, folder)
+        make_folder(folder)
+        with locked_folder(folder, patience=FOLDER_PATIENCE):  # other commands may run other cells in the same folder
+            written += request.write(folder, figures=figures)
+            if results is None and page:
+                written += _page(request, folder)
     if export is not None:
         written += request.export(export, *sources)
     if results_page is not None:

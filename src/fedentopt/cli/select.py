@@ -134,10 +134,12 @@ def select(
     if has_buffer(chosen_class):
         about["buffer"] = buffer_size(buffer, size, clients)
         about["rules"]["buffer"] = size_rule(buffer)
-        if here is not None and len(here) - about["buffer"] < size:
+        if here is not None and len(here) <= size:
+            note(f"--available: of the {len(here)} there a cohort of {size} takes all, whatever the buffer")
+        elif here is not None and len(here) - about["buffer"] < size:
             note(
                 f"--available: a buffer of {about['buffer']} can leave fewer than a cohort of {size} of the "
-                f"{len(here)} clients that are there; --buffer {max(len(here) - size, 0)} or less leaves a choice"
+                f"{len(here)} clients that are there; --buffer {len(here) - size} or less leaves a choice"
             )
     elif buffer is not None:
         note(f"--buffer: {selector} selection has none, so {buffer} is not used")

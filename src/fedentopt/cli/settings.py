@@ -213,7 +213,7 @@ def _value(declared: Setting, given: Any) -> Any:
     if isinstance(given, bool):
         return given
     if isinstance(given, list | tuple):
-        return tuple(declared.from_word(word) for word in given)
+        return tuple(one for word in given for one in declared.from_word(word))
     return declared.from_word(given)
 
 

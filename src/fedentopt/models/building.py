@@ -23,6 +23,8 @@ from fedentopt.models.pretrained import PRETRAINED, load_pretrained
 from fedentopt.models.weights import load_weights
 from fedentopt.own_code import describe_error, find_own, make_own
 
+_WHOLE = 2**24  # up to here float32 holds every whole number
+
 
 def own_model(spec: str, num_classes: int, factory: Callable[[int], nn.Module] | None = None) -> nn.Module:
     """Call the factory, imported where none is given (see `make_own`), and refuse a result that is no `nn.Module`."""
@@ -47,7 +49,8 @@ def check_own_model(
     """Try a zero image, which also tells where the last linear layer is, how many channels the model takes of grey
     images, in which order it can have them in memory, and whether it draws beside its dropout layers.
 
-    Refused are a failing forward, another width than `num_classes`, nothing to train, randomness that cannot be keyed.
+    Refused are a failing forward, another width than `num_classes`, nothing to train, numbers that float32 does not
+    hold, randomness that cannot be keyed.
     """
     if channels == 1:
         _take_grey(model, spec, image_size)
@@ -61,6 +64,7 @@ def check_own_model(
             f"model: {spec} gives {got} for images of shape {tuple(images.shape)}; accepted: one row of "
             f"{num_classes} logits per image, (2, {num_classes})"
         )
+    _check_numbers(model, spec, images)
     keep_order(model, images)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model: {spec} has no parameter that requires a gradient; accepted: at least one")
@@ -72,6 +76,30 @@ def check_own_model(
     except Exception as error:
         raise _failed(spec, images, error) from error
     model.train()
+
+
+def _check_numbers(model: nn.Module, spec: str, images: torch.Tensor) -> None:
+    """Refuse what does not survive float32, in which parameters and buffers are trained, averaged and kept."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.is_complex():
+            raise InputError(f"model: {spec} holds {name} in {kind}; accepted: real numbers, which train in float32")
+        if tensor.is_floating_point() or not tensor.numel():
+            continue
+        if max(abs(int(tensor.min())), abs(int(tensor.max()))) > _WHOLE:
+            raise InputError(f"model: {spec} holds {name} in {kind}, beyond what float32 counts; accepted: up to 2**24")
+    others = [(name, t.dtype) for name, t in named if t.is_floating_point() and t.dtype != torch.float32]
+    if others:
+        try:
+            with torch.no_grad():
+                copy.deepcopy(model).float()(images)
+        except Exception as error:
+            name, kind = others[0][0], str(others[0][1]).removeprefix("torch.")
+            raise InputError(
+                f"model: {spec} holds {name} in {kind} and fails in float32, in which models train: "
+                f"{describe_error(error)}; accepted: a model in float32"
+            ) from error
 
 
 def _take_grey(model: nn.Module, spec: str, image_size: int) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
+from fedentopt.own_code import code_digest
 from fedentopt.paper.cells import Cell
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
@@ -31,9 +32,9 @@ LOWER_TARGETS = (10, 20, 30)
 """Those of harder data sets."""
 LATER = (
     *(f"rounds_to_{target}" for target in LOWER_TARGETS), "bytes_up", "bytes_down", "asked", "selection_seconds",
-    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST,
+    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, "code",
 )  # fmt: skip
-"""Figures that results of earlier versions lack, and that not every run has."""
+"""What results of earlier versions lack, and not every run has."""
 
 LARGEST = sys.float_info.max
 DIGITS = {"h_norm": 6, "mean_entropy": 6, "believed_entropy": 6, "min_entropy": 6, "seconds": 1, "simulated_seconds": 1}
@@ -49,7 +50,8 @@ Curve = list[tuple[int, float | None, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The figures of one finished run; None where it has none. `settings` and `seed` say which run."""
+    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; `code` is the
+    digest of the user's own code behind it."""
 
     settings: str
     seed: int
@@ -85,6 +87,7 @@ class Measured:
     suspicion_auc: float | None = None
     first_auc: float | None = None
     third_auc: float | None = None
+    code: str | None = None
 
 
 @cache  # asked for again and again, and a config never changes
@@ -101,7 +104,10 @@ def settings_key(config: RunConfig) -> str:
 
 
 class Results:
-    """Finished runs by their settings: those exported, and those in the folders below `out_dir`."""
+    """Finished runs by their settings: those exported, and those in the folders below `out_dir`.
+
+    Where there is such a folder more runs may come from it, so those that other code of the user's made are refused.
+    """
 
     def __init__(
         self,
@@ -113,6 +119,7 @@ class Results:
         self._exported = dict(exported or {})
         self._curves = dict(curves or {})
         self._read: dict[tuple[str, int], Measured] = {}  # of finished runs, which never change
+        self._digests: dict[tuple[str, ...], str] = {}  # of own code
 
     def get(self, config: RunConfig, seed: int) -> Measured | None:
         """The run of these settings in this seed, if finished; a run folder wins over an exported result."""
@@ -120,7 +127,7 @@ class Results:
         if key not in self._read:
             run = self._folder(config, seed)
             if run is None:
-                return self._exported.get(key)
+                return self._same_code(config, self._exported.get(key))
             self._read[key] = _measured(run, config, seed)
         return self._read[key]
 
@@ -178,11 +185,38 @@ class Results:
             return round(measured.accuracy - baseline.accuracy, 4)
         return figure(measured, metric)
 
+    def codes(self, config: RunConfig) -> set[str]:
+        """Digests of the user's own code behind the runs of these settings, those to come among them."""
+        if self._out_dir is not None:
+            return {self._digest(config)} - {""}
+        key = settings_key(config)
+        return {run.code for (settings, _), run in self._exported.items() if settings == key and run.code}
+
     def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
         if self._out_dir is None:
             return None
         folder = RunFolder(self._out_dir, dataclasses.replace(config, seed=seed))
-        return read_run(folder.path) if folder.is_finished() else None
+        if not folder.is_finished():
+            return None
+        folder.check_code(self._digest(config), "bring the old code back, give another folder, or delete that one")
+        return read_run(folder.path)
+
+    def _same_code(self, config: RunConfig, run: Measured | None) -> Measured | None:
+        """An exported run, refused where runs of other code would stand beside it."""
+        now = "" if run is None or self._out_dir is None else self._digest(config)
+        if run is not None and run.code and now and run.code != now:
+            raise InputError(
+                f"known: the code behind {config.method} has changed since its results were exported (digest "
+                f"{run.code[:8]}, now {now[:8]}); bring the old code back, or give a folder without these results"
+            )
+        return run
+
+    def _digest(self, config: RunConfig) -> str:
+        """Digest of the user's own code as it is now; empty where there is none."""
+        own = config.own_code
+        if own not in self._digests:
+            self._digests[own] = code_digest(own)
+        return self._digests[own]
 
 
 def figure(measured: Measured, metric: str) -> float | None:
@@ -207,6 +241,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     taken = ("bytes_up", "bytes_down", "selection_seconds", "simulated_seconds", "validation_accuracy", *TRUST)
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
+    given["code"] = run.about.get("code", {}).get("digest")
     per_client = summary.get("client_accuracy") or {}
     given["client_mean"] = _rounded("client_mean", per_client.get("mean"))
     given["client_worst_tenth"] = _rounded("client_worst_tenth", per_client.get("worst_tenth"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.files import write_text
+from fedentopt.files import FOLDER_PATIENCE, locked_folder, write_text
 from fedentopt.results.environment import environment, source_digest
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import SUMMARY, read_run
@@ -63,7 +63,8 @@ def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started
         **environment(),
         "sources": source_digest(),
     }
-    merge(out_dir, [entry])
+    with locked_folder(out_dir, patience=FOLDER_PATIENCE):  # other commands may run other cells in the same folder
+        merge(out_dir, [entry])
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedentopt.errors import InputError
+from fedentopt.files import FOLDER_PATIENCE, locked_folder, make_folder
 from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
@@ -21,6 +22,7 @@ from fedentopt.paper.exported import export, read_exported
 from fedentopt.paper.measures import Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
+from fedentopt.results.folder import RunFolder
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
 
@@ -61,6 +63,22 @@ class Reproduction:
         """Cells (those asked for) beside what is known of them."""
         wanted = self.cells if cells is None else cells
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
+
+    def check_sources(self, folder: Path) -> None:
+        """Refuse, before anything trains, runs of the plan in `folder` that other code or other data of the user's
+        made: tables would average them with new ones."""
+        from fedentopt.datasets.catalog import ENTRIES
+        from fedentopt.simulation.sweep import check_data
+
+        own = [cell.config for cell in self.plan if cell.config is not None]
+        own = [config for config in own if config.own_code or config.dataset not in ENTRIES]
+        found = [(config, seed) for config in own for seed in sorted(self.results.seeds(config))]
+        for config, seed in found:
+            self.results.get(config, seed)
+        runs = [dataclasses.replace(config, seed=seed) for config, seed in found]
+        there = [run for run in runs if RunFolder(folder, run).is_finished()]
+        ways_out = "bring the old data back, give another folder, or delete that one"
+        check_data(there, lambda config: RunFolder(folder, config), self.data_dir, None, ways_out)
 
     def unfinished(self) -> list[RunConfig]:
         """Runs of the cells that are still to do, whether their data is there or not.
@@ -172,12 +190,18 @@ class Reproduction:
 
     def export(self, folder: Path, *sources: Path) -> list[Path]:
         """All results as rows per cell and seed, tables made from nothing but them, and the logs of the folders that
-        they come from."""
-        written = export(folder, self.plan, self.results)
-        alone = dataclasses.replace(self, results=read_exported(folder))
-        known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
-        written += write_tables(folder / "tables", alone.compare([cell for cell in self.plan if cell.table in known]))
-        provenance.merge(folder, [command for source in sources for command in provenance.read(source)])
+        they come from.
+
+        What is there is read, added to and written: of two commands that do so at once one waits for the other.
+        """
+        make_folder(folder)
+        with locked_folder(folder, patience=FOLDER_PATIENCE, option="export"):
+            written = export(folder, self.plan, self.results)
+            alone = dataclasses.replace(self, results=read_exported(folder))
+            known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
+            cells = [cell for cell in self.plan if cell.table in known]
+            written += write_tables(folder / "tables", alone.compare(cells))
+            provenance.merge(folder, [command for source in sources for command in provenance.read(source)])
         return written
 
 
@@ -238,11 +262,21 @@ def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Res
     return Results(out_dir) if known is None else read_exported(known, "known").on(out_dir)
 
 
-def check_export(folder: Path) -> None:
-    """Refuse a folder to export into before anything is trained for it: no folder, or damaged files."""
-    if folder.exists():
-        read_exported(folder, "export")
-        provenance.read(folder)
+def check_export(folder: Path, cells: Sequence[Cell], results: Results) -> None:
+    """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
+    same cells by other code of the user's, which would be averaged with these."""
+    if not folder.exists():
+        return
+    known = read_exported(folder, "export")
+    provenance.read(folder)
+    for cell in cells:
+        for run in () if cell.config is None else cell.versions(cell.config):
+            there, now = (known.codes(run), results.codes(run)) if run.own_code else (set(), set())
+            if there and now and there != now:
+                raise InputError(
+                    f"export: {folder} holds results of {run.method} by other code (digest {min(there)[:8]}, now "
+                    f"{min(now)[:8]}); bring the old code back, or give another folder"
+                )
 
 
 def _need_simulator() -> None:

@@ -1,8 +1,8 @@
 """What may be compared with what: runs of one setting side by side, seeds of one method together.
 
 A *setting* is what the methods of a table share: data, partition, model, clients, cohort, availability, rounds.
-A *method* is everything else but the seed; where two methods of a setting carry the same name (two buffer
-sizes, two values of mu), the settings that differ are added to it.
+A *method* is everything else but the seed, a user's own code included; where two methods of a setting carry the same
+name (two buffer sizes, two values of mu, two states of a file), what differs is added to it.
 """
 
 from __future__ import annotations
@@ -118,21 +118,31 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
     for run in runs:
         seeds.setdefault((run.method, _key(run.config, own)), []).append(run)
     methods = []
-    for (name, _), members in seeds.items():
+    for (name, _), (code, members) in ((key, part) for key, same in seeds.items() for part in _by_code(same)):
         namesakes = [others[0].config for (other, _), others in seeds.items() if other == name]
         differing = [key for key in own if len({str(config.get(key)) for config in namesakes}) > 1]
         config = members[0].config
         # A setting that came later is not named in a config where it has its default.
-        details = ", ".join(f"{key}={config[key]}" for key in differing if key in config)
+        details = [f"{key}={config[key]}" for key in differing if key in config]
+        details += [f"code {code[:8]}"] if code else []
         methods.append(
             Method(
-                label=f"{name} ({details})" if details else name,
+                label=f"{name} ({', '.join(details)})" if details else name,
                 name=name,
                 config=config,
                 runs=tuple(sorted(members, key=lambda run: (run.seed, run.run_id))),
             )
         )
     return tuple(sorted(methods, key=_method_order))
+
+
+def _by_code(runs: list[RunResult]) -> list[tuple[str, list[RunResult]]]:
+    """Runs of one method by the digest of the user's code behind them; all together, without one, where it is one code
+    as far as it is known."""
+    found: dict[str, list[RunResult]] = {}
+    for run in runs:
+        found.setdefault(str((run.about.get("code") or {}).get("digest", "")), []).append(run)
+    return list(found.items()) if len(found.keys() - {""}) > 1 else [("", runs)]
 
 
 def _method_order(method: Method) -> tuple[int, int, bool, str, str]:

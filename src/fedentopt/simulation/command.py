@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from fedentopt.simulation.config import PARTS, RunConfig
 from fedentopt.simulation.jobs import DATASET_DEFAULTS
+from fedentopt.simulation.methods import complete
 
 
 def command_of(config: RunConfig) -> str:
@@ -13,15 +15,28 @@ def command_of(config: RunConfig) -> str:
     would fill in for the data set."""
     words = ["fedentopt", "run"]
     filled_in = {name: getattr(config, name) for name in DATASET_DEFAULTS.get(config.dataset, {})}
-    for name, value in (config.changed() | filled_in).items():
+    for name, value in (config.changed() | filled_in | _left_open(config)).items():
         part, dot, own = name.partition(".")
         if dot and part in PARTS:
             other = next(p for p in PARTS if p != part)
-            words += ["--set", f"{name if own in config.of(other) else own}={value}"]
+            words += ["--set", f"{name if own in config.of(other) else own}={_word(value)}"]
             continue
         option = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         else:
-            words += [f"--{option}", "none" if value is None else str(value)]
+            words += [f"--{option}", _word(value)]
     return shlex.join(words)
+
+
+def _left_open(config: RunConfig) -> dict[str, None]:
+    """Settings of own methods that are none where their class says something else."""
+    defaults = complete({part: getattr(config, part) for part in PARTS})
+    own = {f"{part}.{name}": value for part in PARTS for name, value in config.of(part).items()}
+    return {name: None for name, value in own.items() if value is None and defaults.get(name) is not None}
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

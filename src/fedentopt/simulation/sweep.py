@@ -86,7 +86,8 @@ def run_sweep(
     begun = [job for job in pending if folder_of(job).can_resume()]
     for job in [*finished, *begun]:
         folder_of(job).check_code(codes[job.config.digest()], _ways_out("code", afresh))
-    _check_data(finished, folder_of, options.data_path, data, afresh)
+    configs = [job.config for job in finished]
+    check_data(configs, lambda config: folders[config.digest()], options.data_path, data, _ways_out("data", afresh))
     if finished:
         say(f"{len(finished)} of {len(unique)} runs are finished already ({afresh} repeats them)")
     if begun:
@@ -177,17 +178,17 @@ def _load_all(
     return loaded
 
 
-def _check_data(
-    finished: Iterable[Job],
-    folder_of: Callable[[Job], RunFolder],
+def check_data(
+    finished: Iterable[RunConfig],
+    folder_of: Callable[[RunConfig], RunFolder],
     data_dir: Path | None,
     given: Dataset | None,
-    afresh: str,
+    ways_out: str,
 ) -> None:
-    """Refuse finished runs of a user's file or folder that holds other data by now; where it is gone, they stand."""
+    """Refuse finished runs of a user's file or folder that holds other data by now; where it is gone, they stand.
+    `ways_out` is what a person can do."""
     loaded: dict[DataKey, str] = {}
-    for job in finished:
-        config = job.config
+    for config in finished:
         if config.dataset in ENTRIES and given is None:
             continue
         key = _data_key(config)
@@ -198,11 +199,9 @@ def _check_data(
                 loaded[key] = _load([key], data_dir)[key].digest
             except InputError:
                 loaded[key] = ""
-        folder = folder_of(job)
+        folder = folder_of(config)
         if not folder.is_of(loaded[key]):
-            raise InputError(
-                f"dataset: {config.dataset!r} is not what {folder.path} was made from; {_ways_out('data', afresh)}"
-            )
+            raise InputError(f"dataset: {config.dataset!r} is not what {folder.path} was made from; {ways_out}")
 
 
 def _ways_out(what: str, afresh: str) -> str:

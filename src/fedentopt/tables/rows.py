@@ -174,7 +174,10 @@ def _typed(path: Path, suffix: str) -> Sheet:
         if suffix in _EXCEL:
             with pandas.ExcelFile(path, engine=engine) as book:
                 names = book.sheet_names
-                frame = pandas.read_excel(book, sheet_name=names[0], header=None, dtype=object)
+                # Text such as NA, None or null is a name as good as any; pandas would read an empty cell.
+                frame = pandas.read_excel(
+                    book, sheet_name=names[0], header=None, dtype=object, keep_default_na=False, na_values=[""]
+                )
             if len(names) > 1:
                 page = str(names[0])
                 notes = (f"{path}: read the first of {len(names)} sheets, {page!r}",)
@@ -197,6 +200,8 @@ def _word(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value)
+    if isinstance(value, bytes):  # text in a Parquet file whose writer did not mark it as such
+        return value.decode("utf-8", errors="backslashreplace")
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy's
         return _word(value.item())
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
