@@ -129,17 +129,19 @@ def chosen_tables(path: Path) -> dict[str, wide_forms.Settings]:
     return {name: {"wide_tiles.CHOSEN": table} for name, table in tables.items()}
 
 
-def time_settings(report: dict[str, Any], every: dict[str, wide_forms.Settings], options: argparse.Namespace) -> None:
-    """Whole steps of the default form with each of these settings."""
+def time_settings(report: dict[str, Any], options: argparse.Namespace) -> None:
+    """Whole steps of one form with each of several settings."""
     begin = time.time()
+    forms = wide_forms.GLUON if options.gluon else wide_forms.DEFAULT
+    every = wide_forms.gluon_settings() if options.gluon else chosen_tables(options.chosen)
     until, wanted = begin + options.seconds, {}
     for precision, (name, settings) in itertools.product(wide_forms.PRECISIONS, every.items()):
-        variant = wide_forms.Variant(wide_forms.DEFAULT[precision], settings)
+        variant = wide_forms.Variant(forms[precision], settings)
         wanted[f"{precision} {name}"] = (precision, variant, options.batch)
     compile_all(wide_forms.compile_step, wanted, options.workers, begin + 0.6 * options.seconds)
     print(f"steps compiled after {time.time() - begin:.0f} s", flush=True)
     limit = until + 20 - time.time()
-    timed = apart(wide_forms.time_settings, every, options.models, options.batch, until, limit=limit)
+    timed = apart(wide_forms.time_settings, forms, every, options.models, options.batch, until, limit=limit)
     report["settings"] = timed or []
 
 
@@ -161,8 +163,7 @@ def main() -> int:
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
                               "batch": options.batch, "steps": []}  # fmt: skip
     if options.chosen or options.gluon:
-        every = wide_forms.gluon_settings() if options.gluon else chosen_tables(options.chosen)
-        time_settings(report, every, options)
+        time_settings(report, options)
     elif options.tiles is None:
         report["peak"] = peak = apart(rates)
         print(f"{report['device']}: TF32 {peak['tf32'] / 1e12:.0f} TFLOP/s, bf16 {peak['bf16'] / 1e12:.0f} TFLOP/s, "

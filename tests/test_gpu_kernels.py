@@ -371,53 +371,6 @@ def test_convolutions_that_share_what_taps_read(
         assert torch.equal(one[1:2], other)
 
 
-SHARED_TAPS_POOLED = [(64, 128, (16, 16)), (128, 64, (4, 2)), (64, 256, (8, 8)), (128, 128, (6, 10))]
-
-
-@needs_hopper
-@pytest.mark.skipif(INTERPRETED, reason="Gluon cannot be interpreted")
-@pytest.mark.parametrize("precision", PRECISIONS[1:])
-@pytest.mark.parametrize("layer", SHARED_TAPS_POOLED, ids=str)
-def test_pooled_convolutions_that_share_what_taps_read(
-    layer: tuple[int, int, tuple[int, int]], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Equal to the other kernel where sums are exact, with ties and NaN, codes and all; the second model has finished.
-    One program or many, alone or together: the bits are the same."""
-    from fedentopt.simulation.triton import wide_forms, wide_pooled
-    from fedentopt.simulation.triton.wide_maps import Running
-
-    gluon = wide_forms.gluon_kernels()
-    (ci, co, size), n, pixels = layer, 3, layer[2][0] * layer[2][1]
-    x, w = stacked_maps(whole_numbers(n, pixels, 64, ci), precision, False), put(whole_numbers(n, co, 9, ci))
-    w, bias = w.to(x.dtype), put(whole_numbers(n, co))
-    if gluon is None or not gluon.pooled.fits(x, w, size, 1, precision="tf32"):
-        pytest.skip("Triton's version has another Gluon")
-    running = Running(torch.tensor([9, 1, 2], dtype=torch.int32, device=DEVICE), torch.tensor([1], device=DEVICE))
-    x[2, 0, 5] = math.nan
-    x[0, 1:3, 7] = math.inf
-    for keep, turned, maps in ((True, True, x), (True, False, x[:1]), (False, False, x[:1])):
-        given = {"models": n, "keep": keep, "turned": turned, "running": running}
-        found = gluon.pooled.forward(maps, w, bias, size, **given)
-        wanted = wide_pooled.forward(maps, w, bias, size, 1, precision="tf32", **given)
-        for one, other in zip(found, wanted, strict=True):
-            assert (one is None) == (other is None)
-            for i in (0, 2):
-                assert one is None or torch.equal(one[i].nan_to_num(123), other[i].nan_to_num(123))
-    x, w = torch.randn_like(x), torch.randn_like(w)
-    given = {"keep": True, "turned": True, "running": None}
-    every = gluon.pooled.forward(x, w, bias, size, models=n, **given)
-    dense = convolved(x.cpu().double(), w.cpu().double(), size, False) + bias.cpu().double()[:, None, None]
-    dense = dense.unflatten(1, size).permute(0, 3, 4, 1, 2).flatten(0, 1)
-    best = F.max_pool2d(dense, 2).relu().unflatten(0, (n, 64)).permute(0, 3, 4, 1, 2).flatten(1, 2)
-    assert_near(every[0], best, 1e-2 if precision == "bf16" else 1e-3)
-    monkeypatch.setattr(gluon.pooled, "multiprocessors", lambda device: 7)
-    again = gluon.pooled.forward(x, w, bias, size, models=n, **given)
-    alone = gluon.pooled.forward(x[1:2], w[1:2], bias[1:2], size, models=1, **given)
-    for one, other, single in zip(every, again, alone, strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(one[1:2], single)
-
-
 UPDATED = [(512, 512, (2, 2), 64), (256, 512, (4, 4), 64), (128, 256, (8, 8), 64)]  # one of each kind of tile
 UPDATED_IN_LINES = [
     (128, 256, (8, 8), 64), (256, 64, (6, 8), 64), (128, 64, (9, 16), 64), (128, 128, (5, 8), 32),

@@ -370,7 +370,7 @@ def never_launch(self, *arguments, grid, warmup, **named):
 
 JITFunction.run = never_launch
 n, ci, co, batch = 2, 128, 256, 64
-form = WideForm(update=True, descriptors=True, untransposed=True, joined=True)
+form = WideForm(update=True, descriptors=True, untransposed=True, joined=True, gluon=True)
 
 def empty(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")

@@ -17,8 +17,6 @@ from fedentopt.simulation.triton.wide_maps import Running, Size
 GLUON = ((3, 6), (3, 9))  # first and last version of Triton with a Gluon that kernels in it were tried with
 FEW_PIXELS = 16  # of maps whose weights outnumber their products: memory is then what a step waits for
 
-Pooled = tuple[Tensor, Tensor | None, Tensor | None]  # maps, the same turned, which pixel was the largest
-
 
 def is_small(size: Size) -> bool:
     return size[0] * size[1] <= FEW_PIXELS
@@ -28,7 +26,6 @@ class GluonKernels(NamedTuple):
     """The modules that are written in Gluon (`hopper`); None for one that is not wanted."""
 
     taps: ModuleType | None
-    pooled: ModuleType | None
     step_lines: ModuleType | None
 
 
@@ -38,9 +35,9 @@ def gluon_kernels() -> GluonKernels | None:
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if not GLUON[0] <= version <= GLUON[1] or triton.knobs.runtime.interpret:
         return None
-    from fedentopt.simulation.triton import wide_pooled_taps, wide_step_lines, wide_taps
+    from fedentopt.simulation.triton import wide_step_lines, wide_taps
 
-    return GluonKernels(wide_taps, wide_pooled_taps, wide_step_lines)
+    return GluonKernels(wide_taps, wide_step_lines)
 
 
 class WideLayers:
@@ -50,21 +47,16 @@ class WideLayers:
         form, self.precision = products.form, products.precision
         self.turned = not (form.untransposed and products.bf16)
         self._described, self._joined = form.descriptors, form.joined and form.descriptors
+        self._in_gluon = form.gluon and form.descriptors
 
     def forward(
         self, maps: Tensor, weight: Tensor, bias: Tensor, size: Size, grown: Size, padding: int, *, pooled: bool,
         keep: bool, running: Running | None = None,
-    ) -> Pooled:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """Convolution of maps of `size` to `grown`, bias, ReLU and perhaps a pool: see `wide_maps.pool`. Of models that
         are not `running` nothing is wanted."""
         turned, models = keep and self.turned, len(weight)
         if self._joined and pooled and wide_pooled.fits(maps.shape[2], grown):
-            gluon = self._gluon("pooled")
-            if gluon is not None and gluon.fits(maps, weight, size, padding, precision=self.precision):
-                made: Pooled = gluon.forward(
-                    maps, weight, bias, size, models=models, keep=keep, turned=turned, running=running
-                )
-                return made
             return wide_pooled.forward(
                 maps, weight, bias, size, padding, models=models, keep=keep, turned=turned, precision=self.precision,
                 running=running,
@@ -118,8 +110,8 @@ class WideLayers:
         )  # fmt: skip
 
     def _gluon(self, name: str) -> ModuleType | None:
-        """One of the modules in Gluon, which ask for descriptors as well."""
-        return getattr(gluon_kernels(), name, None) if self._described else None
+        """One of the modules in Gluon, where the form has them and Triton can compile them."""
+        return getattr(gluon_kernels(), name, None) if self._in_gluon else None
 
     def weight_grad(
         self, x: Tensor, dy: Tensor, dw: Tensor, size: Size, padding: int, running: Running | None = None
