@@ -164,6 +164,45 @@ def test_helpers_keep_their_names():
     assert own.candidates() is asked
 
 
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(self: Any, *arguments: Any) -> Any:
+        return function(self)
+
+    return inner
+
+
+class Decorated(Algorithm):
+    """Helpers that only what is decorated calls."""
+
+    steps = 3
+
+    @logged
+    def absorb(self) -> int:
+        return self.pushs()
+
+    def pushs(self) -> int:
+        return 1
+
+    @property
+    def keeps_models(self) -> bool:
+        return self.steps > 3
+
+    @functools.cached_property
+    def groupss(self) -> float:
+        return self.mixx
+
+    mixx = 0.1
+
+    @functools.lru_cache  # noqa: B019
+    def local_terms(self, client: Any) -> LocalTerms:
+        return LocalTerms(mu=self.groupss)
+
+
+def test_helpers_that_decorated_functions_and_properties_call_keep_their_names():
+    assert isinstance(check_algorithm(Decorated(), "my:Decorated"), Decorated)
+
+
 def test_what_is_built_in_is_not_looked_at():
     for cls in ALGORITHMS:
         assert check_algorithm(cls(), cls.name).name == cls.name
@@ -227,14 +266,6 @@ def test_a_hook_of_the_wrong_kind_is_refused():
         check_own_selector(Kept(2), "my:Odd")
 
 
-def logged(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def inner(self: Any, *arguments: Any) -> Any:
-        return function(self)
-
-    return inner
-
-
 def test_other_ways_to_write_a_hook_that_can_be_called_pass():
     for written in (
         lambda self, client, more=1: LocalTerms(),
@@ -242,6 +273,8 @@ def test_other_ways_to_write_a_hook_that_can_be_called_pass():
         staticmethod(lambda client: LocalTerms()),
         classmethod(lambda cls, anybody: LocalTerms()),
         logged(lambda self: LocalTerms()),
+        functools.partialmethod(lambda self, strength, client: LocalTerms(mu=strength), 0.1),
+        functools.singledispatchmethod(lambda self, client: LocalTerms()),
     ):
         made = algorithm(local_terms=written)
         assert check_algorithm(made, "my:Odd") is made

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -87,6 +88,8 @@ def _check_call(where: str, hook: str, made: Any, contract: type) -> None:
 
 
 def _is_method(member: Any) -> bool:
+    if isinstance(member, functools.partialmethod | functools.singledispatchmethod):  # methods once they are bound
+        return True
     return callable(getattr(member, "__func__", member)) and not inspect.isclass(member)
 
 

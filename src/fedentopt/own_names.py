@@ -51,8 +51,19 @@ def made_from(kind: Any, source: str) -> dict[str, Any]:
 
 def attributes_named_in(kinds: list[type]) -> set[str]:
     """All names in the functions of these classes: those of the attributes that they set or read are among them."""
-    members = (getattr(member, "__func__", member) for kind in kinds for member in vars(kind).values())
-    return {name for one in members if isinstance(one, FunctionType) for name in _all_names(one.__code__)}
+    functions = (one for kind in kinds for member in vars(kind).values() for one in functions_behind(member))
+    return {name for one in functions for name in _all_names(one.__code__)}
+
+
+def functions_behind(member: Any) -> Iterator[FunctionType]:
+    """The functions that a member of a class is made of: those of a method or a property, and what is decorated too."""
+    inside = (getattr(member, name, None) for name in ("fget", "fset", "fdel", "__func__", "func"))
+    for one in (member, *inside):
+        written = inspect.unwrap(one)
+        if isinstance(one, FunctionType):
+            yield one
+        if isinstance(written, FunctionType) and written is not one:
+            yield written
 
 
 def is_users(module: str | None) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.own_code import code_digest
-from fedentopt.own_names import attributes_named_in, is_users, made_from, read_by
+from fedentopt.own_names import attributes_named_in, functions_behind, is_users, made_from, read_by
 
 _TOLD_BY_REPR = (bytes, complex, range, PurePath, Enum, np.generic, np.dtype)
 
@@ -94,13 +94,10 @@ def _source_in_a_cell(kind: Any) -> str:
 
 def _functions_of(kind: type) -> Iterator[FunctionType]:
     """The functions written in the body of a class; not those made for it, or written elsewhere."""
-    for member in vars(kind).values():
-        inside = (getattr(member, name, None) for name in ("fget", "fset", "fdel", "__func__", "func"))
-        for one in (member, *inside):
-            function = inspect.unwrap(one)
-            code = getattr(function, "__code__", None)
-            if code is not None and code.co_qualname == f"{kind.__qualname__}.{code.co_name}":
-                yield function
+    for function in (one for member in vars(kind).values() for one in functions_behind(member)):
+        code = function.__code__
+        if code.co_qualname == f"{kind.__qualname__}.{code.co_name}":
+            yield function
 
 
 def _taken(kind: Any, source: str) -> dict[str, Any]:
