@@ -155,6 +155,23 @@ def test_numbers_that_survive_float32_are_taken(other: torch.Tensor) -> None:
     assert torch.equal(model.state_dict()["other"], other)
 
 
+@pytest.mark.parametrize("kind", [torch.uint16, torch.uint32, torch.uint64, torch.bool])
+def test_whole_numbers_of_every_kind_are_taken(kind: torch.dtype) -> None:
+    """Torch has no maximum of some of them."""
+    layer = torch.nn.Linear(3 * 8 * 8, 4)
+    layer.register_buffer("codes", torch.tensor([0, 1], dtype=kind))
+    model = build(
+        "own", 4, seed=0, image_size=8, factory=lambda classes: torch.nn.Sequential(torch.nn.Flatten(), layer)
+    )
+    assert model.state_dict()["1.codes"].tolist() == [0, 1]
+    if kind not in (torch.uint16, torch.bool):
+        layer.codes = torch.tensor([0, 2**24 + 1], dtype=kind)
+        with pytest.raises(InputError, match="beyond what float32 counts"):
+            build(
+                "own", 4, seed=0, image_size=8, factory=lambda classes: torch.nn.Sequential(torch.nn.Flatten(), layer)
+            )
+
+
 def test_images_lie_channels_last_for_models_that_can_have_it() -> None:
     """A model that reshapes what a convolution gives works on either order; one that takes a view of it on one."""
     from fedentopt.models import keeps_order

@@ -87,7 +87,7 @@ def _check_numbers(model: nn.Module, spec: str, images: torch.Tensor) -> None:
             raise InputError(f"model: {spec} holds {name} in {kind}; accepted: real numbers, which train in float32")
         if tensor.is_floating_point() or not tensor.numel():
             continue
-        if max(abs(int(tensor.min())), abs(int(tensor.max()))) > _WHOLE:
+        if float(tensor.double().abs().max()) > _WHOLE:  # torch has no maximum of unsigned numbers
             raise InputError(f"model: {spec} holds {name} in {kind}, beyond what float32 counts; accepted: up to 2**24")
     others = [(name, t.dtype) for name, t in named if t.is_floating_point() and t.dtype != torch.float32]
     if others:
