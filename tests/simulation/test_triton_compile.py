@@ -413,3 +413,39 @@ def test_kernels_in_gluon_compile_for_a_gpu_and_layers_that_do_not_fit_take_othe
         if module in largest:
             assert shared <= largest[module], (module, shared)
             assert (multiplies, copies) == (True, True)
+
+
+def test_layers_that_kernels_in_gluon_do_not_serve_do_not_fit() -> None:
+    pytest.importorskip("triton")
+    import torch
+
+    from fedentopt.simulation.triton import wide_forms
+
+    gluon = wide_forms.gluon_kernels()
+    if gluon is None:
+        pytest.skip("Triton's version has another Gluon")
+    lines, taps = gluon.step_lines, gluon.taps
+    assert lines is not None
+    assert taps is not None
+    layer = {"ci": 128, "co": 64, "batch": 64, "size": (8, 8), "side": 3, "padding": 1}
+    layer |= {"dtype": torch.bfloat16, "precision": "tf32"}
+    assert lines.fits(**layer)
+    assert lines.fits(**layer | {"size": (2, 8)})
+    for other in (
+        {"ci": 64}, {"co": 32}, {"batch": 40}, {"batch": 256}, {"size": (8, 6)}, {"size": (8, 64)}, {"size": (1, 32)},
+        {"side": 5}, {"padding": 0}, {"precision": "ieee"},
+    ):  # fmt: skip
+        assert not lines.fits(**layer | other), other
+
+    def fits(ci: int = 64, co: int = 128, size: tuple[int, int] = (4, 8), batch: int = 64, **named: object) -> bool:
+        x, w = (torch.empty(shape, device="meta") for shape in ((2, size[0] * size[1], batch, ci), (2, co, 9, ci)))
+        given = {"padding": 1, "taps_first": False, "inputs_first": False, "precision": "tf32"} | named
+        return bool(taps.fits(x, w, size, **given))
+
+    assert fits()
+    assert fits(co=64, size=(3, 4))
+    for other in (
+        {"ci": 16}, {"co": 96}, {"size": (2, 8)}, {"size": (4, 6)}, {"batch": 32}, {"batch": 128}, {"padding": 0},
+        {"precision": "ieee"},
+    ):  # fmt: skip
+        assert not fits(**other), other

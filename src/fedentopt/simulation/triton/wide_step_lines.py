@@ -243,7 +243,9 @@ def fits(ci: int, co: int, batch: int, size: Size, side: int, padding: int, dtyp
     """Whether such a layer's step can be made here."""
     step = CHUNK // dtype.itemsize
     stages = size[1] * batch // step
-    lines = side == 3 and padding == 1 and stages % RING == 0 and stages <= LARGEST_LINE
+    # Of a map of one line the lines of taps above and below would have nothing to multiply, and what they have brought
+    # first would still be on its way when weights come to the same memory.
+    lines = side == 3 and padding == 1 and size[0] > 1 and stages % RING == 0 and stages <= LARGEST_LINE
     tiles = ci % COLUMNS == 0 and co % ROWS == 0 and batch % step == 0
     return lines and tiles and batch // step <= RING - 2 and precision == "tf32"
 
