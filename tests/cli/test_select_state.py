@@ -287,7 +287,17 @@ def test_cohorts_that_nobody_saw_are_given_again(
     assert rounds == ([3, 4] if begun else [1, 2])
 
 
-def test_a_state_that_cannot_be_written_is_told_before_anything_is_printed(fedentopt: Command, tmp_path: Path) -> None:
-    counts = write(tmp_path / "counts.csv", range(12))
-    said = fedentopt("select", counts, "--rounds", 1, "--json", "--state", tmp_path / "nowhere" / "state.json")
-    assert (said.code, said.out) == (2, "")
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
+def test_a_state_that_cannot_be_written_is_told_before_anything_is_printed(tmp_path: Path) -> None:
+    """A disk without room for it, though with enough for its lock."""
+    import resource
+
+    counts, state = write(tmp_path / "counts.csv", range(12)), tmp_path / "state.json"
+    command = [sys.executable, "-c", "from fedentopt.cli import main; main()", "select", str(counts), "--json"]
+    said = subprocess.run(
+        [*command, "--rounds", "1", "--state", str(state)], capture_output=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)),
+    )  # fmt: skip
+    assert (said.returncode, said.stdout) == (2, b"")
+    assert said.stderr.startswith(f"error: {state}: ".encode())
+    assert sorted(tmp_path.iterdir()) == [counts]
