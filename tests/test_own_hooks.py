@@ -118,6 +118,17 @@ def test_they_are_refused_in_the_selector_that_an_algorithm_brings():
         toy.run([toy.config(algorithm=f"{M}:Brings")], toy.images())
 
 
+def test_they_are_refused_in_what_a_user_has_registered(monkeypatch):
+    for registry, kind, settings in (
+        (ALGORITHMS, Misspelt, {"algorithm": "mine"}),
+        (SELECTORS, Deaf, {"selector": "mine"}),
+    ):
+        monkeypatch.setattr(registry, "_classes", {**registry._classes, "mine": kind})
+        with pytest.raises(InputError, match=r"'mine' has (local_term|observ), which nothing reads"):
+            toy.run([toy.config(**settings)], toy.images())
+        monkeypatch.undo()
+
+
 def test_they_are_refused_in_a_base_and_in_a_mixin():
     class Mixin:
         def local_term(self, client: Any) -> None: ...

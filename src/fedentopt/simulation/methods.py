@@ -121,9 +121,10 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm a config names; one's own that cannot be honoured is refused by what is wrong with it."""
     settings = config.of("algorithm")
-    if config.algorithm in ALGORITHMS:
-        return ALGORITHMS.get(config.algorithm)(**settings)
-    made = _make("algorithm", config, Algorithm, settings)
+    if config.algorithm in ALGORITHMS:  # where a user may have registered one, too
+        made = ALGORITHMS.get(config.algorithm)(**settings)
+    else:
+        made = _make("algorithm", config, Algorithm, settings)
     return check_algorithm(made, config.algorithm)
 
 
@@ -180,7 +181,8 @@ def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
         return check_selector(brought, type(brought).__name__)
     if config.selector in SELECTORS:
         kind = SELECTORS.get(config.selector)
-        return make_for_run(kind, clients=config.clients, rounds=config.rounds, **sizes, **settings)
+        made = make_for_run(kind, clients=config.clients, rounds=config.rounds, **sizes, **settings)
+        return check_selector(made, config.selector)
     return check_selector(_make("selector", config, Selector, settings), config.selector)
 
 
