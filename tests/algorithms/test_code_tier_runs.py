@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import toy
-from fedentopt.algorithms import Algorithm, FedNTD, Round, Vectors, setting
+from fedentopt.algorithms import ALGORITHMS, Algorithm, FedNTD, Round, Vectors, setting
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.partition import parse, partition
@@ -165,6 +165,19 @@ def test_what_a_built_in_objective_raises_is_a_bug_or_the_end_and_passes(monkeyp
     with pytest.raises(type(error)) as found:
         simulate({"algorithm": "fedntd", **small})
     assert found.value is error
+
+
+class Broken(Algorithm):
+    """Fails in its first batch."""
+
+    def local_loss(self, *_: object) -> torch.Tensor:
+        raise ZeroDivisionError("mine")
+
+
+def test_what_one_that_a_user_has_registered_raises_names_it(monkeypatch):
+    monkeypatch.setattr(ALGORITHMS, "_classes", {**ALGORITHMS._classes, "broken": Broken})
+    with pytest.raises(InputError, match="algorithm: broken: local_loss raised ZeroDivisionError: mine"):
+        toy.run([toy.config(algorithm="broken")], toy.images())
 
 
 def test_a_model_of_ones_own_is_named_not_the_built_in_objective_in_which_it_fails():
