@@ -124,6 +124,7 @@ def test_bounds_in_words() -> None:
         (declared("10%", str, amount=True), "20%", "20%"),
         (declared((), "tuple[float, ...]"), "3, 4.5", (3.0, 4.5)),
         (declared((1,), "tuple[int, ...]"), "7", (7,)),
+        (declared((), "tuple[str, ...]"), 'a, "b,c"', ("a", "b,c")),
         (declared((1,), "tuple[int, ...]"), "", ()),
     ],
 )
@@ -142,6 +143,7 @@ def test_words_of_a_command_line(one: Setting, word: str, expected: Any) -> None
         (declared(None, "int | None"), "many", "x: 'many' cannot be used; accepted: a whole number or none"),
         (declared(False, bool), "maybe", "x: 'maybe' cannot be used; accepted: true or false"),
         (declared((), "tuple[float, ...]"), "3,x", "x: 'x' cannot be used; accepted: a number"),
+        (declared((), "tuple[float, ...]"), "3\n4", "x: '3\\n4' cannot be used; accepted: a number"),
     ],
 )
 def test_words_that_cannot_be_read(one: Setting, word: str, words: str) -> None:

@@ -9,6 +9,7 @@ type that was declared, so that the same run gets the same id whichever way it w
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import difflib
 import functools
@@ -93,10 +94,14 @@ class Setting:
 
     def from_word(self, word: str) -> Any:
         """The value that a word of a command line stands for; `none` where the setting may be left open. Any number of
-        values have commas between them."""
-        if self.many:
-            return tuple(self._from_word(part) for part in word.split(",")) if word.strip() else ()
-        return self._from_word(word)
+        values have commas between them, and those that hold one themselves quotes around them, as in a CSV file."""
+        if not self.many:
+            return self._from_word(word)
+        try:
+            parts = [part for line in csv.reader([word.strip()], skipinitialspace=True) for part in line]
+        except csv.Error:  # several lines
+            raise self._unreadable(word) from None
+        return tuple(self._from_word(part) for part in parts)
 
     def _from_word(self, word: str) -> Any:
         if self.optional and word.strip().lower() == "none":

@@ -275,12 +275,17 @@ def test_settings_of_own_methods_survive_the_trip(tmp_path: Path, monkeypatch: p
         "    never: int | None = setting(None)\n"
         "    word: str = setting('a')\n"
         "    steps: tuple[float, ...] = setting((1.0, 2.0))\n"
+        "    names: tuple[str, ...] = setting(())\n"
     )
     own = ["--algorithm", "own_settings:Own"]
     for words in ([], ["often=none"], ["never=3", "word=b c"], ["steps=0.5"], ["steps=3,4,5", "often=7"]):
         config = settings_of([*own, *(part for word in words for part in ("--set", word))])
         assert settings_of(shlex.split(command_of(config))[2:]) == config, words
     assert settings_of([*own, "--set", "steps=3,4"]).of("algorithm")["steps"] == (3.0, 4.0)
+    (tmp_path / "run.toml").write_text('[settings]\nnames = ["a,b", "", "c d", "\'", "\\""]\n')
+    config = settings_of([*own, "--config", "run.toml"])
+    assert config.of("algorithm")["names"] == ("a,b", "", "c d", "'", '"')
+    assert settings_of(shlex.split(command_of(config))[2:]) == config
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names)

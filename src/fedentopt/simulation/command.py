@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shlex
 from typing import Any
 
@@ -39,4 +41,8 @@ def _left_open(config: RunConfig) -> dict[str, None]:
 def _word(value: Any) -> str:
     if value is None:
         return "none"
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    if not isinstance(value, tuple | list):
+        return str(value)
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(value)
+    return line.getvalue()
