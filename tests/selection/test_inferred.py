@@ -159,7 +159,7 @@ def test_a_state_whose_estimates_are_missing_is_not_gone_on_with() -> None:
     selector = learnt()
     again = started(99)
     again.load_state_dict(selector.state_dict())
-    for use in (again.select, lambda: again.observe(told(1, range(3)))):
+    for use in (again.select, lambda: again.observe(told(1, range(3))), lambda: again.remove([3])):
         with pytest.raises(InputError, match="state: the estimates of 9 clients are missing; accepted: load_arrays"):
             use()
     again.load_arrays(selector.arrays())

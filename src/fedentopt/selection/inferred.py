@@ -104,6 +104,7 @@ class InferredSelector(EntropySelector):
     def remove(self, ids: Iterable[ClientId]) -> None:
         """Forget clients, and what was estimated of them."""
         gone = list(ids)
+        self._check_complete()  # what is awaited would bring them back
         super().remove(gone)
         if self._audit is not None:
             self._audit.forget(gone)
