@@ -297,11 +297,8 @@ def test_tiles_through_descriptors() -> None:
     ]  # fmt: skip
     for rows, weight, order, maps, b in cases:
         settings = {"models": 2, "precision": "tf32", "tiles": wide.WideTiles(rows, 16, 16, 4, 2), **order}
-        both = [
-            convolve(maps, weight, b, size, 1, **settings)  # type: ignore[arg-type]
-            for convolve in (wide.convolution, wide_descriptors.convolution)
-        ]
-        assert torch.equal(*both)
+        plain = wide.convolution(maps, weight, b, size, 1, **settings)  # type: ignore[arg-type]
+        assert torch.equal(plain, wide_descriptors.joined(maps, weight, b, size, 1, **settings).maps)  # type: ignore[arg-type]
     for across in (True, False):
         a, b = (m.transpose(2, 3).contiguous() for m in (x, dy)) if across else (x, dy)
         gradients = torch.full((2, 2, 16, 9, 32), math.nan)
@@ -343,8 +340,9 @@ def test_tiles_of_the_table(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
         y, _, code = wide_pooled.forward(x, w, bias, size, 1, keep=True, turned=False, **common)  # type: ignore[arg-type]
         assert code is not None
         return [
-            wide_descriptors.convolution(x, w, bias, size, 1, **common),
-            wide_descriptors.convolution(dy, turned, None, size, 1, taps_first=True, **common), moves.w, y, code,
+            wide_descriptors.joined(x, w, bias, size, 1, **common).maps,  # type: ignore[arg-type]
+            wide_descriptors.joined(dy, turned, None, size, 1, taps_first=True, **common).maps,  # type: ignore[arg-type]
+            moves.w, y, code,
         ]  # fmt: skip
 
     describe = wide_descriptors.described

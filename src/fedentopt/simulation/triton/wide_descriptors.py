@@ -158,8 +158,3 @@ def joined(
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return Joined(y, yt, sums)
-
-
-def convolution(x: Tensor, w: Tensor, bias: Tensor | None, size: Size, padding: int, **settings: Any) -> Tensor:
-    """See `wide.convolution`; settings are those of `joined`."""
-    return joined(x, w, bias, size, padding, **settings).maps
