@@ -206,21 +206,10 @@ def test_the_kernels_compile_for_a_gpu(launches: str) -> None:
     assert run.stdout.split() == KERNELS[launches]
 
 
-AHEAD = """
-import json, sys
-from dataclasses import replace
-import torch, triton
-from torch.utils._python_dispatch import TorchDispatchMode
+WITHOUT_GPU = """
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-import straight_line
-import toy  # noqa: F401  (its models by name)
-from fedentopt.models import build
-from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import StackedTrainer, stacked
-from fedentopt.simulation.triton import WideForm, ahead, wide_update
-from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
 class NoGPU:
     def get_current_device(self):
@@ -232,6 +221,21 @@ class NoGPU:
 
 driver.set_active(NoGPU())
 run = JITFunction.run
+"""
+
+AHEAD = """
+import json, sys
+from dataclasses import replace
+import torch, triton
+from torch.utils._python_dispatch import TorchDispatchMode
+import straight_line
+import toy  # noqa: F401  (its models by name)
+from fedentopt.models import build
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers import StackedTrainer, stacked
+from fedentopt.simulation.triton import WideForm, ahead, wide_update
+from fedentopt.simulation.triton.triton_kernels import TritonKernels
+
 asked = {True: set(), False: set()}  # variants, by whether they are compiled ahead
 
 def never_launch(self, *arguments, grid, warmup, **named):
@@ -290,7 +294,7 @@ print(json.dumps(found))
 def rehearsed(script: str) -> Any:
     pytest.importorskip("triton")
     support = str(Path(__file__).parents[1] / "support")
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {support!r})\n" + AHEAD + script]
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {support!r})\n" + WITHOUT_GPU + AHEAD + script]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout.splitlines()[-1])
@@ -345,22 +349,10 @@ def test_a_kernel_compiled_ahead_is_ready_with_its_launcher() -> None:
 GLUON = """
 import json, sys
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 from fedentopt.simulation.triton import wide_forms, wide_update
 from fedentopt.simulation.triton.interface import Optimiser, Products, WideForm
 
-class NoGPU:
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device):
-        return 0
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-driver.set_active(NoGPU())
-run, found = JITFunction.run, []
+found = []
 
 def never_launch(self, *arguments, grid, warmup, **named):
     kernel = run(self, *arguments, grid=grid, warmup=True, **named)
@@ -403,7 +395,7 @@ def test_kernels_in_gluon_compile_for_a_gpu_and_layers_that_do_not_fit_take_othe
 
     if wide_forms.gluon_kernels() is None:
         pytest.skip("Triton's version has another Gluon")
-    run = subprocess.run([sys.executable, "-c", GLUON], capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", WITHOUT_GPU + GLUON], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[-1])
     taken = ["wide_step_lines", "wide_update", *["wide_taps"] * 3, "wide_descriptors"]

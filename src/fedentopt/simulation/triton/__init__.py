@@ -64,7 +64,13 @@ def ops(
     from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
     form = form or FORM or form_for(device, bf16)
+    if form.gluon and not is_hopper(torch.device(device)):
+        form = form._replace(gluon=False)  # its kernels are written for that chip's tensor cores
     return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)), form=form)
+
+
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER[0]
 
 
 def form_for(device: torch.device | str, bf16: bool) -> WideForm:
