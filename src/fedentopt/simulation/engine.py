@@ -25,7 +25,7 @@ from fedentopt.algorithms import Algorithm, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
-from fedentopt.own_code import code_digest, is_import_path
+from fedentopt.own_code import code_digest, importing_from_here, is_import_path
 from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RunRecorder, RunStart
@@ -128,6 +128,7 @@ def run_stack(
     config, factory = tasks[0].config, tasks[0].model
     own = factory is not None or is_import_path(config.model)
     with (
+        importing_from_here() if any(task.config.own_code for task in tasks) else nullcontext(),
         refusing_own_model(config.model) if own else nullcontext(),
         torch_settings(device, config.precision),
         interrupts(say) as interrupted,
