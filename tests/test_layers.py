@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,15 @@ def test_the_largest_count_has_one_home() -> None:
 
 def test_every_room_has_its_arrows() -> None:
     assert {room(name) for name, _ in modules()} == MAY_IMPORT.keys()
+
+
+def test_the_map_names_every_room() -> None:
+    _, _, rooms = (SOURCE.parent.parent / "docs" / "map.md").read_text(encoding="utf-8").partition("## The rooms")
+    listed, _, arrows = rooms.partition("Arrows go one way")
+    places = {name: f"{name}/" if (SOURCE / name).is_dir() else f"{name}.py" for name in MAY_IMPORT}
+    assert set(places.values()) - set(re.findall(r"[\w.]+/?", listed)) == set()
+    named = set(re.findall(r"`(\w+)/`", "".join(line for line in arrows.splitlines() if line.startswith("|"))))
+    assert {name for name in MAY_IMPORT.keys() - ROOTS if f"{name}/" in places.values()} - named == set()
 
 
 @pytest.mark.parametrize(

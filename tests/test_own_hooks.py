@@ -277,6 +277,43 @@ def test_a_hook_of_the_wrong_kind_is_refused():
         check_own_selector(Kept(2), "my:Odd")
 
 
+def halved(client: Any) -> LocalTerms:
+    return LocalTerms(mu=0.5)
+
+
+@pytest.mark.parametrize("kind", [Algorithm, FedProx, Helpful])
+def test_a_hook_on_an_object_which_nothing_would_call_is_refused(kind):
+    made = kind()
+    made.step = halved
+    with pytest.raises(InputError) as caught:
+        compare([made], dataset="digits", clients=5, cohort=2, rounds=1, epochs=1, seeds=1)
+    told = "has step on the object, where nothing reads it; accepted: a class with a method step(server, start, trained"
+    assert told in str(caught.value)
+
+
+def test_a_built_in_algorithm_with_a_hook_on_the_object_is_not_trained_as_if_it_had_none():
+    made = FedProx(mu=0.1)
+    made.local_terms = halved
+    with pytest.raises(InputError, match=r"'fedprox' has local_terms on the object, .* a method local_terms\(client\)"):
+        compare([made], dataset="digits", clients=5, cohort=2, rounds=1, epochs=1, seeds=1)
+
+
+def test_what_is_read_from_an_object_may_stand_there():
+    class Remembering(Helpful):
+        def __init__(self) -> None:
+            super().__init__()
+            self.server_vectors = ("before",)
+            self.local_terms = functools.lru_cache(self.local_terms)  # of a method that its class has
+
+    assert check_algorithm(Remembering(), "my:Remembering").server_vectors == ("before",)
+    own = First(2)
+    own.pick = lambda available, losses: [0, 1]  # selectors are asked themselves
+    check_own_selector(own, "my:First")
+    own.expect = lambda told: None
+    with pytest.raises(InputError, match="'my:First' has expect on the object, where nothing reads it"):
+        check_own_selector(own, "my:First")
+
+
 def test_other_ways_to_write_a_hook_that_can_be_called_pass():
     for written in (
         lambda self, client, more=1: LocalTerms(),

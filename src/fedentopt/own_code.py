@@ -38,13 +38,13 @@ def find_own(setting: str, path: str) -> Any:
     Refused, naming the setting: no such module or attribute, something that cannot be called, and any exception that
     the user's code raises on the way.
     """
-    with _current_directory_importable():
+    with importing_from_here():
         return _find(setting, path)
 
 
 def make_own(setting: str, path: str, *arguments: Any, **settings: Any) -> Any:
     """Import the factory behind `path` and call it; an exception it raises is refused in one line."""
-    with _current_directory_importable():
+    with importing_from_here():
         factory = _find(setting, path)
         try:
             return factory(*arguments, **settings)
@@ -57,7 +57,7 @@ def make_own(setting: str, path: str, *arguments: Any, **settings: Any) -> Any:
 def code_digest(paths: Iterable[str]) -> str:
     """SHA-256 of the sources behind these import paths; empty where there are none, or none can be found."""
     names = sorted({path.partition(":")[0] for path in paths if is_import_path(path)})
-    with _current_directory_importable():
+    with importing_from_here():
         parts = [f"{name} {digest}" for name in names if (digest := _module_digest(name))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
@@ -216,7 +216,9 @@ def _imports_of(source: bytes, package: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _current_directory_importable() -> Iterator[None]:
+def importing_from_here() -> Iterator[None]:
+    """Let modules of the current directory be imported, as from a script there: when own code is loaded, and while it
+    runs, since it may import a file beside it as late as in a function."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     importlib.invalidate_caches()

@@ -6,6 +6,8 @@ A name is taken for a misspelt hook where all of this holds, so that helpers kee
 - it is close to a hook that the class does not write itself,
 - neither the contract nor a setting has it, and
 - no function of the class names it, as one would that calls its own helper.
+
+Nor is one that was put on an object (`made.local_terms = ...`) where hooks are looked for in the class.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ CLOSE = 0.83  # `local_term` and `absrob` are; `local_steps` beside `local_terms
 _BY_KEYWORD = ("for_run", "check_run")  # called with what a run has and they ask for; Python says what is missing
 
 
-def check_hooks(part: str, name: str, made: Any, contract: type, hooks: Collection[str]) -> None:
+def check_hooks(
+    part: str, name: str, made: Any, contract: type, hooks: Collection[str], *, in_class: bool = False
+) -> None:
     """Refuse an object whose class, as far as it is the user's, misspells one of the `hooks` of its `contract`, writes
-    a method where a value belongs or the reverse, or a method that takes other arguments than it is given."""
+    a method where a value belongs or the reverse, or a method that takes other arguments than it is given; and one
+    that has methods of its own where its class is asked: for class methods, and for all if `in_class`."""
     kinds = [kind for kind in type(made).__mro__ if _is_own(kind, contract)]
     written = {hook for hook in hooks if any(hook in vars(kind) for kind in kinds)}
     for public in _misspelt(kinds, contract):
@@ -35,6 +40,13 @@ def check_hooks(part: str, name: str, made: Any, contract: type, hooks: Collecti
         if near:
             raise InputError(
                 f"{part}: {name!r} has {public}, which nothing reads; accepted: {near}, or _{public} for a helper"
+            )
+    for hook in sorted((set(hooks) - written) & getattr(made, "__dict__", {}).keys()):
+        ours = inspect.getattr_static(contract, hook)
+        if _is_method(ours) and (in_class or isinstance(ours, classmethod)):
+            raise InputError(
+                f"{part}: {name!r} has {hook} on the object, where nothing reads it; accepted: a class with a method "
+                f"{hook}{_signature(contract, hook)}"
             )
     for hook in sorted(written):
         _check_call(f"{part}: {name!r}", hook, made, contract)

@@ -290,10 +290,12 @@ class Configurable(KnownKeywords):
 
 
 def amount(text: str | int, total: int, name: str) -> int:
-    """Read a number of clients or a per cent of `total` (floored): "10", 10 or "10%"."""
+    """Read a number of clients or a per cent of `total` (floored): "10", 10 or "10%". More than 100 % is refused."""
     raw = str(text).strip()
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)%", raw)
     if match:
+        if float(match[1]) > 100:
+            raise InputError(f"{name}: {text!r} is more than all clients; accepted: at most 100%")
         # 1e-9 keeps 29 % of 100 at 29 where binary fractions would floor it to 28.
         return math.floor(float(match[1]) * total / 100 + 1e-9)
     if re.fullmatch(r"\d{1,18}", raw):

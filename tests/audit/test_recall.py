@@ -159,6 +159,31 @@ def test_state_survives_json_and_old_states_load() -> None:
     assert 3 not in first.suspicions()
 
 
+def test_sums_may_be_kept_apart_as_arrays() -> None:
+    first = watched("quarantine")
+    assert first.arrays() == {}
+    observe(first)
+    first.observe({k: Change(0.8 * (one_class(k) - 0.2), 100.0) for k in range(10)})
+    state, arrays = json.loads(json.dumps(first.state_dict(shares=False))), first.arrays()
+    assert {name: sums.shape for name, sums in arrays.items()} == {"shares": (10, CLASSES), "recalls": (10, 3, CLASSES)}
+    second = watched("quarantine")
+    second.load_state_dict(state, arrays)
+    assert second.state_dict() == first.state_dict()
+    for wrong in (
+        {},
+        {"shares": arrays["shares"]},
+        {**arrays, "recalls": arrays["recalls"][:, :2]},
+        {**arrays, "recalls": arrays["recalls"][:9]},
+        {**arrays, "shares": arrays["recalls"]},
+        {**arrays, "recalls": np.full_like(arrays["recalls"], np.nan)},
+    ):
+        with pytest.raises(InputError, match=r"^state: "):
+            second.load_state_dict(state, wrong)
+        assert second.state_dict() == first.state_dict()
+    with pytest.raises(InputError, match=r"^state: sums of shape"):
+        second.load_state_dict(first.state_dict(), arrays)
+
+
 def test_clients_may_be_numbered_by_numpy() -> None:
     first, second = watched(), watched()
     for k in np.arange(10):

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from command_line import commander
 from fedentopt import cli
 from fedentopt.cli import console
+
+command = pytest.fixture(commander)
 
 
 @pytest.mark.parametrize(
@@ -188,3 +191,39 @@ def test_versions_as_json_need_no_command(monkeypatch: pytest.MonkeyPatch, capsy
     assert alone.code == 2
     assert "json: goes with --version here" in alone.err
     assert command().code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [(("selct", "counts.csv"), "select"), (("data", "lst"), "list"), (("bench", "engin"), "engine")]
+)
+def test_a_command_that_was_meant_is_suggested_once(words, meant, command) -> None:
+    said = command(*words)
+    assert said.code == 2
+    assert said.err.count("Did you mean") == 1
+    assert f"Did you mean '{meant}'?" in said.err
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cohort_that_falls_short_is_a_line_without_a_place_in_our_code(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("picks_few.py").write_text(
+        "from fedentopt.selection import Selector\n"
+        "class Few(Selector):\n"
+        "    def pick(self, available, losses):\n"
+        "        return available[:1].tolist()\n"
+    )
+    shown = warnings.showwarning
+    said = command(
+        "run", "--selector", "picks_few:Few", "--clients", 5, "--cohort", 2, "--rounds", 2, "--epochs", 1, "--device",
+        "cpu", "--workers", 1, "--out", "out", "--no-page",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    assert "cohort of 1 instead of 2: few picked no more" in said.err.splitlines()
+    assert "CohortWarning" not in said.err
+    assert ".py" not in said.err
+    assert warnings.showwarning is shown
+
+
+def test_other_warnings_are_shown_as_ever() -> None:
+    with pytest.warns(DeprecationWarning, match="old"), console.warnings_as_notes():
+        warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -205,10 +205,11 @@ class PowerOfChoice(Selector):
     name = "largest-loss"
     needs: ClassVar[frozenset[str]] = frozenset({"candidate_loss"})
     few: int | None = None
+    asked = 4
 
     def candidates(self, available: Any = None) -> Candidates:
         rows = self.available_numbers(available)
-        drawn = self.rng(1).choice(rows, min(4, rows.size), replace=False)
+        drawn = self.rng(1).choice(rows, min(self.asked, rows.size), replace=False)
         return Candidates(tuple(self.clients[number] for number in sorted(drawn.tolist())), self.few)
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
@@ -264,12 +265,58 @@ def test_one_client_without_the_metric_ends_no_run_and_is_not_the_measure_of_oth
     assert len(failed) == 1
 
 
+@pytest.mark.parametrize("need", ["loss", "candidate_loss"])
+def test_two_hostile_clients_that_are_heard_first_end_no_run(need: str) -> None:
+    """All that was heard in round 1 lacks the figure: so may a cohort of two, and two candidates."""
+    hostile: list[int] = []
+
+    def sly(record: dict[str, Any], client: int) -> dict[str, Any]:
+        hostile.extend([client] if len(hostile) < 2 else [])
+        return {k: v for k, v in record.items() if k != "train_loss"} if client in hostile else record
+
+    if need == "loss":
+        selector: Any = noting("loss")
+        strategy = run(selector, grid_of(sly), rounds=4)
+        assert [len(seen) for seen in selector.seen] == [0, 2, 2, 2]
+    else:
+        selector = PowerOfChoice(2, seed=3)
+        selector.asked = 2
+        grid = grid_of()
+        app = grid._app
+
+        def half_silent(message: Message, context: Context) -> Message:
+            if message.metadata.message_type != "evaluate":
+                return app(message, context)
+            sly({}, context.node_id)
+            reply = app(message, context)
+            if context.node_id in hostile:
+                reply.content["metrics"] = MetricRecord({"num-examples": 5})
+            return reply
+
+        grid._app = half_silent  # type: ignore[assignment]
+        strategy = run(selector, grid, rounds=4)
+    assert [len(entry.cohort.clients) for entry in strategy.history] == [2] * 4
+    assert strategy.feedback.seen == {need}
+
+
+def test_an_app_that_serves_nobody_is_told_once_more_than_a_quarter_was_heard() -> None:
+    heard: list[int] = []
+
+    def bare(record: dict[str, Any], client: int) -> dict[str, Any]:
+        heard.append(client)
+        return {"num-examples": record["num-examples"], "accuracy": 1.0}
+
+    with pytest.raises(InputError, match="needs loss, but no reply has the metric 'train_loss'"):
+        run(noting("loss"), grid_of(bare), rounds=8)
+    assert len(heard) == 4  # in two rounds, of eight
+
+
 def test_an_app_that_does_not_serve_a_need_ends_the_run_with_one_sentence() -> None:
     def bare(record: dict[str, Any], client: int) -> dict[str, Any]:
         return {"num-examples": record["num-examples"], "accuracy": 1.0}
 
     with pytest.raises(InputError, match=r"needs loss, but no reply has the metric 'train_loss'.*accuracy, num-exampl"):
-        run(noting("loss"), grid_of(bare), rounds=1)
+        run(noting("loss"), grid_of(bare), rounds=2)
     with pytest.raises(InputError, match="needs candidate_loss, but no reply has the metric 'loss' or 'eval_loss'"):
         run(PowerOfChoice(2), grid_of(loss="error"), rounds=1)
     with pytest.raises(InputError, match="head: no array of the model has 5 rows"):

@@ -309,6 +309,20 @@ def test_a_file_of_ones_own_stands_on_the_papers_settings(tmp_path: Path) -> Non
     assert last.reference in fedavg
 
 
+@pytest.mark.parametrize(
+    ("cell", "section"), [("dir:0.10", "dir:0.1"), ("dir:0.1", "dir:.10"), ("dir:1e-1", "dir:0.1")]
+)
+def test_a_partitions_section_is_read_whatever_it_is_spelt_like(cell: str, section: str, tmp_path: Path) -> None:
+    path = tmp_path / "cells.toml"
+    path.write_text(OWN.replace('"dir:0.1"', f'"{cell}"') + f'[partition."{section}"]\nweight_decay = 0.002\n')
+    cells = [found for found in cells_from_file(path) if found.partition != "iid"]
+    assert {found.partition for found in cells} == {"dir:0.1"}
+    assert select(cells_from_file(path), "mine", partition=[cell]) == cells
+    assert {found.config and found.config.weight_decay for found in cells} == {0.002}
+    own = next(found.config for found in cells if found.config and found.config.selector == "fedentopt")
+    assert buffer_size(own) == 5  # the paper's own section about it is read too
+
+
 def test_sections_that_cells_read_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "cells.toml"
     sections = ("method.fedprox", "method.fedentopt", 'method."fedprox+fedentopt"', "method.fedavg", "partition.iid")
@@ -333,7 +347,12 @@ def test_sections_that_cells_read_are_accepted(tmp_path: Path) -> None:
         ),
         (OWN + "[dataset.digit]\nlr = 0.2\n", r"\[dataset.digit\] is read by no cell; did you mean digits\?"),
         (OWN + "[model.vgg11]\nlr = 0.2\n", r"\[model.vgg11\] is read by no cell; accepted: lenet5$"),
-        (OWN + '[partition."dir:0.10"]\nlr = 0.2\n', r"\[partition.dir:0.10\] is read .* accepted: dir:0.1, iid$"),
+        (OWN + '[partition."dir:0.20"]\nlr = 0.2\n', r"\[partition.dir:0.20\] is read .* accepted: dir:0.1, iid$"),
+        (
+            OWN + '[partition."dir:0.10"]\nlr = 0.2\n[partition."dir:1e-1"]\nlr = 0.3\n',
+            r"\[partition.dir:1e-1\] and \[partition.dir:0.10\] are the same; accepted: one of them$",
+        ),
+        (OWN.replace('"dir:0.1"', '"dir:0.1", "dir:0.10"'), "names a cell that is already there: .*dir:0.1"),
         (
             OWN + "[availability.drop]\ndropout = 0.2\n",
             r"\[availability.drop\] is read by no cell; accepted: no \[availability.NAME\]$",

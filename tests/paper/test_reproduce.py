@@ -239,6 +239,11 @@ def test_stopped_and_continued_equals_straight_through(
     assert went_on == cells_of(command(*words, "--out", straight, "--json"))
     assert rounds_of(stopped) == rounds_of(straight)
 
+    for name in done:
+        (stopped / name / ".lock").write_text("4194305\n")  # as a stack that is killed leaves it in finished runs
+    assert went_on == cells_of(command(*words, "--out", stopped, "--json"))
+    assert not list(stopped.glob("*/.lock"))
+
 
 def test_cells_whose_data_is_not_there_are_listed_and_refused(command: Callable[..., Said], tmp_path: Path) -> None:
     data = tmp_path / "data"

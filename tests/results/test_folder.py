@@ -359,6 +359,29 @@ def test_two_processes_never_work_on_one_folder_and_a_dead_one_does_not_block(tm
     assert not (folder.path / ".lock").exists()
 
 
+def test_a_finished_run_loses_the_lock_of_a_killed_process_and_no_other(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG)
+    drive(folder)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        folder.clear_lock()
+        assert (folder.path / ".lock").read_text() == f"{holder.pid}\n"  # as long as somebody has it
+        with pytest.raises(InputError, match=f"in use by another fedentopt .process {holder.pid}."), folder.locked():
+            pass
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    folder.clear_lock()
+    assert not (folder.path / ".lock").exists()
+    assert folder.is_finished()
+    (folder.path / ".lock").mkdir()  # nothing that can be locked: left where it is
+    folder.clear_lock()
+    assert (folder.path / ".lock").is_dir()
+
+
 def test_a_lock_without_a_run_leaves_no_empty_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, CONFIG)
     with folder.locked():

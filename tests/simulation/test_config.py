@@ -85,6 +85,10 @@ def test_amounts():
     assert amount("33%", 40, "buffer") == 13
     assert amount(7, 100, "cohort") == 7
     assert amount("2.5%", 200, "cohort") == 5
+    assert amount("100%", 20, "cohort") == 20
+    for more in ("101%", "100.5%", " 100.0001%"):  # of 20 clients all three are 20 once floored
+        with pytest.raises(InputError, match=rf"cohort: '{more}' is more than all clients; accepted: at most 100%"):
+            amount(more, 20, "cohort")
     for endless in ("1" * 5000, "9" * 400 + "%"):  # more than Python reads, and more than a float holds
         with pytest.raises(InputError, match=r"cohort: '\d{20}'\.\.\. \(\d+ characters\) is neither a number"):
             amount(endless, 100, "cohort")

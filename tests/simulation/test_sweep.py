@@ -174,6 +174,17 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
     assert toy.stacks == [("data", [seeds(1)[0].run_id])]
 
 
+def test_a_stack_that_was_killed_leaves_no_lock_behind_for_good(toy: ToyEngine, tmp_path: Path) -> None:
+    """Of a stack's runs some are finished when it is killed; nobody takes the locks of those again."""
+    run_sweep(seeds(0), RunOptions(out=str(tmp_path)))
+    for config in seeds(0, 1):
+        folder = tmp_path / config.run_id
+        folder.mkdir(exist_ok=True)
+        (folder / ".lock").write_text("4194305\n")  # a process that there cannot be
+    run_sweep(seeds(0, 1), RunOptions(out=str(tmp_path)))
+    assert not list(tmp_path.glob("*/.lock"))
+
+
 def test_an_interrupted_sweep_keeps_what_is_done_and_continues(toy: ToyEngine, tmp_path: Path) -> None:
     toy.stop_in = seeds(1)[0].run_id
     with pytest.raises(KeyboardInterrupt):

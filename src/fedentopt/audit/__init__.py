@@ -10,8 +10,8 @@ from fedentopt.audit.estimate import (
     label_estimates,
     travel_of,
 )
-from fedentopt.audit.ledger import POLICIES, Audit, Change, Suspicion, area_under_curve, change_table, is_without_shares
-from fedentopt.audit.recall import Recall, RecallSuspicion
+from fedentopt.audit.ledger import POLICIES, Audit, Change, Suspicion, area_under_curve, change_table
+from fedentopt.audit.recall import Recall, RecallSuspicion, is_without_sums
 
 __all__ = [
     "FURTHEST",
@@ -27,7 +27,7 @@ __all__ = [
     "change_table",
     "estimates_together",
     "head_change",
-    "is_without_shares",
+    "is_without_sums",
     "label_estimate",
     "label_estimates",
     "travel_of",

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedentopt.audit.estimate import FURTHEST, Estimates, LabelEstimate, can_be_read, estimate_tables, medians
-from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, plain, read_sums
+from fedentopt.audit.recall import Recall, Recalls, RecallSuspicion, plain, read_sums, with_sums
 from fedentopt.errors import InputError
 from fedentopt.labels import LARGEST_COUNT
 
@@ -103,19 +103,6 @@ def _agreement(estimated: np.ndarray, claimed: np.ndarray) -> float:
     if np.abs(said).sum() / 2 < EVEN:
         return 0.0
     return float(seen @ said / np.sqrt(max(float(seen @ seen) * float(said @ said), 1e-18)))
-
-
-def _with_shares(entries: Any, sums: np.ndarray) -> list[Any]:
-    """The entries of a state without shares, with them; what does not fit is refused."""
-    if not is_without_shares(entries) or sums.ndim != 2 or len(sums) != len(entries):
-        raise InputError(f"state: sums of shares of shape {sums.shape}; accepted: those of the clients that it names")
-    return [[*entry[:2], row.tolist(), *entry[3:]] for entry, row in zip(entries, sums, strict=True)]
-
-
-def is_without_shares(entries: Any) -> bool:
-    """Whether what a state says was seen leaves out the shares of somebody, and so of everybody."""
-    several = isinstance(entries, list | tuple) and all(isinstance(entry, list | tuple) for entry in entries)
-    return several and bool(entries) and all(len(entry) > 2 and entry[2] is None for entry in entries)
 
 
 def change_table(changes: Mapping[ClientId, Change], num_classes: int) -> np.ndarray:
@@ -350,8 +337,8 @@ class Audit:
         return Suspicion(score, distance, usual, claimed, estimated, self._agreements[client])
 
     def state_dict(self, *, shares: bool = True) -> dict[str, Any]:
-        """What was observed, JSON-serialisable; reports are the caller's to keep. Without `shares`, so is what
-        `share_sums` gives: one number per client and class, which as text are many."""
+        """What was observed, JSON-serialisable; reports are the caller's to keep. Without `shares`, so are
+        what `arrays` gives: numbers per client and class, which as text are many."""
         state: dict[str, Any] = {
             "policy": self.policy,
             "seen": [
@@ -367,24 +354,31 @@ class Audit:
                 for client, known in self._seen.items()
             ],
         }
-        return state | ({"recalls": self._recalls.state()} if len(self._recalls) else {})
+        return state | ({"recalls": self._recalls.state(sums=shares)} if len(self._recalls) else {})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a state without shares leaves out, in double precision, which going on to the bit takes: `shares`
+        (`share_sums`) and `recalls`, each where there are any."""
+        found = {"shares": self.share_sums(), "recalls": self._recalls.sums()}
+        return {name: sums for name, sums in found.items() if sums.size}
 
     def share_sums(self) -> np.ndarray:
         """The sums of shares (K, C) that a state without them leaves out, in its order."""
         rows = [known.shares for known in self._seen.values()]
         return np.array(rows) if rows else np.zeros((0, self.num_classes))
 
-    def load_state_dict(self, state: Mapping[str, Any], share_sums: np.ndarray | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
         """Go on where the audit that made `state` stood; what is no such state is refused, with no change.
 
-        `share_sums` are those of a state without them."""
+        `arrays` are those of a state without shares."""
         known = isinstance(state, Mapping) and set(state) - {"recalls"} == {"policy", "seen"}
         if not known or state["policy"] != self.policy:
             raise InputError(
                 f"state: of another audit; accepted: what state_dict() returned, with policy {self.policy}"
             )
         seen = {}
-        entries = state["seen"] if share_sums is None else _with_shares(state["seen"], share_sums)
+        sums = {name: np.asarray(array, dtype=np.float64) for name, array in (arrays or {}).items()}
+        entries = with_sums(state["seen"], sums["shares"], 1) if "shares" in sums else state["seen"]
         kept = read_sums(entries, "nannn", self.num_classes)
         for client, (weight, shares, spread, level, samples, times) in kept.items():
             slack = 1e-6 * weight  # what rounding may have added up to
@@ -392,7 +386,7 @@ class Audit:
             if not shared or min(spread, level, samples) < 0 or max(spread, level) > weight + slack:
                 raise InputError(f"state: what was seen of client {client!r}; accepted: what state_dict() returned")
             seen[client] = _Seen(weight, np.array(shares), spread, level, samples, times)
-        self._recalls.load(state.get("recalls", ()))
+        self._recalls.load(state.get("recalls", ()), sums.get("recalls"))
         self._seen, self._distances, self._agreements = seen, {}, {}
         for client in seen:
             self._measure(client)

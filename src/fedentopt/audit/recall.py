@@ -210,20 +210,46 @@ class Recalls:
                 found[client] = entry
         return found
 
-    def state(self) -> list[Any]:
-        """What was observed, JSON-serialisable."""
+    def state(self, *, sums: bool = True) -> list[Any]:
+        """What was observed, JSON-serialisable; without `sums`, those are the caller's to keep."""
         return [
-            [plain(client), seen.weight, seen.short.tolist(), seen.gain.tolist(), seen.best.tolist(), seen.times]
+            [plain(client), seen.weight, *(row.tolist() if sums else None for row in _rows(seen)), seen.times]
             for client, seen in self._seen.items()
         ]
 
-    def load(self, state: Any) -> None:
-        """Go on where the one that gave `state` stood; what is no such state is refused, with no change."""
+    def sums(self) -> np.ndarray:
+        """What a state without them leaves out, (K, 3, C), in its order."""
+        rows = [_rows(seen) for seen in self._seen.values()]
+        return np.array(rows) if rows else np.zeros((0, 3, self.num_classes))
+
+    def load(self, state: Any, sums: np.ndarray | None = None) -> None:
+        """Go on where the one that gave `state` stood; what is no such state is refused, with no change. `sums` are
+        those of a state without them."""
         found = {}
-        kept = read_sums(state, "naaa", self.num_classes, "recalls of ")
+        entries = state if sums is None else with_sums(state, sums, 3)
+        kept = read_sums(entries, "naaa", self.num_classes, "recalls of ")
         for client, (weight, short, gain, best, times) in kept.items():
             found[client] = _Seen(weight, np.array(short), np.array(gain), np.array(best), times)
         self._seen = found
+
+
+def _rows(seen: _Seen) -> tuple[np.ndarray, ...]:
+    return seen.short, seen.gain, seen.best
+
+
+def with_sums(entries: Any, sums: np.ndarray, rows: int) -> list[Any]:
+    """The entries of a state without sums, with them: `rows` of C per client. What does not fit is refused."""
+    many = len(entries) if is_without_sums(entries) else 0
+    if not many or sums.shape[:-1] != ((many,) if rows == 1 else (many, rows)):
+        raise InputError(f"state: sums of shape {sums.shape}; accepted: those of the clients that it names")
+    listed = sums.reshape(many, rows, -1).tolist()
+    return [[*entry[:2], *own, *entry[2 + rows :]] for entry, own in zip(entries, listed, strict=True)]
+
+
+def is_without_sums(entries: Any) -> bool:
+    """Whether what a state says was observed leaves out the sums of somebody, and so of everybody."""
+    several = isinstance(entries, list | tuple) and all(isinstance(entry, list | tuple) for entry in entries)
+    return several and bool(entries) and all(len(entry) > 2 and entry[2] is None for entry in entries)
 
 
 def plain(client: ClientId) -> ClientId:

@@ -30,6 +30,7 @@ from fedentopt.errors import InputError
 
 app = typer.Typer(
     name="fedentopt",
+    cls=console.Commands,
     help="Balanced cohorts for federated learning under label skew.",
     no_args_is_help=True,
     add_completion=False,
@@ -106,7 +107,8 @@ def main() -> None:
         del os.environ["COLUMNS"]
     try:
         try:
-            app()
+            with console.warnings_as_notes():
+                app()
         finally:
             console.flush_out()  # Python's own flush at the end would come too late for the exit code
     except InputError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedentopt.cli.console import err, note, out, print_json, print_table
+from fedentopt.cli.console import Commands, err, note, out, print_json, print_table
 
 
 def engine(
@@ -182,7 +182,7 @@ def _time(milliseconds: float) -> str:
     return f"{milliseconds:.2f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
 
 
-bench = typer.Typer(help="Measure our speed.", no_args_is_help=True)
+bench = typer.Typer(cls=Commands, help="Measure our speed.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

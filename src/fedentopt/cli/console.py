@@ -6,14 +6,18 @@ import contextlib
 import io
 import json
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from typer.core import TyperGroup
 
 from fedentopt.errors import InputError
+from fedentopt.selection import CohortWarning
 
 
 def out() -> Console:
@@ -40,6 +44,37 @@ def fail(message: str) -> None:
 def note(message: str) -> None:
     """Print a line for people on standard error."""
     err().print(escape(message), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """While a command runs, say what a selector warns of as any other line: where in our code is nothing to a user."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, CohortWarning):
+            note(str(message))
+        else:
+            usual(message, category, *place, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
+
+
+class Commands(TyperGroup):
+    """A group of commands. A name that is near one of them is suggested once, though both typer and click (from 8.4
+    on) would."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if "Did you mean" in str(getattr(error, "message", "")) and hasattr(error, "possibilities"):
+                vars(error)["possibilities"] = None
+            raise
 
 
 def print_table(console: Console, table: Table) -> None:

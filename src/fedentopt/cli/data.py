@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from fedentopt.cli.console import err, note, out, print_json, print_table
+from fedentopt.cli.console import Commands, err, note, out, print_json, print_table
 from fedentopt.errors import InputError
 
 DATA_DIR = typer.Option(
@@ -18,7 +18,7 @@ DATA_DIR = typer.Option(
 )
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 
-data = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+data = typer.Typer(cls=Commands, help="List, fetch and check data sets.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -125,19 +125,24 @@ class Watch:
 
     # --- state
     def state_dict(self) -> dict[str, Any]:
-        """What was observed; the reports are kept with the register. JSON-serialisable."""
+        """What was observed, but for `arrays`; the reports are kept with the register. JSON-serialisable."""
         return {
             "policy": self.policy,
-            "audit": self._audit.state_dict(),
+            "audit": self._audit.state_dict(shares=False),
             "since": [[client, since] for client, since in self._since.items()],
             "named": sorted(self._named, key=id_order),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from `state_dict()`, the reports already taken; without one, or from another policy, from nothing."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What was observed of clients, class by class."""
+        return self._audit.arrays()
+
+    def load_state_dict(self, state: Mapping[str, Any] | None, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        """Go on from `state_dict()` and `arrays()`, the reports already taken; without a state, or from another policy,
+        from nothing. States of earlier versions hold the arrays."""
         if state is None or state["policy"] != self.policy:
             return
-        self._audit.load_state_dict(state["audit"])
+        self._audit.load_state_dict(state["audit"], arrays)
         self._since, self._named, self._renewed = dict(state["since"]), set(state["named"]), set()
         self._found = None
 

@@ -136,10 +136,10 @@ class Federation:
             "away": [[client, since] for client, since in self._away_since.items()],
         }
 
-    def load_state_dict(self, state: dict[str, Any], arrays: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], arrays: dict[str, Any], watched: dict[str, Any]) -> None:
         """Go on from `state_dict()`, with the census already restored; clients excluded since are dropped."""
         reports = [member.report for member in self.census.members.values()]
-        self.roster.load_state_dict(state["roster"], reports, arrays)
+        self.roster.load_state_dict(state["roster"], reports, arrays, watched)
         self.backoff.load_state_dict(state["backoff"])
         self._away_since = dict(state["away"])
         excluded = self.census.exclude

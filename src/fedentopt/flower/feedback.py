@@ -10,7 +10,8 @@ candidate_loss  metric `loss`, else `eval_loss`, of the reply to an evaluation m
                 selector wants few samples, `samples`
 
 A client whose reply lacks a figure, or has one that is not finite, is left out of what the selector learns. Where not a
-single reply has it, the app does not serve the selector, and the run ends with one sentence.
+single reply of enough clients has it (`replies.enough_to_tell`), the app does not serve the selector, and the run ends
+with one sentence.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
 from fedentopt.flower.heads import Heads, change_of
-from fedentopt.flower.replies import arrays_of, metrics_of
+from fedentopt.flower.replies import arrays_of, enough_to_tell, metrics_of
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Candidates, Observation, Selector
 
@@ -152,12 +153,11 @@ class Feedback:
         )
 
     def _served(self, need: str, found: bool, lacking: set[ClientId], others: Iterable[str], wanted: str) -> None:
-        """Note whether a need was served. Never served by anybody, it is the app's mistake; but one client alone, which
-        may be broken or worse, does not tell."""
+        """Note whether a need was served. Never served by anybody of enough clients, it is the app's mistake."""
         self.lacking.setdefault(need, set()).update(lacking)
         if found:
             self.seen.add(need)
-        elif need not in self.seen and others and len(self.lacking[need]) > 1:
+        elif need not in self.seen and others and len(self.lacking[need]) >= enough_to_tell(len(self.selector.clients)):
             raise InputError(
                 f"selector: {type(self.selector).__name__} needs {need}, but no reply has the metric {wanted}; the "
                 f"replies have {', '.join(sorted(others))}"

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 from fedentopt.audit import FURTHEST
 from fedentopt.errors import InputError
 from fedentopt.flower.exchange import Answer
-from fedentopt.flower.replies import arrays_of, metrics_of
+from fedentopt.flower.replies import arrays_of, enough_to_tell, metrics_of
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Head, Observation
 from fedentopt.server.local_training import CENSUS, LocalTraining, is_positive
@@ -27,9 +27,6 @@ from fedentopt.server.local_training import CENSUS, LocalTraining, is_positive
 ABOUT = "client"
 """ConfigRecord of a reply in which a client says, under `census`, that it did as those keys say."""
 MOST_TRAVEL = 10.0
-FEWEST, SHARE, MOST = 3, 4, 20
-"""Of how many clients nothing is known before a run ends for it: a quarter of them and one more, at least 3 (or all of
-them) and at most 20. Fewer, which happen to be heard first, may be broken or worse."""
 
 
 @dataclass
@@ -76,10 +73,10 @@ class Heads:
         """What the steps of each of these clients add up to, by node; those of which that is unknown are left out.
 
         `samples` are numbers of samples by node. `followed`: all do as a census asks, not only those that say so. Where
-        it is known of none of enough of the `clients` there are (see `FEWEST`), the run ends with one sentence.
+        it is known of none of enough of the `clients` there are (see `enough_to_tell`), the run ends with one sentence.
         `reported`: they come from label reports too, so that 1 is what some client claims, and not how nodes weigh.
         """
-        nodes, enough = {answer.node_id for answer in answers}, _enough(clients)
+        nodes, enough = {answer.node_id for answer in answers}, enough_to_tell(clients)
         ones = not reported and all(number == 1 for number in samples.values())
         uncounted = self.local.batch_size is not None and ones
         if uncounted and not self.known:  # later, a cohort that says so does not end the run
@@ -142,10 +139,6 @@ class Heads:
                 number = max(1, round(samples[client]))
                 found[client] = Observation(number, head=head, travel=travel, untrained=untrained)
         return found
-
-
-def _enough(clients: int) -> int:
-    return max(2, min(clients, max(FEWEST, clients // SHARE + 1), MOST))
 
 
 def head_names(arrays: ArrayRecord, num_classes: int, named: str | Sequence[str] = ()) -> tuple[str, str | None]:

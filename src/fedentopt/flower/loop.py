@@ -37,7 +37,7 @@ from fedentopt.server.report import printable
 if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware
 
-MODEL, SELECTOR = "model", "selector"
+MODEL, SELECTOR, WATCH = "model", "selector", "watch"
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 log = logging.getLogger("flwr")
@@ -306,6 +306,8 @@ class _Run:
         }
         model = {name: array.numpy() for name, array in result.arrays.items()}
         groups = {MODEL: model, SELECTOR: dict(selection.selector.arrays()), **arrays}
+        if selection.watch is not None:
+            groups[WATCH] = selection.watch.arrays()
         checkpoints.save(selection.checkpoint_dir, Checkpoint(server_round, groups, meta))
         selection.census.changed.clear()
         self.files.committed()
@@ -344,7 +346,7 @@ class _Run:
             identity.check_same(config, found.meta["configs"][name], "" if name == "wrappers" else f"{name}: ")
         server_state.restore(self.layers, found.arrays, found.meta["layers"])
         selection.census.restore(self.files.load(found.meta["clients"], selection.census.num_classes))
-        selection.load_state_dict(found.meta["selection"], found.arrays.get(SELECTOR, {}))
+        selection.load_state_dict(found.meta["selection"], found.arrays.get(SELECTOR), found.arrays.get(WATCH))
         model = found.arrays[MODEL]
         result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
         self._go_on_from(result.arrays)  # where the same object made a model after the checkpoint

@@ -34,6 +34,7 @@ from fedentopt.flower.exchange import Answer
 from fedentopt.server.report import printable
 
 LARGEST_WEIGHT = 2.0**53
+FEWEST, SHARE, MOST = 3, 4, 20
 _HEADER = 4096  # bytes that NumPy may use for type and shape in front of an array's numbers
 
 Check = Callable[[RecordDict], str | None]
@@ -41,6 +42,13 @@ Check = Callable[[RecordDict], str | None]
 
 class BadReplyError(ValueError):
     """What is wrong with a reply."""
+
+
+def enough_to_tell(clients: int) -> int:
+    """Of how many of the `clients` there are a figure must be lacking, and known of none, before it is the app's
+    mistake and a run ends for it: a quarter of them and one more, at least 3 (or all of them) and at most 20. Fewer,
+    which happen to be heard first, may be broken or worse."""
+    return max(2, min(clients, max(FEWEST, clients // SHARE + 1), MOST))
 
 
 def judge(

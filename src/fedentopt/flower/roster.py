@@ -156,7 +156,7 @@ class Roster(Members[Report]):
         return cohort
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed, beside the reports and the selector's arrays, to go on identically; JSON-serialisable."""
+        """What it takes to go on identically, beside reports and arrays of selector and watch. JSON-serialisable."""
         state = super().state_dict()
         if self.watch is not None:
             state["audit"] = self.watch.state_dict()
@@ -165,9 +165,11 @@ class Roster(Members[Report]):
         return state
 
     def load_state_dict(
-        self, state: Mapping[str, Any], reports: Sequence[Report], arrays: Mapping[str, np.ndarray] | None = None
-    ) -> None:
-        """Go on from `state_dict()` with these clients, in the order they were let in; other settings are refused."""
+        self, state: Mapping[str, Any], reports: Sequence[Report], arrays: Mapping[str, np.ndarray] | None = None,
+        watched: Mapping[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        """Go on from `state_dict()` with these clients, in the order they were let in; other settings are refused.
+        `arrays` are the selector's, `watched` the watch's."""
         self.check_saved(state, ("buffer_size",), ("seed", "target", "release"), "checkpoint")
         self.forget(list(self.reports))  # of a run before, where this one is continued by the same object
         for report in reports:
@@ -178,7 +180,7 @@ class Roster(Members[Report]):
         self.cap_sizes()
         if self.watch is not None:
             self.watch.take(reports)
-            self.watch.load_state_dict(state.get("audit"))
+            self.watch.load_state_dict(state.get("audit"), watched)
             self.believe(self.watch.beliefs(self.reports))
         self.load_memory(state, arrays)
 

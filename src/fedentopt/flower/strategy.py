@@ -360,10 +360,14 @@ class LabelAware(FedAvg):
             "steps": self.learning.heads.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
-        """Continue from `state_dict()`, with the census restored; one of other settings is refused."""
+    def load_state_dict(
+        self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None,
+        watched: Mapping[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        """Continue from `state_dict()` and the arrays of selector and watch, with the census restored; one of other
+        settings is refused."""
         self.check_settings(state)
-        self.federation.load_state_dict(dict(state["federation"]), dict(arrays or {}))
+        self.federation.load_state_dict(dict(state["federation"]), dict(arrays or {}), dict(watched or {}))
         self.feedback.seen = set(state["seen"])
         self.learning.has_trained = bool(state.get("trained", True))
         self.learning.heads.load_state_dict(state.get("steps"))

@@ -44,7 +44,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from fedentopt.errors import InputError
 from fedentopt.labels import label_counts
 from fedentopt.nvflare.report import write_refusal, write_report
-from fedentopt.own_code import find_own
+from fedentopt.own_code import find_own, importing_from_here
 from fedentopt.privacy import check_sensitivity, clip_persons
 from fedentopt.release import Draw, OwnerSettings, example_weight, release_counts
 from fedentopt.release.owner import EPSILON, EXAMPLES, FILE, LEDGER, RELEASE, TOTAL
@@ -155,9 +155,10 @@ class Site:
             # An import by name runs code, which NVFlare's own check of a job's components does not see.
             path = {"path": self._labels.replace(":", ".")}
             ComponentPathAuthorizer().authorize_component_config(path, fl_ctx=self._fl_ctx)
-        labels = np.asarray(find_own(LABELS, self._labels)(self.name))
-        if self._most is not None:
-            labels = clip_persons(labels, find_own(PERSONS, str(self._file[PERSONS]))(self.name), self._most)
+        with importing_from_here():  # the owner's functions may import what lies beside them when they are called
+            labels = np.asarray(find_own(LABELS, self._labels)(self.name))
+            if self._most is not None:
+                labels = clip_persons(labels, find_own(PERSONS, str(self._file[PERSONS]))(self.name), self._most)
         return label_counts(labels, self._num_classes)
 
 

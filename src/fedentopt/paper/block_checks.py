@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedentopt.errors import InputError
+from fedentopt.partition import parse as parse_partition
 from fedentopt.simulation.config import RunConfig, known_keys
 from fedentopt.simulation.methods import MOST_SEEDS
 
@@ -31,6 +32,17 @@ ELSEWHERE = {
 """Settings of a run that a cell says in other words, and where; given as settings they would not be looked at."""
 
 
+def one_spelling(section: str, name: Any) -> Any:
+    """A name by which a section and a cell are matched: of a partition that which all its spellings share, `dir:0.1`
+    for `dir:0.10`. What is no partition keeps its name, by which it is refused where it is used."""
+    if section != "partition" or not isinstance(name, str):
+        return name
+    try:
+        return str(parse_partition(name))
+    except InputError:
+        return name
+
+
 def check_sections(document: Document, source: str) -> None:
     """Refuse sections that mean nothing, or that hold anything but settings."""
     known = ("settings", "cells", *SECTIONS)
@@ -44,6 +56,18 @@ def check_sections(document: Document, source: str) -> None:
         if name != "cells":
             for table in inner:
                 check_settings(table, f"{source}: [{name}]: ")
+    _check_one_each(document.get("partition", {}), source)
+
+
+def _check_one_each(partitions: Document, source: str) -> None:
+    """Refuse two sections about one partition: which of them wins would be a matter of their order."""
+    first: dict[str, str] = {}
+    for name in partitions:
+        other = first.setdefault(one_spelling("partition", name), name)
+        if other != name:
+            raise InputError(
+                f"{source}: [partition.{name}] and [partition.{other}] are the same; accepted: one of them"
+            )
 
 
 def check_settings(settings: Document, where: str = "") -> None:

@@ -28,6 +28,7 @@ from fedentopt.paper.block_checks import (
     check_sections,
     check_settings,
     check_table,
+    one_spelling,
     read_seeds,
     read_stand_ins,
 )  # fmt: skip
@@ -112,7 +113,7 @@ def _check_read(document: Document, cells: Iterable[Cell], source: str) -> None:
             names[section].update(_read_for(section, name) if name is not None else ())
     for section, read in names.items():
         for name in document.get(section, {}):
-            if name not in read:
+            if one_spelling(section, name) not in read:
                 near = difflib.get_close_matches(name, read, n=1)
                 hint = f" did you mean {near[0]}?" if near else ""
                 accepted = ", ".join(sorted(read)) or f"no [{section}.NAME]"
@@ -142,6 +143,7 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
     cells = []
     for combination in itertools.product(*values):
         chosen = dict(zip((*axes[:-1], *swept, axes[-1]), combination, strict=True))
+        chosen = {name: one_spelling(name, value) for name, value in chosen.items()}
         plain = {name: block[name] for name in settings} | {name: chosen[name] for name in swept}
         cells.append(_cell(documents, block, chosen, plain, tuple(swept), printed))
     return cells
@@ -240,8 +242,9 @@ def _layered(documents: Sequence[Document], chosen: Mapping[str, Any]) -> dict[s
         merged = _over(merged, document.get("settings", {}))
         for section in SECTIONS:
             name = chosen.get(section)
+            tables = {one_spelling(section, said): table for said, table in document.get(section, {}).items()}
             for part in _read_for(section, name) if name else ():
-                merged = _over(merged, document.get(section, {}).get(part, {}))
+                merged = _over(merged, tables.get(part, {}))
     return merged
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedentopt.errors import InputError
+from fedentopt.paper.block_checks import one_spelling
 from fedentopt.simulation.config import RunConfig
 
 METRICS = ("accuracy", "accuracy_change", "validation_accuracy", "h_norm", "entropy", "model_mb")
@@ -124,6 +125,7 @@ def select(
         chosen += [cell for cell in own if id(cell) not in before]
     if not chosen:
         raise InputError(f"{target}: all cells are extra, which it leaves out; accepted: {', '.join(tables)}")
+    filters = {field: [one_spelling(field, value) for value in wanted] for field, wanted in filters.items()}
     for field, wanted in filters.items():
         known = list(dict.fromkeys(getattr(cell, field) for cell in chosen))
         known = [value for value in known if value is not None]

@@ -199,6 +199,7 @@ class Results:
         if not folder.is_finished():
             return None
         folder.check_code(self._digest(config), "bring the old code back, give another folder, or delete that one")
+        folder.clear_lock()
         return read_run(folder.path)
 
     def _same_code(self, config: RunConfig, run: Measured | None) -> Measured | None:

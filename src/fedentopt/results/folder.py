@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from fedentopt.errors import InputError
-from fedentopt.files import locked_folder, make_folder, read_json, write_json, write_text
+from fedentopt.files import LOCK_NAME, locked_folder, make_folder, read_json, write_json, write_text
 from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from fedentopt.results.clients import CLIENTS, clients_csv
 from fedentopt.results.environment import environment
@@ -145,6 +145,13 @@ class RunFolder:
         finally:
             with contextlib.suppress(OSError):
                 self.path.rmdir()  # refuses unless empty
+
+    def clear_lock(self) -> None:
+        """Remove the lock file that a killed process left behind. A finished run, which nobody takes the lock of again,
+        would keep it; one that somebody holds stays, and so does one in a folder that may only be read."""
+        if os.path.lexists(self.path / LOCK_NAME):
+            with contextlib.suppress(InputError), locked_folder(self.path):
+                pass
 
     def resume(self) -> tuple[Checkpoint, list[RoundRecord]] | None:
         """The last checkpoint and the records up to it, or None to start at round 1."""

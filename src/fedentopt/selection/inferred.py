@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedentopt.audit import Audit, Estimates, change_table, estimates_together, is_without_shares
+from fedentopt.audit import Audit, Estimates, change_table, estimates_together, is_without_sums
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
@@ -163,7 +163,7 @@ class InferredSelector(EntropySelector):
         """States of earlier versions hold all that was estimated; of others, `load_arrays` has the estimates."""
         state = memory["audit"]
         audit = awaited = None
-        if isinstance(state, Mapping) and is_without_shares(state.get("seen")):
+        if isinstance(state, Mapping) and is_without_sums(state.get("seen")):
             _check_sums(state)
             awaited = state
         elif state is not None:
@@ -189,7 +189,7 @@ class InferredSelector(EntropySelector):
             raise InputError("arrays: shares are not all finite; accepted: finite numbers")
         audit = Audit(self.num_classes or 1, "replace")
         try:
-            audit.load_state_dict(self._awaited, np.asarray(arrays["shares"], dtype=np.float64))
+            audit.load_state_dict(self._awaited, arrays)
         except InputError as error:
             raise InputError(f"arrays: {shapes}: {error}") from error
         self._awaited = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,7 @@ from fedentopt.algorithms import Algorithm, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
 from fedentopt.models import build
-from fedentopt.own_code import code_digest
+from fedentopt.own_code import code_digest, importing_from_here, is_import_path
 from fedentopt.partition import NATURAL
 from fedentopt.randomness import key
 from fedentopt.results.records import Outcome, RunRecorder, RunStart
@@ -43,6 +44,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.memory_check import check_memory, least_memory
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
+from fedentopt.simulation.own_models import refusing_own_model
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
@@ -123,7 +125,14 @@ def run_stack(
         raise InputError("these runs differ in data set, model, batch size or augmentation and cannot share a stack")
     device = resolve_device(options.device)
     say = options.say or (lambda line: None)
-    with torch_settings(device, tasks[0].config.precision), interrupts(say) as interrupted:
+    config, factory = tasks[0].config, tasks[0].model
+    own = factory is not None or is_import_path(config.model)
+    with (
+        importing_from_here() if any(task.config.own_code for task in tasks) else nullcontext(),
+        refusing_own_model(config.model) if own else nullcontext(),
+        torch_settings(device, config.precision),
+        interrupts(say) as interrupted,
+    ):
         stack = Stack(tasks, data, device, options, progress)
         try:
             return stack.run(interrupted)

@@ -141,7 +141,7 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
     ):
         if hasattr(made, old):
             raise InputError(f"algorithm: {name!r} sets {old}, which nothing reads; accepted: {now}")
-    check_hooks("algorithm", name, made, Algorithm, HOOKS)
+    check_hooks("algorithm", name, made, Algorithm, HOOKS, in_class=True)
     if made.push_enters not in (IN_GRADIENT, AFTER_STEP):
         raise InputError(
             f"algorithm: {name!r} has push_enters {made.push_enters!r}; accepted: {IN_GRADIENT!r} or {AFTER_STEP!r}"

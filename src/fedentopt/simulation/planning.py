@@ -376,7 +376,7 @@ class RunPlanner:
         return key(self.config.seed, "local-loss", round_, client)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable; the selector's `arrays` are kept apart. A memory that JSON would change is refused."""
+        """JSON-serialisable, but for the `arrays` of selector and watch. A memory that JSON would change is refused."""
         state = self._call("state_dict")
         try:
             same = json.loads(json.dumps(state)) == state
@@ -403,9 +403,11 @@ class RunPlanner:
         finally:
             self._selecting += time.perf_counter() - started
 
-    def load_state_dict(self, state: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from `state_dict()` and the selector's arrays, which those that have none are not given."""
-        self._believe(self.watch.load_state_dict(state))
+    def load_state_dict(
+        self, state: dict[str, Any], arrays: Mapping[str, np.ndarray], watched: Mapping[str, np.ndarray]
+    ) -> None:
+        """Go on from `state_dict()` and the arrays of selector and watch; a selector without any is given none."""
+        self._believe(self.watch.load_state_dict(state, watched))
         self._call("load_state_dict", state["selector"])
         if arrays:
             self._call("load_arrays", arrays)

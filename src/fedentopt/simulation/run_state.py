@@ -29,7 +29,7 @@ from fedentopt.simulation.planning import RoundPlan, RunPlanner
 from fedentopt.simulation.validation import client_accuracies
 from fedentopt.simulation.work import CORRECTION_MODES, LocalCode, Row
 
-SELECTOR = "selector."
+SELECTOR, WATCH = "selector.", "watch."
 
 
 class RunState:
@@ -234,6 +234,7 @@ class RunState:
         for name, array in getattr(self.planner.selector, "arrays", dict)().items():
             wide = np.asarray(array).dtype == np.float64
             others[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float64 if wide else np.float32))
+        others |= {f"{WATCH}{name}": torch.from_numpy(array) for name, array in self.planner.watch.arrays().items()}
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
         meta["has_trained"] = self.has_trained
         if self.memory.models is not None:
@@ -258,9 +259,12 @@ class RunState:
         self.models = self.layout.from_canonical(tensors["models"]).to(self.device)
         self.memory.restore(tensors, checkpoint.rows, () if self.memory.models is None else meta["seen"])
         self.head = tensors.get("head")
-        arrays = {n.removeprefix(SELECTOR): t.numpy() for n, t in tensors.items() if n.startswith(SELECTOR)}
+        arrays, watched = (
+            {name.removeprefix(whose): t.numpy() for name, t in tensors.items() if name.startswith(whose)}
+            for whose in (SELECTOR, WATCH)
+        )
         try:
-            self.planner.load_state_dict(meta["planner"], arrays)
+            self.planner.load_state_dict(meta["planner"], arrays, watched)
         except InputError as error:  # one of many in a stack, and perhaps of an older version
             raise InputError(
                 f"checkpoint of {self.config.run_id}: {error}; delete it, or start anew without resuming"

@@ -88,6 +88,8 @@ def run_sweep(
         folder_of(job).check_code(codes[job.config.digest()], _ways_out("code", afresh))
     configs = [job.config for job in finished]
     check_data(configs, lambda config: folders[config.digest()], options.data_path, data, _ways_out("data", afresh))
+    for job in finished:
+        folder_of(job).clear_lock()
     if finished:
         say(f"{len(finished)} of {len(unique)} runs are finished already ({afresh} repeats them)")
     if begun:

@@ -118,17 +118,25 @@ class Watch:
         return None if self.audit is None else self.audit.shares(client)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable; empty without an audit."""
+        """JSON-serialisable, `arrays` apart; empty without an audit."""
         if self.audit is None:
             return {}
         marked = {str(number): sorted(kept.items()) for number, kept in self._marked.items()}
-        return {"audit": self.audit.state_dict(), "marked": {n: [list(pair) for pair in p] for n, p in marked.items()}}
+        return {
+            "audit": self.audit.state_dict(shares=False),
+            "marked": {n: [list(pair) for pair in p] for n, p in marked.items()},
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[int]:
-        """Go on where a watch stood; gives the clients of whom something else is believed than they reported."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the audit observed of clients, class by class."""
+        return {} if self.audit is None else self.audit.arrays()
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[int]:
+        """Go on where a watch stood, from `state_dict()` and `arrays()`, which are in the states of earlier versions;
+        gives the clients of whom something else is believed than they reported."""
         if self.audit is None:
             return []
-        self.audit.load_state_dict(state["audit"])
+        self.audit.load_state_dict(state["audit"], arrays)
         for number, kept in self._marked.items():
             kept.clear()
             kept.update(state.get("marked", {}).get(str(number), ()))

@@ -1,0 +1,71 @@
+"""What a user's own model raises while a stack runs: one line with the place in the user's code, as hooks have it.
+
+Trying two images when a model is built does not show everything: a forward may refuse a batch of one size, or a custom
+autograd function its gradient. An exception is the model's if it was on the way through it when it last left our code;
+any other passes as it is, bugs of ours among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+
+from fedentopt.errors import InputError
+from fedentopt.own_code import describe_error
+from fedentopt.own_names import is_users
+
+_CALLERS = tuple(
+    f"fedentopt.{room}"
+    for room in ("models", "simulation.trainers", "simulation.second_stage", "simulation.head_stage")
+)
+"""Where models are called. Elsewhere in a run only what has its own refusals is the user's, or what listens."""
+_TRANSPARENT = "fedentopt.models.keyed_draws"  # stands below every operation of a model that draws
+
+
+@contextlib.contextmanager
+def refusing_own_model(name: str) -> Iterator[None]:
+    """Around a stack of runs of the user's model `name`: refuse what it raises, exits of the process included. To run
+    out of a GPU's memory is nobody's mistake."""
+    try:
+        yield
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        place = _place(error, name.partition(":")[0].partition(".")[0])
+        if place is None:
+            raise
+        raise InputError(f"model: {name} raised {describe_error(error)}, in {place}") from error
+
+
+def _place(error: BaseException, package: str) -> str | None:
+    """Where in the user's model an exception was raised, None if it was not; `package` is the model's own."""
+    steps = [step for step in traceback.walk_tb(error.__traceback__) if _module(step[0]) != _TRANSPARENT]
+    ours = [n for n, (frame, _) in enumerate(steps) if _module(frame).partition(".")[0] == "fedentopt"]
+    if not ours or not _module(steps[ours[-1]][0]).startswith(_CALLERS):
+        return None
+    inside = steps[ours[-1] + 1 :]
+    for frame, line in reversed(inside):
+        if _is_models(_module(frame), package):
+            return f"{frame.f_code.co_qualname} ({_shown(frame.f_code.co_filename)}, line {line})"
+    # Without a line of the user's, in a Sequential of torch's layers, the innermost of these.
+    layers = [frame.f_locals["self"] for frame, _ in inside if frame.f_code is nn.Module._call_impl.__code__]
+    return f"its layer {type(layers[-1]).__name__}" if layers else None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_models(module: str, package: str) -> bool:
+    return bool(module) and (is_users(module) or module.partition(".")[0] == package != "torch")
+
+
+def _shown(file: str) -> str:
+    here, path = Path.cwd(), Path(file)
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

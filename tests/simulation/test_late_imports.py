@@ -1,0 +1,56 @@
+"""Own code that imports a file beside it only when it is called, as it may at the top of its own file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import toy
+
+SOURCES = {
+    "algorithm": """
+from fedentopt.algorithms import Algorithm, LocalTerms
+
+class Mine(Algorithm):
+    def local_terms(self, client):
+        from aide_of_algorithm import number
+        return LocalTerms(mu=number)
+""",
+    "selector": """
+from fedentopt.selection import Selector
+
+class Mine(Selector):
+    def pick(self, available, losses):
+        import aide_of_selector
+        return available[: self.cohort_size].tolist()
+""",
+    "model": """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.last = nn.Linear(3 * 8 * 8, num_classes)
+
+    def forward(self, x):
+        if self.training and len(x) != 2:
+            from aide_of_model import number
+            x = x * number
+        return self.last(x.flatten(1))
+""",
+}
+
+
+@pytest.mark.parametrize("part", SOURCES)
+def test_own_code_may_import_its_neighbour_in_a_function(part: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / f"late_{part}.py").write_text(SOURCES[part])
+    (tmp_path / f"aide_of_{part}.py").write_text("number = 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    assert str(tmp_path) not in before
+    (outcome,) = toy.run([toy.config(**{part: f"late_{part}:Mine"})], toy.images(samples=90))
+    assert len(outcome.records) == 3
+    assert sys.modules[f"aide_of_{part}"].number == 0.5
+    assert sys.path == before

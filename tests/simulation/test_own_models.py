@@ -1,0 +1,173 @@
+"""An own model that goes wrong only while it trains: one line with its place; what is not the model's passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import toy
+from command_line import commander
+from fedentopt.errors import InputError
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
+from fedentopt.simulation.trainers import loop
+
+command = pytest.fixture(commander)
+
+
+class Raising(nn.Module):
+    """Takes the two images of the trial; refuses, with what it was made with, any other batch while it trains."""
+
+    def __init__(self, num_classes: int, error: BaseException) -> None:
+        super().__init__()
+        self.layer, self.error = nn.Linear(3 * 8 * 8, num_classes), error
+
+    def forward(self, x):
+        if self.training and len(x) != 2:
+            raise self.error  # the line that is named
+        return self.layer(x.flatten(1))
+
+
+LINE = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "# the line that" in line)
+
+
+def picky(num_classes):
+    return Raising(num_classes, ValueError("two images\nonly"))
+
+
+def leaving(num_classes):
+    return Raising(num_classes, SystemExit(0))
+
+
+class Noisy(Raising):
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x) if self.training else x)
+
+
+def noisy(num_classes):
+    return Noisy(num_classes, ValueError("two images\nonly"))
+
+
+class OnlyInEvaluation(Raising):
+    def forward(self, x):
+        if not self.training and len(x) != 2:
+            raise self.error
+        return self.layer(x.flatten(1))
+
+
+def only_in_evaluation(num_classes):
+    return OnlyInEvaluation(num_classes, KeyError("k"))
+
+
+class NoWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no way back")
+
+
+class OneWay(Raising):
+    def forward(self, x):
+        return NoWayBack.apply(self.layer(x.flatten(1)))
+
+
+def one_way(num_classes):
+    return OneWay(num_classes, RuntimeError())
+
+
+def in_pairs(num_classes):
+    """No line of the user's runs in it; its second layer refuses batches of an odd number."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Unflatten(0, (-1, 2)), nn.Flatten(0, 1), nn.Dropout(0.1), nn.Linear(3 * 8 * 8, num_classes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("picky", rf"raised ValueError: two images, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
+        ("leaving", rf"raised SystemExit: 0, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
+        ("noisy", rf"raised ValueError: two images, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
+        ("only_in_evaluation", r"raised KeyError: 'k', in OnlyInEvaluation\.forward \("),
+        ("one_way", r"raised RuntimeError: no way back, in NoWayBack\.backward \("),
+    ],
+)
+@pytest.mark.parametrize("trainer", ["loop", "streams"])
+def test_what_an_own_model_raises_in_training_is_one_line_with_its_place(name, words, trainer):
+    config = toy.config(model=f"{__name__}:{name}")
+    with pytest.raises(InputError, match=f"^model: {__name__}:{name} {words}") as refused:
+        toy.run([config], toy.images(samples=90), trainer=trainer)
+    assert "\n" not in str(refused.value)
+    assert isinstance(refused.value.__cause__, BaseException)
+    assert type(refused.value.__cause__).__name__ in str(refused.value)
+
+
+def test_where_no_line_is_the_users_the_layer_is_named():
+    with pytest.raises(InputError, match=r"in_pairs raised RuntimeError: .*, in its layer Unflatten$"):
+        toy.run([toy.config(model=f"{__name__}:in_pairs")], toy.images(samples=90))
+
+
+def test_a_factory_that_is_an_object_ends_no_process_either():
+    def factory(num_classes):
+        raise SystemExit(0)
+
+    task = Task(toy.config(model=f"{__name__}:factory"), toy.Memory(), model=factory)
+    with pytest.raises(InputError, match=r"raised SystemExit: 0, in .*factory"):
+        run_stack([task], toy.images(samples=90), RunOptions(device="cpu"))
+
+
+def test_exceptions_of_our_own_code_pass_as_they_are(monkeypatch):
+    def wrong(*arguments, **settings):
+        raise ValueError("ours")
+
+    def ours(function):
+        return type(function)(function.__code__, {**function.__globals__, "__name__": loop.__name__})
+
+    monkeypatch.setattr(loop, "sgd_step", ours(wrong))
+    with pytest.raises(ValueError, match=r"^ours$") as raised:
+        toy.run([toy.config(model="toy:branching")], toy.images(samples=90))
+    assert not isinstance(raised.value, InputError)
+
+
+def test_what_somebody_who_listens_raises_is_not_the_models():
+    def listen(event):
+        raise KeyError("mine")
+
+    task = Task(toy.config(model="toy:branching"), toy.Memory())
+    with pytest.raises(KeyError, match="mine"):
+        run_stack([task], toy.images(samples=90), RunOptions(device="cpu"), listen)
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "told"),
+    [
+        ("odd_in_training", "raise ValueError('odd')", "ValueError: odd"),
+        ("left_in_training", "sys.exit()", "SystemExit: "),
+    ],
+)
+def test_on_the_command_line_it_is_one_line_and_code_2(module, line, told, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(f"{module}.py").write_text(
+        "import sys\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.last = nn.Linear(3 * 64, classes)\n"
+        "    def forward(self, x):\n"
+        "        if self.training and len(x) != 2:\n"
+        f"            {line}\n"
+        "        return self.last(x.flatten(1))\n"
+    )
+    said = command(
+        "run", "--dataset", "digits", "--image-size", 8, "--model", f"{module}:Net", "--clients", 6,
+        "--cohort", 3, "--rounds", 1, "--device", "cpu", "--workers", 1, "--out", "out",
+    )  # fmt: skip
+    assert said.code == 2
+    assert f"model: {module}:Net raised {told}" in said.err
+    assert f"in Net.forward ({module}.py, line 9)" in said.err
+    assert "Traceback" not in said.err
