@@ -305,7 +305,13 @@ def test_what_is_read_from_an_object_may_stand_there():
             self.server_vectors = ("before",)
             self.local_terms = functools.lru_cache(self.local_terms)  # of a method that its class has
 
+    class RememberingOurs(FedProx):
+        def __init__(self) -> None:
+            super().__init__()
+            self.local_terms = functools.lru_cache(self.local_terms)  # of a method that its class inherits from ours
+
     assert check_algorithm(Remembering(), "my:Remembering").server_vectors == ("before",)
+    assert check_algorithm(RememberingOurs(), "my:RememberingOurs").mu == FedProx().mu
     own = First(2)
     own.pick = lambda available, losses: [0, 1]  # selectors are asked themselves
     check_own_selector(own, "my:First")

@@ -43,7 +43,9 @@ def check_hooks(
             )
     for hook in sorted((set(hooks) - written) & getattr(made, "__dict__", {}).keys()):
         ours = inspect.getattr_static(contract, hook)
-        if _is_method(ours) and (in_class or isinstance(ours, classmethod)):
+        # A user's class that has the hook from one of ours is found to have it, and then the object is asked.
+        inherited = bool(kinds) and inspect.getattr_static(type(made), hook) is not ours
+        if _is_method(ours) and (isinstance(ours, classmethod) or (in_class and not inherited)):
             raise InputError(
                 f"{part}: {name!r} has {hook} on the object, where nothing reads it; accepted: a class with a method "
                 f"{hook}{_signature(contract, hook)}"
