@@ -286,6 +286,10 @@ def test_settings_of_own_methods_survive_the_trip(tmp_path: Path, monkeypatch: p
     config = settings_of([*own, "--config", "run.toml"])
     assert config.of("algorithm")["names"] == ("a,b", "", "c d", "'", '"')
     assert settings_of(shlex.split(command_of(config))[2:]) == config
+    for names in ([" a", "b"], ["a", " b"], ["a "], [" "], ["a\nb", 'c"'], ["a\r\n"]):
+        (tmp_path / "run.toml").write_text(f"[settings]\nnames = {json.dumps(names)}\n")
+        config = settings_of([*own, "--config", "run.toml"])
+        assert settings_of(shlex.split(command_of(config))[2:]) == config, names
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names)

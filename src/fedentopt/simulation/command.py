@@ -43,6 +43,9 @@ def _word(value: Any) -> str:
         return "none"
     if not isinstance(value, tuple | list):
         return str(value)
+    parts = [_word(part) for part in value]
+    # Blanks around a value are not part of it when a word is read, and a line ends it, unless there are quotes.
+    kept = all(part == part.strip() and len(part.splitlines()) < 2 for part in parts)
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(value)
+    csv.writer(line, lineterminator="", quoting=csv.QUOTE_MINIMAL if kept else csv.QUOTE_ALL).writerow(parts)
     return line.getvalue()
