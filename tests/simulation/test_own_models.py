@@ -41,6 +41,10 @@ def leaving(num_classes):
     return Raising(num_classes, SystemExit(0))
 
 
+def at_its_end(num_classes):
+    return Raising(num_classes, StopIteration())
+
+
 class Noisy(Raising):
     def forward(self, x):
         return super().forward(x + torch.randn_like(x) if self.training else x)
@@ -92,6 +96,7 @@ def in_pairs(num_classes):
     [
         ("picky", rf"raised ValueError: two images, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
         ("leaving", rf"raised SystemExit: 0, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
+        ("at_its_end", rf"raised StopIteration: , in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
         ("noisy", rf"raised ValueError: two images, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
         ("only_in_evaluation", r"raised KeyError: 'k', in OnlyInEvaluation\.forward \("),
         ("one_way", r"raised RuntimeError: no way back, in NoWayBack\.backward \("),

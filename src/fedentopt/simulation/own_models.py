@@ -36,7 +36,9 @@ def refusing_own_model(name: str) -> Iterator[None]:
         yield
     except (InputError, torch.OutOfMemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as raised:
+        # On its way through a pool of threads, which is a generator, a StopIteration becomes the cause of a new error.
+        error = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
         place = _place(error, name.partition(":")[0].partition(".")[0])
         if place is None:
             raise
