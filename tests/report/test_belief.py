@@ -168,6 +168,7 @@ def test_liars_are_counted_among_all_picks_so_far() -> None:
     assert found[3] == 50.0
     assert liars_among_all(run_of([], liars="3")) == 37.5
     assert liars_among_all(run_of([], liars="25%")) == 25.0
+    assert liars_among_all(run_of([], liars="101%")) == 100.0  # refused since, but there are pages of such runs
     assert math.isnan(liars_among_all(run_of([])))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedentopt.audit.ledger import CONSIDERABLE, FEWEST, LEAST_GAP, LEAST_GAP_UNRELATED, SUSPICIOUS
+from fedentopt.errors import InputError
 from fedentopt.report.figures import thin
 from fedentopt.report.grouping import Method
 from fedentopt.results.clients import Verdicts, verdicts
@@ -73,7 +74,10 @@ def liars_among_chosen(run: RunResult) -> Floats:
 def liars_among_all(run: RunResult) -> float:
     """Per cent of all clients that lie; NaN where nobody does."""
     clients = len(run.labels.clients)
-    number = amount(str(run.config.get("liars", "0")), clients, "liars")
+    try:
+        number = amount(str(run.config.get("liars", "0")), clients, "liars")
+    except InputError:  # more than 100 %, which earlier versions took where it came to no more than all once floored
+        number = clients
     return 100 * number / clients if number else math.nan
 
 
