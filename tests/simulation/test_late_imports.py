@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import toy
+from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
 SOURCES = {
     "algorithm": """
@@ -54,3 +56,22 @@ def test_own_code_may_import_its_neighbour_in_a_function(part: str, tmp_path: Pa
     assert len(outcome.records) == 3
     assert sys.modules[f"aide_of_{part}"].number == 0.5
     assert sys.path == before
+
+
+def test_the_current_directory_is_not_imported_from_for_what_was_handed_over(tmp_path: Path, monkeypatch) -> None:
+    """A program elsewhere that happens to stand in a folder does not want the files in it."""
+    monkeypatch.chdir(tmp_path)
+    seen: set[bool] = set()
+
+    class Mine(nn.Module):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__()
+            self.last = nn.Linear(3 * 8 * 8, num_classes)
+
+        def forward(self, x):
+            seen.add(str(tmp_path) in sys.path)
+            return self.last(x.flatten(1))
+
+    task = Task(toy.config(model=f"{__name__}:Mine"), toy.Memory(), model=Mine)
+    run_stack([task], toy.images(samples=90), RunOptions(device="cpu"))
+    assert seen == {False}

@@ -78,6 +78,14 @@ class Task:
     model: Callable[[int], nn.Module] | None = None
     code: str | None = None
 
+    @property
+    def names_own_code(self) -> bool:
+        """Whether code of the user's is found by its name, for which modules of the current directory count. What was
+        handed over has been imported already, from wherever its program imports."""
+        config = self.config
+        parts = ((config.algorithm, self.algorithm), (config.selector, self.selector), (config.model, self.model))
+        return any(given is None and is_import_path(name) for name, given in parts)
+
     def make_algorithm(self) -> Algorithm:
         return build_algorithm(self.config) if self.algorithm is None else self.algorithm
 
@@ -128,7 +136,7 @@ def run_stack(
     config, factory = tasks[0].config, tasks[0].model
     own = factory is not None or is_import_path(config.model)
     with (
-        importing_from_here() if any(task.config.own_code for task in tasks) else nullcontext(),
+        importing_from_here() if any(task.names_own_code for task in tasks) else nullcontext(),
         refusing_own_model(config.model) if own else nullcontext(),
         torch_settings(device, config.precision),
         interrupts(say) as interrupted,
