@@ -216,14 +216,16 @@ def _imports_of(source: bytes, package: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def importing_from_here() -> Iterator[None]:
-    """Let modules of the current directory be imported, as from a script there: when own code is loaded, and while it
-    runs, since it may import a file beside it as late as in a function."""
+def importing_from_here(*, last: bool = False) -> Iterator[None]:
+    """Let modules of the current directory be imported, as from a script there, when own code is loaded; `last`: after
+    all others, while it runs. It may import a file beside it as late as in a function, but libraries import late too,
+    and a `profile.py` there is not what they mean."""
     here = str(Path.cwd())
-    sys.path.insert(0, here)
+    sys.path.insert(len(sys.path) if last else 0, here)
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        if here in sys.path:
-            sys.path.remove(here)
+        places = [place for place, folder in enumerate(sys.path) if folder == here]
+        if places:
+            del sys.path[places[-1 if last else 0]]

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 import toy
+from fedentopt.own_code import importing_from_here
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
 SOURCES = {
@@ -55,6 +56,27 @@ def test_own_code_may_import_its_neighbour_in_a_function(part: str, tmp_path: Pa
     (outcome,) = toy.run([toy.config(**{part: f"late_{part}:Mine"})], toy.images(samples=90))
     assert len(outcome.records) == 3
     assert sys.modules[f"aide_of_{part}"].number == 0.5
+    assert sys.path == before
+
+
+def test_what_libraries_import_late_is_not_taken_from_the_current_directory(tmp_path: Path, monkeypatch) -> None:
+    """As torch does with `profile`, and numba with `html`; a file of that name may be a script of the user's."""
+    late = SOURCES["model"].replace("from aide_of_model import number", "from colorsys import ONE_SIXTH as number")
+    (tmp_path / "library_like.py").write_text(late)
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('a script')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (outcome,) = toy.run([toy.config(model="library_like:Mine")], toy.images(samples=90))
+    assert len(outcome.records) == 3
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_current_directory_that_could_be_imported_from_before_stays_in_its_place(last, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = ["first", str(tmp_path), "last"]
+    monkeypatch.setattr(sys, "path", list(before))
+    with importing_from_here(last=last):
+        assert sys.path == ([*before, str(tmp_path)] if last else [str(tmp_path), *before])
     assert sys.path == before
 
 

@@ -155,7 +155,7 @@ class Site:
             # An import by name runs code, which NVFlare's own check of a job's components does not see.
             path = {"path": self._labels.replace(":", ".")}
             ComponentPathAuthorizer().authorize_component_config(path, fl_ctx=self._fl_ctx)
-        with importing_from_here():  # the owner's functions may import what lies beside them when they are called
+        with importing_from_here(last=True):  # the owner's functions may import what lies beside them when called
             labels = np.asarray(find_own(LABELS, self._labels)(self.name))
             if self._most is not None:
                 labels = clip_persons(labels, find_own(PERSONS, str(self._file[PERSONS]))(self.name), self._most)

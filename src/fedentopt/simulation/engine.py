@@ -136,7 +136,7 @@ def run_stack(
     config, factory = tasks[0].config, tasks[0].model
     own = factory is not None or is_import_path(config.model)
     with (
-        importing_from_here() if any(task.names_own_code for task in tasks) else nullcontext(),
+        importing_from_here(last=True) if any(task.names_own_code for task in tasks) else nullcontext(),
         refusing_own_model(config.model) if own else nullcontext(),
         torch_settings(device, config.precision),
         interrupts(say) as interrupted,
