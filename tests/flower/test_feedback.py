@@ -299,7 +299,7 @@ def test_two_hostile_clients_that_are_heard_first_end_no_run(need: str) -> None:
     assert strategy.feedback.seen == {need}
 
 
-def test_an_app_that_serves_nobody_is_told_once_more_than_a_quarter_was_heard() -> None:
+def test_an_app_that_serves_nobody_is_told_once_more_than_a_quarter_was_heard(caplog) -> None:
     heard: list[int] = []
 
     def bare(record: dict[str, Any], client: int) -> dict[str, Any]:
@@ -309,6 +309,13 @@ def test_an_app_that_serves_nobody_is_told_once_more_than_a_quarter_was_heard() 
     with pytest.raises(InputError, match="needs loss, but no reply has the metric 'train_loss'"):
         run(noting("loss"), grid_of(bare), rounds=8)
     assert len(heard) == 4  # in two rounds, of eight
+    caplog.clear()
+    run(noting("loss"), grid_of(bare), rounds=1)  # too short to hear enough: nobody would know
+    (warned,) = [line for line in caplog.messages if "needs loss" in line]
+    assert "no reply has the metric 'train_loss'; the replies have accuracy, num-examples" in warned
+    caplog.clear()
+    run(noting("loss"), grid_of(), rounds=1)
+    assert not [line for line in caplog.messages if "needs loss" in line]
 
 
 def test_an_app_that_does_not_serve_a_need_ends_the_run_with_one_sentence() -> None:

@@ -16,6 +16,7 @@ with one sentence.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,9 @@ from fedentopt.flower.heads import Heads, change_of
 from fedentopt.flower.replies import arrays_of, enough_to_tell, metrics_of
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Candidates, Observation, Selector
+from fedentopt.server.report import printable
+
+log = logging.getLogger("flwr")
 
 SERVED = frozenset({"loss", "head", "update", "seconds", "candidate_loss"})
 PURPOSE = "candidate-loss"
@@ -153,15 +157,21 @@ class Feedback:
         )
 
     def _served(self, need: str, found: bool, lacking: set[ClientId], others: Iterable[str], wanted: str) -> None:
-        """Note whether a need was served. Never served by anybody of enough clients, it is the app's mistake."""
+        """Note whether a need was served. Never served by anybody of enough clients, it is the app's mistake; of fewer,
+        a warning says so once, since a short run may end before enough are heard."""
+        first = not self.lacking.get(need)
         self.lacking.setdefault(need, set()).update(lacking)
         if found:
             self.seen.add(need)
-        elif need not in self.seen and others and len(self.lacking[need]) >= enough_to_tell(len(self.selector.clients)):
-            raise InputError(
-                f"selector: {type(self.selector).__name__} needs {need}, but no reply has the metric {wanted}; the "
-                f"replies have {', '.join(sorted(others))}"
-            )
+        elif need not in self.seen and others:
+            kind, enough = type(self.selector).__name__, enough_to_tell(len(self.selector.clients))
+            told = f"but no reply has the metric {wanted}; the replies have {printable(', '.join(sorted(others)))}"
+            if len(self.lacking[need]) >= enough:
+                raise InputError(f"selector: {kind} needs {need}, {told}")
+            if first:
+                log.warning(
+                    "selector: %s needs %s, %s (the run ends once %d clients lack it)", kind, need, told, enough
+                )
 
 
 def parameters_of(start: ArrayRecord) -> list[str]:
