@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -137,6 +139,39 @@ def test_exceptions_of_our_own_code_pass_as_they_are(monkeypatch):
     with pytest.raises(ValueError, match=r"^ours$") as raised:
         toy.run([toy.config(model="toy:branching")], toy.images(samples=90))
     assert not isinstance(raised.value, InputError)
+
+
+class Signalled(Raising):
+    left: ClassVar[list[int]] = []  # one signal: a second would come when the handler is gone
+
+    def forward(self, x):
+        if self.training and len(x) != 2 and self.left:
+            self.left.pop()
+            signal.raise_signal(signal.SIGTERM)
+        return self.layer(x.flatten(1))
+
+
+def signalled(num_classes):
+    return Signalled(num_classes, RuntimeError())
+
+
+@pytest.mark.parametrize("trainer", ["loop", "streams"])
+@pytest.mark.parametrize("raised", [SystemExit(143), TimeoutError("too long")])
+def test_what_a_handler_of_signals_raises_is_not_the_models(trainer, raised):
+    """A script that ends itself on SIGTERM, or after some time, does so whatever the signal happens to interrupt."""
+
+    class Handler:
+        def stop(self, number, frame):
+            raise raised
+
+    Signalled.left = [1]
+    before = signal.signal(signal.SIGTERM, Handler().stop)
+    try:
+        with pytest.raises(type(raised)) as caught:
+            toy.run([toy.config(model=f"{__name__}:signalled")], toy.images(samples=90), trainer=trainer)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value is raised
 
 
 def test_what_somebody_who_listens_raises_is_not_the_models():

@@ -2,16 +2,18 @@
 
 Trying two images when a model is built does not show everything: a forward may refuse a batch of one size, or a custom
 autograd function its gradient. An exception is the model's if it was on the way through it when it last left our code;
-any other passes as it is, bugs of ours among them.
+any other passes as it is, bugs of ours and what a handler of signals raises among them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +34,7 @@ _TRANSPARENT = "fedentopt.models.keyed_draws"  # stands below every operation of
 def refusing_own_model(name: str) -> Iterator[None]:
     """Around a stack of runs of the user's model `name`: refuse what it raises, exits of the process included. To run
     out of a GPU's memory is nobody's mistake."""
+    handlers = _signal_handlers()  # before any of them runs, which may put another in its place
     try:
         yield
     except (InputError, torch.OutOfMemoryError):
@@ -39,19 +42,29 @@ def refusing_own_model(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as raised:
         # On its way through a pool of threads, which is a generator, a StopIteration becomes the cause of a new error.
         error = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
-        place = _place(error, name.partition(":")[0].partition(".")[0])
+        place = _place(error, name.partition(":")[0].partition(".")[0], handlers)
         if place is None:
             raise
         raise InputError(f"model: {name} raised {describe_error(error)}, in {place}") from error
 
 
-def _place(error: BaseException, package: str) -> str | None:
+def _signal_handlers() -> set[CodeType]:
+    """The code of what Python calls on signals, wherever one happens to interrupt it: functions, methods, objects."""
+    handlers: list[Any] = [one for one in map(signal.getsignal, signal.valid_signals()) if callable(one)]
+    asked = (one for each in handlers for one in (each, getattr(each, "func", None), type(each).__call__))
+    codes = (getattr(one, "__code__", None) for one in asked)
+    return {code for code in codes if isinstance(code, CodeType)}
+
+
+def _place(error: BaseException, package: str, handlers: set[CodeType]) -> str | None:
     """Where in the user's model an exception was raised, None if it was not; `package` is the model's own."""
     steps = [step for step in traceback.walk_tb(error.__traceback__) if _module(step[0]) != _TRANSPARENT]
     ours = [n for n, (frame, _) in enumerate(steps) if _module(frame).partition(".")[0] == "fedentopt"]
     if not ours or not _module(steps[ours[-1]][0]).startswith(_CALLERS):
         return None
     inside = steps[ours[-1] + 1 :]
+    if any(frame.f_code in handlers for frame, _ in inside):
+        return None
     for frame, line in reversed(inside):
         if _is_models(_module(frame), package):
             return f"{frame.f_code.co_qualname} ({_shown(frame.f_code.co_filename)}, line {line})"
