@@ -2,8 +2,7 @@
 """Gluon for Hopper GPUs, the part of Triton in which a program says itself what lies in shared memory and what it waits
 for: what kernels written in it share, and one name for what its versions call differently.
 
-It cannot be interpreted, and its names change: `wide_forms.GLUON` says with which versions of Triton kernels in it were
-tried.
+It cannot be interpreted, and its names change: `wide_forms.GLUON` says which versions of Triton compile these kernels.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fedentopt.simulation.triton import wide, wide_descriptors, wide_lines, wide
 from fedentopt.simulation.triton.interface import Optimiser, Products
 from fedentopt.simulation.triton.wide_maps import Running, Size
 
-GLUON = ((3, 6), (3, 9))  # first and last version of Triton with a Gluon that kernels in it were tried with
+GLUON = ((3, 6), (3, 9))  # first and last version of Triton whose Gluon compiles the kernels written in it
 FEW_PIXELS = 16  # of maps whose weights outnumber their products: memory is then what a step waits for
 
 
@@ -31,7 +31,7 @@ class GluonKernels(NamedTuple):
 
 @functools.cache
 def gluon_kernels() -> GluonKernels | None:
-    """Kernels in Gluon, where Triton's version is one that they were tried with and its interpreter is not at work."""
+    """Kernels in Gluon, where Triton's version compiles them and its interpreter is not at work."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if not GLUON[0] <= version <= GLUON[1] or triton.knobs.runtime.interpret:
         return None
