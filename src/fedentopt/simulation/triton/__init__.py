@@ -80,7 +80,9 @@ def form_for(device: torch.device | str, bf16: bool) -> WideForm:
         return WideForm()
     if torch.cuda.get_device_properties(place).shared_memory_per_block_optin < FORM_SHARED_MEMORY:
         return WideForm()
-    return WideForm(first=True, update=True, untransposed=bf16, descriptors=True, aside=True, joined=True)
+    return WideForm(
+        first=True, update=True, untransposed=bf16, descriptors=True, aside=True, joined=True, gluon=True
+    )  # fmt: skip
 
 
 def wide_runs_on(device: torch.device) -> bool:
