@@ -102,6 +102,33 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_round_is_spent(tmp_pa
     assert grid.asked == []
 
 
+@pytest.mark.parametrize("content", ["what we decided on Monday\n", "[1, 2]\n", "7\n", '"round"\n', '{"lr": 0.1}\n'])
+def test_a_file_that_holds_no_rounds_is_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(content)
+    grid = federation()
+    with pytest.raises(InputError, match=r"metrics_file: .* holds no rounds of a run; accepted: another file"):
+        made(metrics_file=path).start(grid, model())
+    assert path.read_text() == content
+    assert grid.asked == []
+
+
+def test_the_file_of_a_run_before_is_begun_anew_and_an_empty_one_taken(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.touch()
+    for rounds in (3, 2):
+        made(metrics_file=path).start(federation(), model(), num_rounds=rounds)
+        assert len(path.read_text().splitlines()) == rounds
+
+
+def test_what_a_callback_writes_into_its_record_stays_there(tmp_path: Path) -> None:
+    def writes(record: Any) -> None:
+        record["train"]["mine"] = np.float32(1)  # no JSON, and the next checkpoint would hold it
+
+    result = made(callbacks=[writes], checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    assert not any("mine" in record["train"] for record in result.rounds.values())
+
+
 def test_a_callback_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     def fails(record: Any) -> None:
         raise ZeroDivisionError

@@ -7,6 +7,7 @@ round is over; a callback that fails is logged and does not stop the run.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -105,11 +106,13 @@ class Progress:
         self.callbacks = tuple(callbacks)
 
     def begin(self, done: Mapping[int, Mapping[str, Any]]) -> None:
-        """Try the file before a round is spent, and leave in it the rounds that are done."""
+        """Try the file before a round is spent, and leave in it the rounds that are done; what is there and
+        holds no rounds is refused."""
         if self.file is None:
             return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
+            _check_rounds(self.file)
             with tempfile.TemporaryFile(dir=self.file.parent):
                 pass
             with aside(self.file) as part:
@@ -132,7 +135,7 @@ class Progress:
                 log.error("metrics_file: %s: %s; the run goes on", self.file, error.strerror or error)
         for callback in self.callbacks:
             try:
-                callback(record)
+                callback(copy.deepcopy(record))  # what it writes there must not end up in the checkpoint
             except Exception:
                 log.exception("callback %s failed; the run goes on", getattr(callback, "__name__", callback))
 
@@ -213,6 +216,20 @@ def measured(metrics: object) -> MetricRecord | None:
 def joined(metrics: MetricRecord | None, entry: RoundSelection) -> MetricRecord:
     """The round's training metrics with the selection's own beside them."""
     return MetricRecord({**(dict(metrics) if metrics is not None else {}), **entry.metrics()})
+
+
+def _check_rounds(path: Path) -> None:
+    """Refuse a file, there already, that does not begin with a round: it is about to be written anew."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or "round" not in record:
+        raise InputError(f"metrics_file: {path} is there and holds no rounds of a run; accepted: another file")
 
 
 def _line(record: Mapping[str, Any]) -> str:
