@@ -86,6 +86,14 @@ def test_the_epsilon_of_a_round_is_the_largest_that_its_clients_used() -> None:
     assert made().start(federation(), model(), num_rounds=1).rounds[1]["label_epsilon"] is None
 
 
+def test_a_round_with_true_counts_among_noisy_ones_has_no_epsilon() -> None:
+    grid = noisy(federation())
+    grid.nodes[1000].config = {"label-epsilon": "none"}
+    result = made(cohort_size=8, buffer_size=0).start(grid, model(), num_rounds=1)
+    assert result.rounds[1]["label_epsilon"] is None
+    assert "selection-label-epsilon" not in result.train_metrics_clientapp[1]
+
+
 def test_after_a_stop_the_file_holds_every_round_once(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     made(metrics_file=path, checkpoint_dir=tmp_path / "c").start(federation(), model(), num_rounds=2)

@@ -211,12 +211,13 @@ class LabelAware(FedAvg):
         cohort = self.roster.select(available, losses)
         self._check_cohort(cohort)
         members = self.census.members
-        noises = [members[client].report.epsilon for client in cohort.clients]
+        reports = [members[client].report for client in cohort.clients]
+        noises = [report.epsilon for report in reports if report.epsilon is not None]
         self.history.append(
             RoundSelection(
                 server_round,
                 cohort,
-                epsilon=max((noise for noise in noises if noise is not None), default=None),
+                epsilon=max(noises, default=None) if len(noises) == len(reports) else None,  # true counts have no bound
                 online=len(online),
                 known=len(members),
             )
