@@ -623,6 +623,7 @@ def test_the_app_of_the_guide_runs_as_it_stands(tmp_path: Path, caplog: pytest.L
     exec(client, told)
     grid._app = told["app"]
     server = server.replace("/srv/fl/checkpoint", str(tmp_path)).replace("num_rounds=100", "num_rounds=2")
+    server = server.replace("min_available_nodes=80", "min_available_nodes=12")
     run: dict[str, Any] = {"model": net}
     exec(server, run)
     with caplog.at_level(logging.WARNING, logger="flwr"):
