@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam, FedAvg, Krum, Result
 
 from fedentopt import RandomSelector
@@ -239,6 +240,40 @@ def test_nodes_that_refused_or_are_excluded_do_not_evaluate() -> None:
     refusing.query = broken
     made(fraction_evaluate=1.0, exclude=[5]).start(grid, model(), num_rounds=2)
     assert [sorted(clients) for clients in evaluators(grid)] == [[0, 1, 3, 4, 6, 7]] * 2
+
+
+def test_a_node_that_lets_evaluations_time_out_holds_up_few_rounds(tmp_path: Path) -> None:
+    grid = federation()
+    work = grid._work
+
+    def hangs(message: Message) -> Message | None:
+        evaluates = message.metadata.message_type == "evaluate"
+        return None if evaluates and grid.nodes[message.metadata.dst_node_id].client == 3 else work(message)
+
+    grid._work = hangs  # type: ignore[method-assign]
+    waited = 0.0
+    for rounds in (3, 16):  # stopped and continued
+        strategy = made(fraction_evaluate=1.0, cohort_size=2, checkpoint_dir=tmp_path)
+        strategy.start(grid, model(), num_rounds=rounds, timeout=600)
+        waited += strategy.clock.now()
+    asked = [number for number, clients in enumerate(evaluators(grid), start=1) if 3 in clients]
+    assert asked == [1, 3, 6, 11]  # it sits out 1, 2, 4, ... rounds
+    assert waited == pytest.approx(4 * 600, rel=0.1)
+    assert {len(clients) for clients in evaluators(grid)} == {7, 8}
+
+
+def test_where_nobody_answers_an_evaluation_the_next_round_is_without(caplog: pytest.LogCaptureFixture) -> None:
+    grid = federation()
+    work = grid._work
+
+    def hang(message: Message) -> Message | None:
+        return None if message.metadata.message_type == "evaluate" else work(message)
+
+    grid._work = hang  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made(fraction_evaluate=1.0).start(grid, model(), num_rounds=2, timeout=60)
+    assert len(evaluators(grid)) == 1
+    assert "round 2: no evaluation on the nodes, none of those online answered the last one" in caplog.text
 
 
 def test_evaluate_by_something_else_is_refused() -> None:
