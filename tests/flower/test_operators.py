@@ -122,6 +122,21 @@ def test_a_file_that_holds_no_rounds_is_left_alone(tmp_path: Path, content: str)
     assert grid.asked == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes and links in the file system")
+def test_a_link_to_the_file_stays_one_and_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "rounds.jsonl"
+    link.symlink_to(tmp_path / "disk" / "rounds.jsonl")
+    made(metrics_file=link).start(federation(), model(), num_rounds=2)
+    assert link.is_symlink()
+    assert len((tmp_path / "disk" / "rounds.jsonl").read_text().splitlines()) == 2
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", tmp_path / "disk"):
+        with pytest.raises(InputError, match=r"metrics_file: .* is not a regular file"):
+            made(metrics_file=odd).start(federation(), model())
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_the_file_of_a_run_before_is_begun_anew_and_an_empty_one_taken(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     path.touch()

@@ -113,9 +113,10 @@ class Progress:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             _check_rounds(self.file)
-            with tempfile.TemporaryFile(dir=self.file.parent):
+            place = Path(os.path.realpath(self.file))  # a link keeps pointing where it did
+            with tempfile.TemporaryFile(dir=place.parent):
                 pass
-            with aside(self.file) as part:
+            with aside(place) as part:
                 part.write_text("".join(_line(record) for _, record in sorted(done.items())), encoding="utf-8")
         except OSError as error:
             raise InputError(
@@ -220,7 +221,9 @@ def joined(metrics: MetricRecord | None, entry: RoundSelection) -> MetricRecord:
 
 def _check_rounds(path: Path) -> None:
     """Refuse a file, there already, that does not begin with a round: it is about to be written anew."""
-    if not path.is_file() or not path.stat().st_size:
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise InputError(f"metrics_file: {path} is not a regular file; accepted: a file of rounds, or a new one")
+    if not path.exists() or not path.stat().st_size:
         return
     with path.open("rb") as file:
         first = file.readline()
