@@ -179,3 +179,53 @@ class _Insisting(_Viewing):
 
 def insisting(num_classes: int) -> nn.Module:
     return _Insisting(num_classes)
+
+
+class _Across(nn.Module):
+    """Looks at the whole batch where no layer tells of it."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(PIXELS, 16), nn.Linear(16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        entered = self.enter(x.flatten(1))
+        return self.leave((entered - entered.mean(0)).relu())
+
+
+def across(num_classes: int) -> nn.Module:
+    return _Across(num_classes)
+
+
+class _Contrast(_Viewing):
+    """Makes no numbers of an image of one colour."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / x.std((1, 2, 3), keepdim=True))
+
+
+def contrast(num_classes: int) -> nn.Module:
+    return _Contrast(num_classes)
+
+
+class _Deciding(_Viewing):
+    """Which way it takes, its numbers decide."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        return logits if float(logits.detach().abs().max()) < 1e6 else logits * 0.5
+
+
+def deciding(num_classes: int) -> nn.Module:
+    return _Deciding(num_classes)
+
+
+class _Sharper(_Viewing):
+    """Its logits are others in evaluation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 if self.training else 3)
+
+
+def sharper(num_classes: int) -> nn.Module:
+    return _Sharper(num_classes)

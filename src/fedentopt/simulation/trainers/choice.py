@@ -16,6 +16,7 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.loop import LoopTrainer
+from fedentopt.simulation.trainers.padding_trial import can_map
 from fedentopt.simulation.trainers.stacked import StackedTrainer
 from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
@@ -112,6 +113,11 @@ def choose_trainer(
             "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
             "accepted: auto, streams, loop"
         )
+    if name == "stacked" and not wide and not can_map(model, image_size):
+        raise InputError(
+            "trainer: a model whose forward looks across samples, makes no numbers of an image of zeros, or does what "
+            "torch.func.vmap cannot map cannot be stacked; accepted: auto, streams, loop"
+        )
     if name == "stacked" and code:
         raise InputError(
             "trainer: a method whose local objective is code trains client by client and cannot be stacked; "
@@ -124,7 +130,8 @@ def choose_trainer(
     if device.type == "cpu":
         return "loop"
     small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
-    return "stacked" if not code and (wide or (small and can_stack(model))) else "streams"
+    stacks = wide or (small and can_stack(model) and can_map(model, image_size))
+    return "stacked" if stacks and not code else "streams"
 
 
 def numbers_per_sample(blocks: WideBlocks, image_size: int) -> int:
