@@ -21,11 +21,13 @@ from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.trainers import choice
 from sample_order import batches
 
-NOT_STACKED = ("frozen", "untracked", "masked", "across", "contrast", "deciding")
+NOT_STACKED = (
+    "frozen", "untracked", "masked", "across", "contrast", "deciding", "spectral_norm", "smoothed", "smoothed_data",
+)  # fmt: skip
 MODELS = [
     "frozen", "tied", "shared", "sequential_with_a_forward", "linear_with_a_forward", "convolution_with_a_forward",
     "weight_norm", "hooked", "ends_in_relu", "untracked", "stepwise", "masked", "head_first", "unused", "viewing",
-    "across", "contrast", "deciding", "sharper",
+    "across", "contrast", "deciding", "sharper", "spectral_norm", "smoothed", "smoothed_data",
 ]  # fmt: skip
 
 
@@ -84,6 +86,12 @@ def test_a_users_model_trains_as_torch_would(model: str, trainer: str) -> None:
         torch.testing.assert_close(outcome.model[name].double(), value, atol=3e-6, rtol=1e-5)
     moved = max(float((outcome.model[n] - start[n]).nan_to_num().abs().max()) for n in start)
     assert moved > 1e-2
+
+
+def test_a_buffer_that_a_forward_assigns_is_the_clients_own() -> None:
+    cfg = config("smoothed", clients=6, cohort="6", rounds=3)
+    (one,), (three,) = (toy.run([cfg], toy.images(), trainer="loop", workers=workers) for workers in (1, 3))
+    assert toy.difference(one, three) == 0.0
 
 
 @pytest.mark.parametrize("trainer", ["stacked", "streams"])

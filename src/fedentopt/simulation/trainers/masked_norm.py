@@ -113,8 +113,7 @@ def _move(layer: _BatchNorm, mean: Tensor, var: Tensor, alone: Tensor) -> None:
     layer.num_batches_tracked.add_(~alone)
     for running, new in ((layer.running_mean, mean), (layer.running_var, var)):
         moved = running * (1 - layer.momentum) + new * layer.momentum
-        # Not in place, in autograd's eyes: they share memory with weights that the backward pass reads, in a flat row.
-        running.data.copy_(torch.where(alone, running, moved))
+        running.copy_(torch.where(alone, running, moved))
 
 
 class _Normalise(torch.autograd.Function):
