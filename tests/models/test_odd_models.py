@@ -104,7 +104,8 @@ def test_models_are_judged_in_evaluation_mode(trainer: str) -> None:
 def test_on_a_gpu_only_a_model_that_can_be_stacked_is(
     model: str, trainer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "wide_runs_on", lambda device: False)
+    for where in ("runs_on", "wide_runs_on"):
+        monkeypatch.setattr(choice, where, lambda device: False)
     made = build(f"odd_models:{model}", 3, seed=0, image_size=8)
     assert choice.choose_trainer("auto", made, torch.device("cuda"), 8) == trainer
 

@@ -14,20 +14,19 @@ from fedentopt.models import keeps_order
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.lowering import lower
+from fedentopt.simulation.lowering import REACH, ConvBlock, lower
 from fedentopt.simulation.trainers.loop import LoopTrainer
 from fedentopt.simulation.trainers.padding_trial import can_map
 from fedentopt.simulation.trainers.stacked import StackedTrainer
 from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
-from fedentopt.simulation.trainers.wide_blocks import WideBlocks, wide_blocks
-from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.triton import Kernels, ops, runs_on, wide_runs_on
 from fedentopt.simulation.work import Room, Trained, Work
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
 STREAM_SLOTS = 10
-WIDE_REACH = 2**31  # numbers of one model's maps of a batch that the 32-bit offsets of the wide kernels can tell apart
 
 
 class MeanLosses(Protocol):
@@ -97,17 +96,15 @@ def choose_trainer(
     `code`, and the largest `batch` that passes the model."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
-    blocks = wide_blocks(model, image_size) if wide_runs_on(device) else None
-    wide = blocks is not None
-    if blocks is not None and lower(model, _kernels(device, "fp32").fuses_conv) is None:
-        most = WIDE_REACH // numbers_per_sample(blocks, image_size)
-        if batch > most and name == "stacked":
-            raise InputError(
-                f"trainer: batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the "
-                f"stacked kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
-            )
-        if batch > most and name == "auto":
+    wide = wide_runs_on(device) and wide_blocks(model, image_size) is not None
+    most = _most_images(model, image_size, device) if name in ("auto", "stacked") else None
+    if most is not None and batch > most:
+        if name == "auto":
             return "streams" if device.type != "cpu" else "loop"
+        raise InputError(
+            f"trainer: batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the "
+            f"stacked kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
+        )
     if name == "stacked" and not wide and not can_stack(model):
         raise InputError(
             "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
@@ -134,14 +131,21 @@ def choose_trainer(
     return "stacked" if stacks and not code else "streams"
 
 
-def numbers_per_sample(blocks: WideBlocks, image_size: int) -> int:
-    """Numbers of the largest map that a sample has on its way through a model."""
-    size, most = image_size, 0
-    for block in blocks.convolutions:
-        size += 2 * block.padding - block.side + 1
-        most = max(most, size**2 * max(block.outputs, block.window))
-        size //= 2 if block.pooled else 1
-    return most
+def _most_images(model: nn.Module, image_size: int, device: torch.device) -> int | None:
+    """Images of one batch that the stacked kernels can address; None where these do not run."""
+    if not runs_on(device):
+        return None
+    few = lower(model, _kernels(device, "fp32").fuses_conv)
+    if few is None:
+        wide = wide_blocks(model, image_size) if wide_runs_on(device) else None
+        return None if wide is None else wide.most_images(image_size)
+    size, numbers = image_size, 3 * image_size**2
+    for block in few:
+        if isinstance(block, ConvBlock):
+            outputs, _, side, _ = model.get_parameter(block.weight).shape
+            size = (size - side + 1) // 2
+            numbers = max(numbers, outputs * size**2)
+    return REACH // numbers
 
 
 def make_trainer(
