@@ -203,11 +203,11 @@ def _normalise_lone_values(model: nn.Module) -> None:
 def _at_the_mean(layer: _BatchNorm, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     if x.numel() != x.shape[1]:
         return forward(x)
-    centred = x - x.detach()
-    if layer.weight is None:
-        return centred
     shape = (1, -1, *(1,) * (x.dim() - 2))
-    return centred * layer.weight.view(shape) + layer.bias.view(shape)
+    y = x - x.detach()
+    if layer.weight is not None:
+        y = y * layer.weight.view(shape)
+    return y if layer.bias is None else y + layer.bias.view(shape)
 
 
 def _keep_silu_inputs(model: nn.Module) -> None:

@@ -125,7 +125,7 @@ class _Normalise(torch.autograd.Function):
         eps: float,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight, mean, var, share)
-        ctx.eps = eps
+        ctx.eps, ctx.biased = eps, bias is not None
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -148,5 +148,4 @@ class _Normalise(torch.autograd.Function):
 
         dx = torch.addcmul(per_row(rest), x.to(mean.dtype), per_row(by_x))
         dx = dx.addcmul_(dy.to(mean.dtype), slope.view(1, -1, *pixels)).to(x.dtype)
-        learns = weight is not None
-        return dx, dw if learns else None, db if learns else None, None, None, None, None
+        return dx, None if weight is None else dw, db if ctx.biased else None, None, None, None, None
