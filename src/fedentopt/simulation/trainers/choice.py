@@ -90,55 +90,64 @@ def resolve_device(name: str) -> torch.device:
 
 
 def choose_trainer(
-    name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False, batch: int = 1
-) -> str:
+    name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False, batch: int = 1,
+    precision: str = "fp32",
+) -> str:  # fmt: skip
     """The trainer that "auto" stands for; a named one is checked against model, device, whether local objectives are
-    `code`, and the largest `batch` that passes the model."""
+    `code`, the largest `batch` that passes the model, and the precision."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
-    wide = wide_runs_on(device) and wide_blocks(model, image_size) is not None
-    most = _most_images(model, image_size, device) if name in ("auto", "stacked") else None
-    if most is not None and batch > most:
-        if name == "auto":
-            return "streams" if device.type != "cpu" else "loop"
-        raise InputError(
-            f"trainer: batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the "
-            f"stacked kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
-        )
-    if name == "stacked" and not wide and not can_stack(model):
-        raise InputError(
-            "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
-            "accepted: auto, streams, loop"
-        )
-    if name == "stacked" and not wide and not can_map(model, image_size):
-        raise InputError(
-            "trainer: a model whose forward looks across samples, makes no numbers of an image of zeros, or does what "
-            "torch.func.vmap cannot map cannot be stacked; accepted: auto, streams, loop"
-        )
-    if name == "stacked" and code:
-        raise InputError(
-            "trainer: a method whose local objective is code trains client by client and cannot be stacked; "
-            "accepted: auto, streams, loop"
-        )
     if name == "loop" and device.type != "cpu":
         raise InputError("trainer: loop runs on the CPU only; accepted with CUDA: auto, stacked, streams")
-    if name != "auto":
-        return name
-    if device.type == "cpu":
+    if name == "auto" and device.type == "cpu":
         return "loop"
-    small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
-    stacks = wide or (small and can_stack(model) and can_map(model, image_size))
-    return "stacked" if stacks and not code else "streams"
+    if name in ("loop", "streams"):
+        return name
+    wide = wide_runs_on(device) and wide_blocks(model, image_size) is not None
+    if name == "auto" and not wide and sum(p.numel() for p in model.parameters()) > STACK_PARAMETERS:
+        return "streams"
+    refusal = _refuse_stacked(model, device, image_size, wide=wide, code=code, batch=batch, precision=precision)
+    if name == "stacked" and refusal is not None:
+        raise InputError(f"trainer: {refusal}")
+    return "stacked" if refusal is None else "streams"
 
 
-def _most_images(model: nn.Module, image_size: int, device: torch.device) -> int | None:
+def _refuse_stacked(
+    model: nn.Module, device: torch.device, image_size: int, *, wide: bool, code: bool, batch: int, precision: str
+) -> str | None:
+    """Why a model, on the wide kernels if `wide`, cannot be stacked; None where it can."""
+    most = _most_images(model, image_size, device, wide=wide)
+    if most is not None and batch > most:
+        return (
+            f"batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the stacked "
+            f"kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
+        )
+    accepted = "accepted: auto, streams, loop"
+    if not wide and not can_stack(model):
+        return f"a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; {accepted}"
+    if not wide and not can_map(model, image_size):
+        return (
+            "a model whose forward looks across samples, makes no numbers of an image of zeros, or does what "
+            f"torch.func.vmap cannot map cannot be stacked; {accepted}"
+        )
+    if not wide and precision == "bf16" and lower(model, _kernels(device, precision).fuses_conv) is None:
+        return (
+            "torch.func.vmap, through which this model would be stacked, has no products in bf16; "
+            f"{accepted}, or another precision"
+        )
+    if code:
+        return f"a method whose local objective is code trains client by client and cannot be stacked; {accepted}"
+    return None
+
+
+def _most_images(model: nn.Module, image_size: int, device: torch.device, *, wide: bool) -> int | None:
     """Images of one batch that the stacked kernels can address; None where these do not run."""
     if not runs_on(device):
         return None
     few = lower(model, _kernels(device, "fp32").fuses_conv)
     if few is None:
-        wide = wide_blocks(model, image_size) if wide_runs_on(device) else None
-        return None if wide is None else wide.most_images(image_size)
+        blocks = wide_blocks(model, image_size) if wide else None
+        return None if blocks is None else blocks.most_images(image_size)
     size, numbers = image_size, 3 * image_size**2
     for block in few:
         if isinstance(block, ConvBlock):
