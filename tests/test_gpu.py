@@ -56,6 +56,14 @@ def test_lenet_in_one_stack_for_every_algorithm():
     compare(configs, data, 2e-4, trainer="stacked")
 
 
+@pytest.mark.parametrize(
+    "model", ["across", "contrast", "deciding", "sharper", "smoothed", "smoothed_data", "spectral_norm", "masked"]
+)
+def test_models_of_ones_own_that_padding_graphs_or_vmap_would_change(model):
+    config = toy.config(model=f"odd_models:{model}", epochs=3, precision="fp32-exact")
+    compare([config], toy.images(samples=90), 1e-4)
+
+
 def test_fedconcat():
     data = toy.images(samples=300, size=32, classes=10)
     # Sixty rounds let rounding grow; a small learning rate keeps the comparison sharp.
