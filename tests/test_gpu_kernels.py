@@ -84,7 +84,7 @@ LAYERS = [  # models, batch, channels in, out, kernel, height, width
 def test_convolutions_of_few_channels(layer: tuple[int, ...], precision: str) -> None:
     n, batch, ci, co, k, h, w = layer
     own = kernels(precision)
-    assert own.fuses_conv(ci, co, k, 0)
+    assert own.fuses_conv(ci, co, k)
     x, weight = drawn(precision, n, batch, ci, h, w), drawn(precision, n, co, ci, k, k)
     bias = drawn(precision, n, co)
     y, top = own.conv_relu_pool_forward(put(x), in_rows(weight), in_rows(bias))

@@ -27,8 +27,8 @@ class Kernels(Protocol):
 
     def describe(self) -> str: ...
 
-    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
-        """Whether `conv_relu_pool_*` takes this layer (square kernel, stride 1); if not, `conv_*` does."""
+    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int) -> bool:
+        """Whether `conv_relu_pool_*` takes this layer (square kernel, stride 1, no padding)."""
         ...
 
     def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,18 +46,6 @@ class Kernels(Protocol):
 
     def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
         """The gradient of x, (n, B, Ci, *size); `size` is x's height and width, which pooling may have floored away."""
-        ...
-
-    def conv_forward(self, x: Tensor, w: Tensor, b: Tensor, padding: int = 0) -> Tensor:
-        """Convolution (stride 1) and bias alone: (n, B, Ci, H, W) -> (n, B, Co, H + 2 padding - k + 1, W + ...)."""
-        ...
-
-    def conv_weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor, padding: int = 0) -> None:
-        """Write the gradients of `conv_forward`'s weight and bias into dw (n, Co, Ci, k, k) and db (n, Co)."""
-        ...
-
-    def conv_input_grad(self, dy: Tensor, w: Tensor, padding: int = 0) -> Tensor:
-        """The gradient of `conv_forward`'s x."""
         ...
 
     def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
