@@ -33,8 +33,7 @@ ALL = {
     "tf32": WideForm(first=True, update=True, descriptors=True),
     "bf16": WideForm(first=True, update=True, untransposed=True, descriptors=True),
 }
-DEFAULT = {precision: form._replace(aside=True, joined=True) for precision, form in ALL.items()}
-GLUON = {precision: form._replace(gluon=True) for precision, form in DEFAULT.items()}
+DEFAULT = {precision: form._replace(aside=True, joined=True, gluon=True) for precision, form in ALL.items()}
 TURNS = 2  # that settings are timed, one after the other: a GPU's clock moves with what came before
 Settings = dict[str, Any]  # what is set otherwise in the modules of `simulation.triton`, by "module.name"
 
@@ -198,15 +197,13 @@ def gluon_settings() -> dict[str, Settings]:
     }
 
 
-def time_settings(
-    forms: dict[str, WideForm], every: dict[str, Settings], models: list[int], batch: int, until: float
-) -> list[dict[str, Any]]:
-    """Steps of one form with each of the settings, in this process; the others are compared with the first."""
+def time_settings(every: dict[str, Settings], models: list[int], batch: int, until: float) -> list[dict[str, Any]]:
+    """Steps of the default form with each of the settings, in this process; the others are compared with the first."""
     found: list[dict[str, Any]] = []
     for precision, n in itertools.product(PRECISIONS, sorted(models, reverse=True)):
         torch.cuda.empty_cache()
         try:
-            compared = compare_settings(Step(n, batch, precision, forms[precision]), every, until)
+            compared = compare_settings(Step(n, batch, precision, DEFAULT[precision]), every, until)
         except Exception as problem:
             print(f"{precision} {n:4d} models: {type(problem).__name__} {str(problem)[:200]}", flush=True)
             break
