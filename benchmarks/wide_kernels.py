@@ -135,7 +135,7 @@ def time_settings(report: dict[str, Any], options: argparse.Namespace) -> None:
     every = wide_forms.gluon_settings() if options.gluon else chosen_tables(options.chosen)
     until, wanted = begin + options.seconds, {}
     for precision, (name, settings) in itertools.product(wide_forms.PRECISIONS, every.items()):
-        variant = wide_forms.Variant(wide_forms.DEFAULT[precision], settings)
+        variant = wide_forms.Variant(wide_forms.EVERY, settings)
         wanted[f"{precision} {name}"] = (precision, variant, options.batch)
     compile_all(wide_forms.compile_step, wanted, options.workers, begin + 0.6 * options.seconds)
     print(f"steps compiled after {time.time() - begin:.0f} s", flush=True)

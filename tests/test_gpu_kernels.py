@@ -235,7 +235,7 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
     rows = torch.stack([layout.pack(model.state_dict()) for model in models])
     chosen = FORMS[form]
     if chosen is not None and chosen.descriptors:
-        chosen = chosen._replace(untransposed=precision == "bf16")
+        chosen = chosen._replace(untransposed=True)
     own = kernels(precision, chosen)
     net = WideNet(blocks, layout, own)
     width = rows.shape[1]

@@ -159,12 +159,13 @@ class WideForm(NamedTuple):
     `first`: convolution, bias, ReLU and pool of the images are one kernel each way (`triton.wide_first`). `update`: the
     optimiser rides along with the weight gradients (`triton.wide_update`), and models that have finished are left out
     of what `descriptors` and `first` make. `untransposed`: bf16 products read maps and weights as they lie, which
-    tensor cores allow for 16 bits alone, instead of transposed copies. `descriptors`: the copy engine of a Hopper GPU
-    brings the products' tiles (`triton.wide_descriptors`, `triton.wide_lines`). `aside`, with `update`: weights whose
-    maps have few pixels move beside the gradients of the layers below. `joined`, with `descriptors`: bias, ReLU, pool,
-    transposed copies and the way back through ReLU happen in the convolutions' epilogues (`triton.wide_pooled`,
-    `triton.wide_descriptors.joined`). `gluon`, with `descriptors`: what neighbouring taps share is brought once, by
-    kernels in Gluon (`triton.wide_taps`, `triton.wide_step_lines`) where they fit a layer and Triton's version.
+    tensor cores allow for 16 bits alone, instead of transposed copies; fp32 products do as ever. `descriptors`: the
+    copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`, `triton.wide_lines`). `aside`,
+    with `update`: weights whose maps have few pixels move beside the gradients of the layers below. `joined`, with
+    `descriptors`: bias, ReLU, pool, transposed copies and the way back through ReLU happen in the convolutions'
+    epilogues (`triton.wide_pooled`, `triton.wide_descriptors.joined`). `gluon`, with `descriptors`: what neighbouring
+    taps share is brought once, by kernels in Gluon (`triton.wide_taps`, `triton.wide_step_lines`) where they fit a
+    layer and Triton's version.
     """
 
     first: bool = False
@@ -174,6 +175,9 @@ class WideForm(NamedTuple):
     aside: bool = False
     joined: bool = False
     gluon: bool = False
+
+
+EVERY = WideForm(*[True] * len(WideForm._fields))  # all of it together: the form of Hopper GPUs
 
 
 class Products(NamedTuple):
