@@ -57,7 +57,7 @@ def test_lenet_in_one_stack_for_every_algorithm():
 
 
 @pytest.mark.parametrize(
-    "model", ["across", "contrast", "deciding", "sharper", "smoothed", "smoothed_data", "spectral_norm", "masked"]
+    "model", ["across", "contrast", "deciding", "sharper", "smoothed", "smoothed_data", "spectral_norm", "cumulative"]
 )
 def test_models_of_ones_own_that_padding_graphs_or_vmap_would_change(model):
     config = toy.config(model=f"odd_models:{model}", epochs=3, precision="fp32-exact")

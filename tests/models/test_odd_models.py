@@ -131,6 +131,11 @@ def test_whether_numbers_of_a_model_reach_python(of: Callable[[torch.Tensor], to
     assert host_reads(build("mine", 3, seed=0, image_size=8, factory=Model)) is reads
 
 
+@pytest.mark.parametrize(("model", "reads"), [("cumulative", True), ("untracked", False), ("spectral_norm", False)])
+def test_whether_numbers_reach_torchs_own_layers(model: str, reads: bool) -> None:
+    assert host_reads(build(f"odd_models:{model}", 3, seed=0, image_size=8)) is reads
+
+
 def test_trying_a_model_takes_no_draws_from_its_start() -> None:
     class Model(torch.nn.Module):
         def __init__(self, drops: bool) -> None:
