@@ -152,6 +152,17 @@ def test_trying_a_model_takes_no_draws_from_its_start() -> None:
     assert torch.equal(plain.last.weight, drawing.last.weight)
 
 
+def test_a_mask_of_infinities_may_come_with_start_weights(tmp_path: Path) -> None:
+    state = build("odd_models:masked", 3, seed=7, image_size=8).state_dict()
+    save_file(state, tmp_path / "start.safetensors")
+    model = build("odd_models:masked", 3, seed=0, image_size=8, weights=str(tmp_path / "start.safetensors"))
+    assert torch.equal(model.linear.weight, state["linear.weight"])
+    assert torch.equal(model.mask, state["mask"])
+    save_file(state | {"mask": -state["mask"]}, tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match=r"tensor 'mask' of .* holds NaN or infinity"):
+        build("odd_models:masked", 3, seed=0, image_size=8, weights=str(tmp_path / "other.safetensors"))
+
+
 def test_what_is_frozen_stays_to_the_last_bit() -> None:
     cfg = config("frozen", algorithm="scaffold", rounds=5, seed=1)
     (outcome,) = toy.run([cfg], toy.images())
