@@ -17,7 +17,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import LoopTrainer, StreamsTrainer
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.masked_norm import mask_norms, masked_batch_norm
-from fedentopt.simulation.trainers.padding_trial import can_mask, fill_padding
+from fedentopt.simulation.trainers.padding_trial import can_mask, can_pad, fill_padding
 from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import build_work
 from straight_line import clients
@@ -291,6 +291,17 @@ def test_rounds_with_padded_batches(wants_losses):
             torch.testing.assert_close(found.losses, expected.losses, atol=1e-5, rtol=1e-5)
     loop = LoopTrainer(model, layout, place, transform, 1)
     torch.testing.assert_close(found.models, loop.train(starts, work).models, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("odd_models:masked", True), ("odd_models:viewing", True), ("toy:branching", True), ("toy:dropping", True),
+        ("odd_models:deciding", True), ("odd_models:across", False), ("odd_models:contrast", False),
+    ],
+)  # fmt: skip
+def test_what_can_be_padded_without_batchnorm(model, expected):
+    assert can_pad(build(model, 3, seed=0, image_size=8), (8, 8)) is expected
 
 
 def test_on_the_cpu_batches_keep_their_real_sizes_unless_asked():
