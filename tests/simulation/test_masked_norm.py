@@ -17,7 +17,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import LoopTrainer, StreamsTrainer
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.masked_norm import mask_norms, masked_batch_norm
-from fedentopt.simulation.trainers.padding_trial import can_mask, fill_padding
+from fedentopt.simulation.trainers.padding_trial import can_mask, can_pad, fill_padding
 from fedentopt.simulation.triton import PlainKernels
 from fedentopt.simulation.work import build_work
 from straight_line import clients
@@ -27,9 +27,11 @@ LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNo
 SHAPES = [(7, 5), (6, 3, 4), (7, 5, 1, 1), (9, 4, 3, 5), (5, 2, 2, 3, 2)]
 
 
-def layer(shape: tuple[int, ...], dtype: torch.dtype, **options: object) -> nn.Module:
-    """A layer that has seen data, with weights that are no ones."""
+def layer(shape: tuple[int, ...], dtype: torch.dtype, *, bias: bool = True, **options: object) -> nn.Module:
+    """A layer that has seen data, with weights that are no ones; new versions of torch have one without a bias."""
     made = LAYERS[len(shape)](shape[1], **options).to(dtype)
+    if not bias:
+        made.register_parameter("bias", None)
     generator = torch.Generator().manual_seed(1)
     for tensor in made.state_dict().values():
         if tensor.is_floating_point():
@@ -66,7 +68,7 @@ def both(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": 0.01, "eps": 0.1}]
+    "options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": 0.01, "eps": 0.1}, {"bias": False}]
 )
 def test_it_is_torchs_on_the_real_samples(shape, options):
     checked = 0
@@ -106,7 +108,9 @@ def test_gradients_hold_for_any_upstream_gradient_even_of_padding_rows():
     assert torch.autograd.gradcheck(forward, (x, *norm.parameters()))
 
 
-@pytest.mark.parametrize("options", [{}, {"track_running_stats": False}, {"affine": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"track_running_stats": False}, {"affine": False}, {"track_running_stats": False, "bias": False}]
+)
 @pytest.mark.parametrize("shape", [(3, 5), (3, 5, 1, 1)])
 def test_one_real_value_per_channel_is_taken_as_without_padding(shape, options):
     """Torch refuses such a batch; a bound model normalises it by its running statistics."""
@@ -122,6 +126,19 @@ def test_one_real_value_per_channel_is_taken_as_without_padding(shape, options):
     assert all(
         torch.equal(now, before.to(now.dtype)) for now, before in zip(plain.buffers(), net.buffers(), strict=True)
     )
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_real_value_is_the_bias_to_the_last_bit_without_statistics(n):
+    """A bias begins at zero, where rounding would decide whether a ReLU behind it passes the gradient on."""
+    norm = layer((n, 64), torch.float32, track_running_stats=False)
+    with torch.no_grad():
+        norm.bias.zero_()
+    x = 7 + torch.randn(n, 64, generator=torch.Generator().manual_seed(0))
+    y = masked_batch_norm(norm, x.requires_grad_(), torch.arange(n) < 1)
+    assert not y[0].any()
+    y[0].sum().backward()
+    torch.testing.assert_close(x.grad[0], norm.weight.detach())  # as with fixed statistics
 
 
 @pytest.mark.parametrize("options", [{}, {"track_running_stats": False}])
@@ -274,6 +291,17 @@ def test_rounds_with_padded_batches(wants_losses):
             torch.testing.assert_close(found.losses, expected.losses, atol=1e-5, rtol=1e-5)
     loop = LoopTrainer(model, layout, place, transform, 1)
     torch.testing.assert_close(found.models, loop.train(starts, work).models, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("odd_models:masked", True), ("odd_models:viewing", True), ("toy:branching", True), ("toy:dropping", True),
+        ("odd_models:deciding", True), ("odd_models:across", False), ("odd_models:contrast", False),
+    ],
+)  # fmt: skip
+def test_what_can_be_padded_without_batchnorm(model, expected):
+    assert can_pad(build(model, 3, seed=0, image_size=8), (8, 8)) is expected
 
 
 def test_on_the_cpu_batches_keep_their_real_sizes_unless_asked():

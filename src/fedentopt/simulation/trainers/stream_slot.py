@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from fedentopt.models import host_reads
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.code_objective import CodeObjective
 from fedentopt.simulation.trainers.fused_blocks import fuse_blocks
@@ -109,6 +110,7 @@ class Slot:
         """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
         if self.code is not None:  # of the client before
             self.bound.reset()
+        self.bound.take_buffers()
         torch._foreach_copy_(self._targets, client.begin)
         self.bound.read_integers()
         if client.corrections is not None and client.correction_row is not None:
@@ -147,8 +149,9 @@ class Slot:
 
     @property
     def _captures(self) -> bool:
-        """What code of one's own does in a step, such as drawing on the CPU, may not be captured."""
-        return self.code is None and not self.bound.draws
+        """What code of one's own does in a step, such as drawing on the CPU or deciding by numbers, may not be
+        captured."""
+        return self.code is None and not self.bound.draws and not host_reads(self.trainer.model)
 
     def _step(self, batch: BatchForm) -> None:
         t, row = self.trainer, self.fields
@@ -163,6 +166,7 @@ class Slot:
             self._backward(x, labels, real)
         else:
             self._backward_code(x, labels)
+        self.bound.take_buffers()
         t.kernels.sgd_update(
             self.bound.parameters[None], self.velocity, self.bound.parameter_gradient[None], n=1, lr=row["lr"],
             momentum=row["momentum"], weight_decay=row["weight_decay"], mu=row["mu"], start=self.start,
