@@ -18,12 +18,16 @@ from fedentopt.models import build, head_name
 from fedentopt.partition import parse, partition
 from fedentopt.randomness import key
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.trainers import choice
 from sample_order import batches
 
-NOT_STACKED = ("frozen", "untracked", "masked")
+NOT_STACKED = (
+    "frozen", "untracked", "masked", "across", "contrast", "deciding", "spectral_norm", "smoothed", "smoothed_data",
+)  # fmt: skip
 MODELS = [
     "frozen", "tied", "shared", "sequential_with_a_forward", "linear_with_a_forward", "convolution_with_a_forward",
     "weight_norm", "hooked", "ends_in_relu", "untracked", "stepwise", "masked", "head_first", "unused", "viewing",
+    "across", "contrast", "deciding", "sharper", "spectral_norm", "smoothed", "smoothed_data",
 ]  # fmt: skip
 
 
@@ -82,6 +86,28 @@ def test_a_users_model_trains_as_torch_would(model: str, trainer: str) -> None:
         torch.testing.assert_close(outcome.model[name].double(), value, atol=3e-6, rtol=1e-5)
     moved = max(float((outcome.model[n] - start[n]).nan_to_num().abs().max()) for n in start)
     assert moved > 1e-2
+
+
+def test_a_buffer_that_a_forward_assigns_is_the_clients_own() -> None:
+    cfg = config("smoothed", clients=6, cohort="6", rounds=3)
+    (one,), (three,) = (toy.run([cfg], toy.images(), trainer="loop", workers=workers) for workers in (1, 3))
+    assert toy.difference(one, three) == 0.0
+
+
+@pytest.mark.parametrize("trainer", ["stacked", "streams"])
+def test_models_are_judged_in_evaluation_mode(trainer: str) -> None:
+    (expected,), (found,) = (toy.run([config("sharper")], toy.images(), trainer=name) for name in ("loop", trainer))
+    assert [r.loss for r in found.records] == pytest.approx([r.loss for r in expected.records], rel=1e-5)
+
+
+@pytest.mark.parametrize(("model", "trainer"), [("viewing", "stacked"), ("deciding", "streams"), ("across", "streams")])
+def test_on_a_gpu_only_a_model_that_can_be_stacked_is(
+    model: str, trainer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in ("runs_on", "wide_runs_on"):
+        monkeypatch.setattr(choice, where, lambda device: False)
+    made = build(f"odd_models:{model}", 3, seed=0, image_size=8)
+    assert choice.choose_trainer("auto", made, torch.device("cuda"), 8) == trainer
 
 
 def test_what_is_frozen_stays_to_the_last_bit() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import toy
+from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.randomness import key
 from fedentopt.simulation.aggregation import Blend, blend_models
@@ -18,7 +19,7 @@ from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.planning import ClientWork
-from fedentopt.simulation.trainers import stacked
+from fedentopt.simulation.trainers import choice, stacked
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.stacked import StackedTrainer, StepShape, ladder
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet
@@ -45,6 +46,20 @@ def test_trainers_agree_for_every_algorithm(model, trainer):
         assert toy.difference(a, b) < 2e-5, config.method
     sizes = {len(r.trained) for outcome in loop for r in outcome.records}
     assert min(sizes) < 3  # somebody dropped out, or the case was not hard
+
+
+def test_a_model_that_vmap_would_train_in_single_precision_is_not_stacked_in_bf16(monkeypatch):
+    config = toy.config(model="toy:branching", precision="bf16")
+    with pytest.raises(InputError, match=r"^trainer: torch.func.vmap, .* has no products in bf16; accepted: auto, str"):
+        toy.run([config], toy.images(), trainer="stacked")
+    for where in ("runs_on", "wide_runs_on"):
+        monkeypatch.setattr(choice, where, lambda device: False)
+    monkeypatch.setattr(choice, "_kernels", lambda device, precision: PlainKernels())
+    for model, precision, chosen in (
+        ("toy:branching", "bf16", "streams"), ("toy:branching", "fp32", "stacked"), ("toy:pooled", "bf16", "stacked"),
+    ):  # fmt: skip
+        made = build(model, 3, seed=0, image_size=8)
+        assert choice.choose_trainer("auto", made, torch.device("cuda"), 8, precision=precision) == chosen
 
 
 def test_lenet_stacked_by_hand_written_backward_agrees():

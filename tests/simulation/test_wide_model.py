@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import toy
 from fedentopt.errors import InputError
 from fedentopt.models import build
 from fedentopt.models.keyed_dropout import key_dropout
+from fedentopt.simulation.augment import ImageTransform
+from fedentopt.simulation.device import DeviceData
+from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
-from fedentopt.simulation.trainers import choice
-from fedentopt.simulation.trainers.choice import choose_trainer, numbers_per_sample, wants_channels_last
-from fedentopt.simulation.trainers.wide_blocks import Dropped, wide_blocks
-from fedentopt.simulation.triton import ops
+from fedentopt.simulation.trainers import StackedTrainer, WideNet, choice
+from fedentopt.simulation.trainers import wide_blocks as wide_blocks_module
+from fedentopt.simulation.trainers.choice import choose_trainer, wants_channels_last
+from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, wide_blocks
+from fedentopt.simulation.triton import PlainKernels, ops
 
 CPU = torch.device("cpu")
 
@@ -123,19 +129,20 @@ def plain_cnn(image_size: int, channels: int = 64) -> nn.Sequential:
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32 * image_size**2, 4))
 
 
-def test_numbers_of_the_largest_map_by_hand() -> None:
+def test_images_with_the_largest_map_by_hand() -> None:
     vgg = wide_blocks(build("vgg11", 10, seed=0), 32)
     assert vgg is not None
-    assert numbers_per_sample(vgg, 32) == 64 * 32**2  # 128 * 16 ** 2, and less from there on
+    assert vgg.most_images(32) == 2**31 // (64 * 32**2)  # 128 * 16 ** 2, and less from there on
     grown = wide_blocks(wide(padding=1, kernel_size=2), 8)
     assert grown is not None
-    assert numbers_per_sample(grown, 8) == 64 * 9**2  # a kernel of 2 with padding 1 makes 9 pixels of 8
+    assert grown.most_images(8) == 2**31 // (64 * 9**2)  # a kernel of 2 with padding 1 makes 9 pixels of 8
 
 
 def test_maps_beyond_what_the_wide_kernels_address_train_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain network of one's own on images of 224 pixels, evaluated in batches of 1000: 3.2e9 numbers per map."""
     cuda = torch.device("cuda")
-    monkeypatch.setattr(choice, "wide_runs_on", lambda device: True)
+    for where in ("runs_on", "wide_runs_on"):
+        monkeypatch.setattr(choice, where, lambda device: True)
     monkeypatch.setattr(choice, "_kernels", lambda device, precision: ops("cpu"))
     assert 64 * 183**2 * 1000 < 2**31 < 64 * 184**2 * 1000
     assert choose_trainer("auto", plain_cnn(183), cuda, 183, batch=1000) == "stacked"
@@ -150,3 +157,41 @@ def test_maps_beyond_what_the_wide_kernels_address_train_otherwise(monkeypatch: 
     vgg = build("vgg11", 10, seed=0)
     assert choose_trainer("auto", vgg, cuda, 32, batch=2**15) == "stacked"
     assert choose_trainer("auto", vgg, cuda, 32, batch=2**15 + 1) == "streams"
+
+
+def test_maps_of_few_channels_are_addressed_in_32_bits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pooled maps of 64 channels for 1000 images pass 2**31 numbers from 369 pixels on."""
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(choice, "runs_on", lambda device: True)
+    monkeypatch.setattr(choice, "wide_runs_on", lambda device: False)
+    monkeypatch.setattr(choice, "_kernels", lambda device, precision: ops("cpu"))
+    assert 64 * 183**2 * 1000 < 2**31 < 64 * 184**2 * 1000
+    for size, chosen in ((368, "stacked"), (370, "streams")):
+        model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 4))
+        assert choose_trainer("auto", model, cuda, size, batch=1000) == chosen
+    with pytest.raises(InputError, match=r"^trainer: batches of 1000 images of 370 x 370 .* at most 991 images; acc"):
+        choose_trainer("stacked", model, cuda, 370, batch=1000)
+
+
+def test_no_pass_over_a_clients_samples_has_larger_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soft labels of 9000 images of 32 pixels: 256 outputs of a first layer make 2.4e9 numbers of them."""
+    data = toy.images(samples=60)
+    model = toy.wide(3)
+    place, layout = DeviceData.place(data, CPU), FlatLayout(model)
+    trainer = StackedTrainer(model, layout, place, ImageTransform(data.mean, data.std), PlainKernels())
+    seen: list[int] = []
+
+    class Watched(WideNet):
+        def __init__(self, blocks: WideBlocks) -> None:
+            self.blocks = blocks
+
+        def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.shape[1])
+            return torch.zeros(len(rows), x.shape[1], 3)
+
+    blocks = wide_blocks(model, 8)
+    assert blocks is not None
+    trainer.net = Watched(blocks)
+    monkeypatch.setattr(wide_blocks_module, "REACH", 10 * 64 * 8 * 8)
+    trainer.soft_labels(layout.pack(model.state_dict())[None], [np.arange(24)])
+    assert seen == [10, 10, 4]

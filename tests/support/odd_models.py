@@ -78,6 +78,12 @@ def weight_norm(num_classes: int) -> nn.Module:
     return model
 
 
+def spectral_norm(num_classes: int) -> nn.Module:
+    """Its buffers move in every forward, after weights have been read that the backward pass reads again."""
+    last = parametrizations.spectral_norm(nn.Linear(16, num_classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), last)
+
+
 def hooked(num_classes: int) -> nn.Module:
     model = _two_layers(num_classes)
     model[1].register_forward_hook(lambda layer, entered, left: left * 2)
@@ -179,3 +185,85 @@ class _Insisting(_Viewing):
 
 def insisting(num_classes: int) -> nn.Module:
     return _Insisting(num_classes)
+
+
+class _Across(nn.Module):
+    """Looks at the whole batch where no layer tells of it."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(PIXELS, 16), nn.Linear(16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        entered = self.enter(x.flatten(1))
+        return self.leave((entered - entered.mean(0)).relu())
+
+
+def across(num_classes: int) -> nn.Module:
+    return _Across(num_classes)
+
+
+class _Contrast(_Viewing):
+    """Makes no numbers of an image of one colour."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / x.std((1, 2, 3), keepdim=True))
+
+
+def contrast(num_classes: int) -> nn.Module:
+    return _Contrast(num_classes)
+
+
+class _Deciding(_Viewing):
+    """Which way it takes, its numbers decide."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        return logits if float(logits.detach().abs().max()) < 1e6 else logits * 0.5
+
+
+def deciding(num_classes: int) -> nn.Module:
+    return _Deciding(num_classes)
+
+
+class _Sharper(_Viewing):
+    """Its logits are others in evaluation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 if self.training else 3)
+
+
+def sharper(num_classes: int) -> nn.Module:
+    return _Sharper(num_classes)
+
+
+class _Smoothed(nn.Module):
+    """Keeps a running mean in a buffer, which it reads and then assigns anew."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(PIXELS, 16), nn.Linear(16, num_classes)
+        self.register_buffer("mean", torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        entered = self.enter(x.flatten(1))
+        read = entered * self.mean
+        if self.training:
+            self.keep(0.9 * self.mean + 0.1 * entered.detach().abs().mean(0))
+        return self.leave(read.relu())
+
+    def keep(self, mean: torch.Tensor) -> None:
+        self.mean = mean
+
+
+class _SmoothedData(_Smoothed):
+    def keep(self, mean: torch.Tensor) -> None:
+        self.mean.data = mean
+
+
+def smoothed(num_classes: int) -> nn.Module:
+    return _Smoothed(num_classes)
+
+
+def smoothed_data(num_classes: int) -> nn.Module:
+    return _SmoothedData(num_classes)

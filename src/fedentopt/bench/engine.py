@@ -102,7 +102,7 @@ def _measure(case: Case, device: torch.device, rate: float, repeats: int, worker
     labels = torch.from_numpy(rng.integers(0, 10, shape[0])).to(device)
     data = DeviceData(pixels, labels, pixels[:1], labels[:1], 10)
     model = build(case.model, 10, seed=0, image_size=case.image_size)
-    name = choose_trainer("auto", model, device, case.image_size)
+    name = choose_trainer("auto", model, device, case.image_size, precision=case.precision)
     layout = FlatLayout(model, channels_last=wants_channels_last(name, model, case.image_size, device, case.precision))
     transform = ImageTransform((0.5,) * 3, (0.25,) * 3, 0.2, 0.5, 0.1)
     trainer = make_trainer(name, model, layout, data, transform, precision=case.precision, workers=workers)

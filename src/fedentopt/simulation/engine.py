@@ -176,7 +176,9 @@ class Stack:
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
         batch = max(min(config.batch_size, len(data.y_train)), TEST_BATCH)
-        chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code, batch=batch)
+        chosen = choose_trainer(
+            options.trainer, model, device, data.image_size, code=with_code, batch=batch, precision=config.precision
+        )
         last = wants_channels_last(chosen, model, data.image_size, device, config.precision)
         self.layout = FlatLayout(model, channels_last=last)
         self.data = DeviceData.place(data, device)

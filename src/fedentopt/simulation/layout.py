@@ -106,7 +106,9 @@ class FlatLayout:
             elif slot.name in self._frozen:
                 modules[owner]._parameters[leaf] = nn.Parameter(view, requires_grad=False)
             elif slot.dtype.is_floating_point:
-                modules[owner]._buffers[leaf] = view
+                # As a tensor of its own in autograd's eyes: what moves it in a forward leaves the weights in the same
+                # memory as they are, and the backward pass may read these.
+                modules[owner]._buffers[leaf] = view.data
         for name, first in self._twins.items():
             (owner, _, leaf), (source, _, there) = name.rpartition("."), first.rpartition(".")
             table = "_parameters" if there in modules[source]._parameters else "_buffers"

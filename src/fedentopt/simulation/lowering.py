@@ -9,6 +9,7 @@ from typing import TypeGuard, TypeVar
 from torch import nn
 
 Layer = TypeVar("Layer", bound=nn.Module)
+REACH = 2**31  # numbers of one model's maps of a batch that the 32-bit offsets of kernels can tell apart
 
 
 def is_plain(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:

@@ -38,6 +38,7 @@ class BoundModel:
             self.module.eval().requires_grad_(False)
         self._gradients = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
         self._integers = _gather_integers(self.module, layout, device)
+        self._assigned = _assigned_buffers(self.module, layout)
         self._key = dropout_key(self.module)
         self._draws = keyed_draws(self.module)
         if self._key is not None:
@@ -69,8 +70,18 @@ class BoundModel:
         """The whole numbers of the model, which live beside the row while it trains."""
         return [values for values, _ in self._integers]
 
+    def take_buffers(self) -> None:
+        """After a step: what a forward of a user's own has assigned to a buffer (`self.mean = ...`) into its place."""
+        for owner, leaf, place in self._assigned:
+            value = owner._buffers[leaf]
+            if value is None or value.data_ptr() != place.data_ptr():
+                if value is not None:
+                    place.copy_(value.detach())
+                owner._buffers[leaf] = place.detach()
+
     def load(self, row: torch.Tensor) -> None:
         """Take over a model, whole numbers included."""
+        self.take_buffers()  # an evaluation may have left some elsewhere
         self.row.copy_(row)
         self.read_integers()
 
@@ -143,10 +154,22 @@ def _gather_integers(
             module = model.get_submodule(owner)
             view = replace(slot, offset=first).view(values[None])[0]
             view.copy_(module._buffers[leaf])  # type: ignore[arg-type]
-            module._buffers[leaf] = view
+            module._buffers[leaf] = view.data
             first += slot.size
         gathered.append((values, places.to(device)))
     return gathered
+
+
+def _assigned_buffers(model: nn.Module, layout: FlatLayout) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Owner, name and place of the buffers that are not those of torch's own layers, which write in place."""
+    found = []
+    for slot in layout.slots:
+        owner, _, leaf = slot.name.rpartition(".")
+        module = model.get_submodule(owner)
+        value = module._buffers.get(leaf)
+        if value is not None and not type(module).__module__.startswith("torch."):
+            found.append((module, leaf, value.data))
+    return found
 
 
 def _normalise_lone_values(model: nn.Module) -> None:
@@ -180,11 +203,11 @@ def _normalise_lone_values(model: nn.Module) -> None:
 def _at_the_mean(layer: _BatchNorm, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     if x.numel() != x.shape[1]:
         return forward(x)
-    centred = x - x.detach()
-    if layer.weight is None:
-        return centred
     shape = (1, -1, *(1,) * (x.dim() - 2))
-    return centred * layer.weight.view(shape) + layer.bias.view(shape)
+    y = x - x.detach()
+    if layer.weight is not None:
+        y = y * layer.weight.view(shape)
+    return y if layer.bias is None else y + layer.bias.view(shape)
 
 
 def _keep_silu_inputs(model: nn.Module) -> None:

@@ -14,19 +14,19 @@ from fedentopt.models import keeps_order
 from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.device import DeviceData
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.lowering import lower
+from fedentopt.simulation.lowering import REACH, ConvBlock, lower
 from fedentopt.simulation.trainers.loop import LoopTrainer
+from fedentopt.simulation.trainers.padding_trial import can_map
 from fedentopt.simulation.trainers.stacked import StackedTrainer
 from fedentopt.simulation.trainers.stacked_nets import can_stack
 from fedentopt.simulation.trainers.streams import StreamsTrainer
-from fedentopt.simulation.trainers.wide_blocks import WideBlocks, wide_blocks
-from fedentopt.simulation.triton import Kernels, ops, wide_runs_on
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.triton import Kernels, ops, runs_on, wide_runs_on
 from fedentopt.simulation.work import Room, Trained, Work
 
 TRAINERS = ("auto", "stacked", "streams", "loop")
 STACK_PARAMETERS = 1_000_000  # larger models fill the GPU by themselves, and vmap would be slower
 STREAM_SLOTS = 10
-WIDE_REACH = 2**31  # numbers of one model's maps of a batch that the 32-bit offsets of the wide kernels can tell apart
 
 
 class MeanLosses(Protocol):
@@ -90,51 +90,71 @@ def resolve_device(name: str) -> torch.device:
 
 
 def choose_trainer(
-    name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False, batch: int = 1
-) -> str:
+    name: str, model: nn.Module, device: torch.device, image_size: int, *, code: bool = False, batch: int = 1,
+    precision: str = "fp32",
+) -> str:  # fmt: skip
     """The trainer that "auto" stands for; a named one is checked against model, device, whether local objectives are
-    `code`, and the largest `batch` that passes the model."""
+    `code`, the largest `batch` that passes the model, and the precision."""
     if name not in TRAINERS:
         raise InputError(f"trainer: {name!r} is unknown; accepted: {', '.join(TRAINERS)}")
-    blocks = wide_blocks(model, image_size) if wide_runs_on(device) else None
-    wide = blocks is not None
-    if blocks is not None and lower(model, _kernels(device, "fp32").fuses_conv) is None:
-        most = WIDE_REACH // numbers_per_sample(blocks, image_size)
-        if batch > most and name == "stacked":
-            raise InputError(
-                f"trainer: batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the "
-                f"stacked kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
-            )
-        if batch > most and name == "auto":
-            return "streams" if device.type != "cpu" else "loop"
-    if name == "stacked" and not wide and not can_stack(model):
-        raise InputError(
-            "trainer: a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; "
-            "accepted: auto, streams, loop"
-        )
-    if name == "stacked" and code:
-        raise InputError(
-            "trainer: a method whose local objective is code trains client by client and cannot be stacked; "
-            "accepted: auto, streams, loop"
-        )
     if name == "loop" and device.type != "cpu":
         raise InputError("trainer: loop runs on the CPU only; accepted with CUDA: auto, stacked, streams")
-    if name != "auto":
-        return name
-    if device.type == "cpu":
+    if name == "auto" and device.type == "cpu":
         return "loop"
-    small = sum(p.numel() for p in model.parameters()) <= STACK_PARAMETERS
-    return "stacked" if not code and (wide or (small and can_stack(model))) else "streams"
+    if name in ("loop", "streams"):
+        return name
+    wide = wide_runs_on(device) and wide_blocks(model, image_size) is not None
+    if name == "auto" and not wide and sum(p.numel() for p in model.parameters()) > STACK_PARAMETERS:
+        return "streams"
+    refusal = _refuse_stacked(model, device, image_size, wide=wide, code=code, batch=batch, precision=precision)
+    if name == "stacked" and refusal is not None:
+        raise InputError(f"trainer: {refusal}")
+    return "stacked" if refusal is None else "streams"
 
 
-def numbers_per_sample(blocks: WideBlocks, image_size: int) -> int:
-    """Numbers of the largest map that a sample has on its way through a model."""
-    size, most = image_size, 0
-    for block in blocks.convolutions:
-        size += 2 * block.padding - block.side + 1
-        most = max(most, size**2 * max(block.outputs, block.window))
-        size //= 2 if block.pooled else 1
-    return most
+def _refuse_stacked(
+    model: nn.Module, device: torch.device, image_size: int, *, wide: bool, code: bool, batch: int, precision: str
+) -> str | None:
+    """Why a model, on the wide kernels if `wide`, cannot be stacked; None where it can."""
+    most = _most_images(model, image_size, device, wide=wide)
+    if most is not None and batch > most:
+        return (
+            f"batches of {batch} images of {image_size} x {image_size} pixels make maps larger than the stacked "
+            f"kernels can address, at most {most} images; accepted: auto, streams, or smaller images"
+        )
+    accepted = "accepted: auto, streams, loop"
+    if not wide and not can_stack(model):
+        return f"a model with BatchNorm, other buffers, dropout or frozen parameters cannot be stacked; {accepted}"
+    if not wide and not can_map(model, image_size):
+        return (
+            "a model whose forward looks across samples, makes no numbers of an image of zeros, or does what "
+            f"torch.func.vmap cannot map cannot be stacked; {accepted}"
+        )
+    if not wide and precision == "bf16" and lower(model, _kernels(device, precision).fuses_conv) is None:
+        return (
+            "torch.func.vmap, through which this model would be stacked, has no products in bf16; "
+            f"{accepted}, or another precision"
+        )
+    if code:
+        return f"a method whose local objective is code trains client by client and cannot be stacked; {accepted}"
+    return None
+
+
+def _most_images(model: nn.Module, image_size: int, device: torch.device, *, wide: bool) -> int | None:
+    """Images of one batch that the stacked kernels can address; None where these do not run."""
+    if not runs_on(device):
+        return None
+    few = lower(model, _kernels(device, "fp32").fuses_conv)
+    if few is None:
+        blocks = wide_blocks(model, image_size) if wide else None
+        return None if blocks is None else blocks.most_images(image_size)
+    size, numbers = image_size, 3 * image_size**2
+    for block in few:
+        if isinstance(block, ConvBlock):
+            outputs, _, side, _ = model.get_parameter(block.weight).shape
+            size = (size - side + 1) // 2
+            numbers = max(numbers, outputs * size**2)
+    return REACH // numbers
 
 
 def make_trainer(

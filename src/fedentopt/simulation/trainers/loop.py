@@ -109,6 +109,7 @@ class Worker(BoundModel):
             else:
                 with self.drawing():
                     plain = objective.backward(x, labels, wants_logits=sums is not None)
+            self.take_buffers()
             if sums is not None:
                 _add_sample_losses(plain.detach(), labels, sums)
             sgd_step(parameters, self.velocity, gradient, anchor, push=push, mode=mode, **settings)

@@ -113,8 +113,7 @@ def _move(layer: _BatchNorm, mean: Tensor, var: Tensor, alone: Tensor) -> None:
     layer.num_batches_tracked.add_(~alone)
     for running, new in ((layer.running_mean, mean), (layer.running_var, var)):
         moved = running * (1 - layer.momentum) + new * layer.momentum
-        # Not in place, in autograd's eyes: they share memory with weights that the backward pass reads, in a flat row.
-        running.data.copy_(torch.where(alone, running, moved))
+        running.copy_(torch.where(alone, running, moved))
 
 
 class _Normalise(torch.autograd.Function):
@@ -126,7 +125,7 @@ class _Normalise(torch.autograd.Function):
         eps: float,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight, mean, var, share)
-        ctx.eps = eps
+        ctx.eps, ctx.biased = eps, bias is not None
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -149,5 +148,4 @@ class _Normalise(torch.autograd.Function):
 
         dx = torch.addcmul(per_row(rest), x.to(mean.dtype), per_row(by_x))
         dx = dx.addcmul_(dy.to(mean.dtype), slope.view(1, -1, *pixels)).to(x.dtype)
-        learns = weight is not None
-        return dx, dw if learns else None, db if learns else None, None, None, None, None
+        return dx, None if weight is None else dw, db if ctx.biased else None, None, None, None, None

@@ -326,14 +326,19 @@ class StackedTrainer:
             compile_ahead(lambda: [net.logits(outline(part), outline(x)) for part in parts])
         return torch.cat([self.net.logits(part, x) for part in parts])
 
+    @property
+    def _most_images(self) -> int:
+        """Images of a pass in which models have their own: more would pass 32-bit offsets."""
+        height, width = self.data.images.shape[-2:]
+        most = min(PREDICT_SAMPLES, PREDICT_PIXELS // (height * width))
+        return max(1, min(most, self.net.blocks.most_images(width)) if isinstance(self.net, WideNet) else most)
+
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""
-        device, (height, width) = self.data.images.device, self.data.images.shape[-2:]
-        most = max(1, min(PREDICT_SAMPLES, PREDICT_PIXELS // (height * width)))  # more would pass 32-bit offsets
-        means = []
+        device, means = self.data.images.device, []
         for row, chosen in zip(trained[:, : self.layout.parameter_width], samples, strict=True):
             weights, logits = row[None].contiguous(), []
-            for index in torch.from_numpy(chosen).to(device, torch.int64).split(most):
+            for index in torch.from_numpy(chosen).to(device, torch.int64).split(self._most_images):
                 x = self.transform.standardise(self.data.images[index])[None]
                 logits.append(self.net.logits(weights, x)[0])
             # Of all samples at once: a mean of the blocks' means would add them in another order.
@@ -342,12 +347,12 @@ class StackedTrainer:
 
     def mean_losses(self, models: torch.Tensor, rows: list[int], samples: list[np.ndarray]) -> QueuedMeans:
         """See `Trainer`. The samples of a model's clients are one line, and lines of many models pass side by side."""
-        device, (height, width) = self.data.images.device, self.data.images.shape[-2:]
+        device = self.data.images.device
         lines, chosen = places_of_models(rows, samples), joined_samples(samples)
         order = to_device(np.array(list(lines), dtype=np.int64), device)
         parameters = models[:, : self.layout.parameter_width].index_select(0, order)
         values, places = [], []
-        for block in even_blocks(list(lines.values()), min(PREDICT_SAMPLES, PREDICT_PIXELS // (height * width))):
+        for block in even_blocks(list(lines.values()), self._most_images):
             index = to_device(chosen[block.places.clip(min=0)].reshape(-1), device)
             x = self.transform.standardise(self.data.images[index]).unflatten(0, block.places.shape)
             logits = self.net.logits(parameters[block.lines], x).flatten(0, 1)

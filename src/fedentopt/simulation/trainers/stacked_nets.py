@@ -117,7 +117,8 @@ class LoweredNet:
 
 
 class VmapNet:
-    """Any module whose forward is a function of parameters and input alone, through torch.func."""
+    """Any module whose forward is a function of parameters and input alone, through torch.func: `padding_trial.can_map`
+    tells. It trains in training mode and is asked for logits in evaluation mode."""
 
     def __init__(self, model: nn.Module, layout: FlatLayout) -> None:
         self.layout = layout
@@ -139,6 +140,8 @@ class VmapNet:
     ) -> torch.Tensor:  # fmt: skip
         """See `StackedNet`."""
         n = len(x)
+        if not self._model.training:
+            self._model.train()
         leaves = {name: view.detach().requires_grad_() for name, view in self.layout.parameter_views(rows[:n]).items()}
         logits = self._all(leaves, x)
         z = logits if scale is None or shift is None else logits * scale[:, None] + shift[:, None]
@@ -152,6 +155,7 @@ class VmapNet:
         return logits.detach()
 
     def logits(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        self._model.eval()
         with torch.no_grad():
             parameters = self.layout.parameter_views(rows)
             if len(x) == 1:
@@ -162,8 +166,9 @@ class VmapNet:
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Whether a step is a function of trained parameters and input, sample by sample: no buffers, nothing frozen, no
-    BatchNorm (which would see the padding of a batch, even without statistics of its own), no dropout."""
+    """Whether a model's layers let a step be a function of trained parameters and input, sample by sample: no buffers,
+    nothing frozen, no BatchNorm (which would see the padding of a batch, even without statistics of its own), no
+    dropout. What its `forward` does besides, `padding_trial.can_map` tries."""
     from fedentopt.models import dropout_key
 
     mixes = mixes_samples(model) or any(True for _ in model.buffers())

@@ -109,6 +109,7 @@ class Slot:
         """Take over a client. Its beginning is of one type so that CUDA copies all of it in one kernel."""
         if self.code is not None:  # of the client before
             self.bound.reset()
+        self.bound.take_buffers()
         torch._foreach_copy_(self._targets, client.begin)
         self.bound.read_integers()
         if client.corrections is not None and client.correction_row is not None:
@@ -163,6 +164,7 @@ class Slot:
             self._backward(x, labels, real)
         else:
             self._backward_code(x, labels)
+        self.bound.take_buffers()
         t.kernels.sgd_update(
             self.bound.parameters[None], self.velocity, self.bound.parameter_gradient[None], n=1, lr=row["lr"],
             momentum=row["momentum"], weight_decay=row["weight_decay"], mu=row["mu"], start=self.start,

@@ -37,7 +37,7 @@ from fedentopt.simulation.trainers.client_samples import (
 )
 from fedentopt.simulation.trainers.fused_blocks import FusedForm, form_for, fusible
 from fedentopt.simulation.trainers.packed_rows import RowFormat
-from fedentopt.simulation.trainers.padding_trial import can_mask
+from fedentopt.simulation.trainers.padding_trial import can_mask, can_pad
 from fedentopt.simulation.trainers.stream_slot import BatchForm, Client, Slot
 from fedentopt.simulation.triton import Kernels
 from fedentopt.simulation.work import Room, Trained, Work
@@ -105,8 +105,10 @@ class StreamsTrainer:
         # Autograd's thread says so once, then takes the context that it misses: nothing a user could do about.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Draws of a forward of one's own may be counted in any order, such as a recurrent layer's: step by step.
-        self.sees_padding = bool(layout.buffers) or mixes_samples(model) or keyed_draws(model) is not None
         size = int(data.images.shape[2]), int(data.images.shape[3])
+        self.sees_padding = (
+            bool(layout.buffers) or mixes_samples(model) or keyed_draws(model) is not None or not can_pad(model, size)
+        )
         pays = data.images.is_cuda and self.sees_padding  # without graphs padding only adds work
         self.masks = can_mask(model, layout, size, data.images.device) if masks is None and pays else bool(masks)
         self.model = model

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedentopt.models.keyed_dropout import KeyedDropout
-from fedentopt.simulation.lowering import flatten, is_plain, is_pool2
+from fedentopt.simulation.lowering import REACH, flatten, is_plain, is_pool2
 
 WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
 CHANNELS = 16  # all other layers have multiples of this
@@ -67,6 +67,15 @@ class WideBlocks:
     @property
     def draws(self) -> bool:
         return self.dropped is not None or any(linear.dropped for linear in self.linears)
+
+    def most_images(self, image_size: int) -> int:
+        """Images of one batch whose largest map the kernels can address."""
+        size, numbers = image_size, 0
+        for block in self.convolutions:
+            size += 2 * block.padding - block.side + 1
+            numbers = max(numbers, size**2 * max(block.outputs, block.window))
+            size //= 2 if block.pooled else 1
+        return REACH // numbers
 
 
 def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
