@@ -16,7 +16,8 @@ move by more than k.
 
 Either promise holds for one release; noise drawn anew for the same data would add another epsilon, so a client draws
 once and keeps repeating the answer (`fedentopt.release`). Replacing a sample, or a person's data (one removed, another
-added), costs 2 * epsilon.
+added), costs 2 * epsilon. So does, where the unit is a person, one sample more or less of somebody with more than k:
+other samples of theirs may be kept then.
 
 Noisy counts may be negative. They leave the client as they are; the reader clamps them at 0, which is
 post-processing and costs no privacy.

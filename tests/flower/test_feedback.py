@@ -250,6 +250,22 @@ def test_candidates_may_be_asked_for_few_samples_and_one_that_fails_is_left_out(
     assert all(0 not in entry.cohort.clients for entry in strategy.history)
 
 
+def test_a_candidate_that_says_nothing_holds_up_few_rounds() -> None:
+    grid = grid_of()
+    app = grid._app
+
+    def half_silent(message: Message, context: Context) -> Message | None:
+        hangs = message.metadata.message_type == "evaluate" and context.node_id == 1000
+        return None if hangs else app(message, context)
+
+    grid._app = half_silent  # type: ignore[assignment]
+    selector = PowerOfChoice(2, seed=3)
+    selector.asked = 99
+    run(selector, grid, rounds=12)
+    asked = [number for number, nodes in enumerate(grid.sent("evaluate"), start=1) if 1000 in nodes]
+    assert asked == [1, 3, 6, 11]  # it sits out 1, 2, 4, ... rounds
+
+
 def test_one_client_without_the_metric_ends_no_run_and_is_not_the_measure_of_others() -> None:
     """The first of a cohort of two leaves the loss out: it is the odd one, whoever comes first."""
     asked: list[int] = []

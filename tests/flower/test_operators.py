@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam, FedAvg, Krum, Result
 
 from fedentopt import RandomSelector
@@ -86,6 +87,14 @@ def test_the_epsilon_of_a_round_is_the_largest_that_its_clients_used() -> None:
     assert made().start(federation(), model(), num_rounds=1).rounds[1]["label_epsilon"] is None
 
 
+def test_a_round_with_true_counts_among_noisy_ones_has_no_epsilon() -> None:
+    grid = noisy(federation())
+    grid.nodes[1000].config = {"label-epsilon": "none"}
+    result = made(cohort_size=8, buffer_size=0).start(grid, model(), num_rounds=1)
+    assert result.rounds[1]["label_epsilon"] is None
+    assert "selection-label-epsilon" not in result.train_metrics_clientapp[1]
+
+
 def test_after_a_stop_the_file_holds_every_round_once(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     made(metrics_file=path, checkpoint_dir=tmp_path / "c").start(federation(), model(), num_rounds=2)
@@ -100,6 +109,48 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_round_is_spent(tmp_pa
     with pytest.raises(InputError, match=r"metrics_file: .*accepted: a file in a folder that can be written to"):
         made(metrics_file=tmp_path / "file" / "rounds.jsonl").start(grid, model())
     assert grid.asked == []
+
+
+@pytest.mark.parametrize("content", ["what we decided on Monday\n", "[1, 2]\n", "7\n", '"round"\n', '{"lr": 0.1}\n'])
+def test_a_file_that_holds_no_rounds_is_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(content)
+    grid = federation()
+    with pytest.raises(InputError, match=r"metrics_file: .* holds no rounds of a run; accepted: another file"):
+        made(metrics_file=path).start(grid, model())
+    assert path.read_text() == content
+    assert grid.asked == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes and links in the file system")
+def test_a_link_to_the_file_stays_one_and_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "rounds.jsonl"
+    link.symlink_to(tmp_path / "disk" / "rounds.jsonl")
+    made(metrics_file=link).start(federation(), model(), num_rounds=2)
+    assert link.is_symlink()
+    assert len((tmp_path / "disk" / "rounds.jsonl").read_text().splitlines()) == 2
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", tmp_path / "disk"):
+        with pytest.raises(InputError, match=r"metrics_file: .* is not a regular file"):
+            made(metrics_file=odd).start(federation(), model())
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_file_of_a_run_before_is_begun_anew_and_an_empty_one_taken(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.touch()
+    for rounds in (3, 2):
+        made(metrics_file=path).start(federation(), model(), num_rounds=rounds)
+        assert len(path.read_text().splitlines()) == rounds
+
+
+def test_what_a_callback_writes_into_its_record_stays_there(tmp_path: Path) -> None:
+    def writes(record: Any) -> None:
+        record["train"]["mine"] = np.float32(1)  # no JSON, and the next checkpoint would hold it
+
+    result = made(callbacks=[writes], checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    assert not any("mine" in record["train"] for record in result.rounds.values())
 
 
 def test_a_callback_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,6 +255,40 @@ def test_nodes_that_refused_or_are_excluded_do_not_evaluate() -> None:
     refusing.query = broken
     made(fraction_evaluate=1.0, exclude=[5]).start(grid, model(), num_rounds=2)
     assert [sorted(clients) for clients in evaluators(grid)] == [[0, 1, 3, 4, 6, 7]] * 2
+
+
+def test_a_node_that_lets_evaluations_time_out_holds_up_few_rounds(tmp_path: Path) -> None:
+    grid = federation()
+    work = grid._work
+
+    def hangs(message: Message) -> Message | None:
+        evaluates = message.metadata.message_type == "evaluate"
+        return None if evaluates and grid.nodes[message.metadata.dst_node_id].client == 3 else work(message)
+
+    grid._work = hangs  # type: ignore[method-assign]
+    waited = 0.0
+    for rounds in (3, 16):  # stopped and continued
+        strategy = made(fraction_evaluate=1.0, cohort_size=2, checkpoint_dir=tmp_path)
+        strategy.start(grid, model(), num_rounds=rounds, timeout=600)
+        waited += strategy.clock.now()
+    asked = [number for number, clients in enumerate(evaluators(grid), start=1) if 3 in clients]
+    assert asked == [1, 3, 6, 11]  # it sits out 1, 2, 4, ... rounds
+    assert waited == pytest.approx(4 * 600, rel=0.1)
+    assert {len(clients) for clients in evaluators(grid)} == {7, 8}
+
+
+def test_where_nobody_answers_an_evaluation_the_next_round_is_without(caplog: pytest.LogCaptureFixture) -> None:
+    grid = federation()
+    work = grid._work
+
+    def hang(message: Message) -> Message | None:
+        return None if message.metadata.message_type == "evaluate" else work(message)
+
+    grid._work = hang  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        made(fraction_evaluate=1.0).start(grid, model(), num_rounds=2, timeout=60)
+    assert len(evaluators(grid)) == 1
+    assert "round 2: no evaluation on the nodes, none of those online answered the last one" in caplog.text
 
 
 def test_evaluate_by_something_else_is_refused() -> None:

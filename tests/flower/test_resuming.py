@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, start
+from fedentopt.selection import Selector
 from flower_fake_grid import CLASSES, FastClock, broken, federation, model
 
 COMMON: dict[str, Any] = {
@@ -117,6 +118,33 @@ def test_a_strategy_with_memory_is_continued_with_it_or_refused(
     again.start(federation(), model(), num_rounds=4)
     assert again.rounds_seen == 4  # type: ignore[attr-defined]
     assert again.total.tolist() == [10.0, 10.0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        ({"a": np.float32(1)}, r"np.float32\(1.0\) \(float32\) is not kept by JSON; accepted: numbers of Python's own"),
+        ({"a": [{"b": {1, 2}}]}, r"\{1, 2\} \(set\) is not kept by JSON"),
+        ({"a": {1: 0.5}}, "the key 1 is no text, and would come back as such"),
+    ],
+)
+def test_a_memory_that_would_not_come_back_is_refused_by_name(tmp_path: Path, memory: Any, told: str) -> None:
+    class Forgetful(Selector):
+        def pick(self, available: Any, losses: Any) -> list[int]:
+            return [int(number) for number in available[:3]]
+
+        def memory(self) -> dict[str, Any]:
+            return dict(memory)
+
+    class Remembering(Telling):
+        def memory(self) -> dict[str, Any]:
+            return dict(memory)
+
+    with pytest.raises(InputError, match=rf"^strategy: memory\(\) of Remembering: {told}"):
+        made(Remembering, checkpoint_dir=tmp_path / "a").start(federation(), model(), num_rounds=2)
+    own = {"selector": Forgetful(3), "buffer_size": 0, "seed": 0}
+    with pytest.raises(InputError, match=rf"^selector: memory\(\) of Forgetful: {told}"):
+        made(checkpoint_dir=tmp_path / "b", **own).start(federation(), model(), num_rounds=2)
 
 
 class NoFedAvg(Strategy):

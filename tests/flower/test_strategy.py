@@ -552,6 +552,11 @@ def test_a_strategy_that_trains_other_nodes_than_it_is_given_is_refused() -> Non
         ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not accepted; accepted: a folder's path, or None"),
         ({"metrics_file": 3}, "metrics_file: 3 is not accepted"),
         ({"min_available_nodes": "all"}, "min_available_nodes: 'all' is out of range; accepted: whole numbers from 0"),
+        ({"min_evaluate_nodes": "all"}, "min_evaluate_nodes: 'all' is out of range"),
+        ({"fraction_evaluate": "0.5"}, "fraction_evaluate: '0.5' is out of range; accepted: a share of the clients"),
+        ({"fraction_evaluate": float("nan")}, "fraction_evaluate: nan is out of range"),
+        ({"fraction_evaluate": -1}, "fraction_evaluate: -1 is out of range"),
+        ({"candidate_loss_keys": "loss"}, "candidate_loss_keys: 'loss' is not accepted; accepted: a list of metrics'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
@@ -568,6 +573,9 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str)
         ({"num_rounds": "3"}, "num_rounds: '3'"),
         ({"timeout": None}, "timeout: None is not accepted; accepted: a number of seconds above 0"),
         ({"timeout": 0}, "timeout: 0"),
+        ({"initial_arrays": {"w": np.zeros(3)}}, "initial_arrays: dict is not accepted; accepted: an ArrayRecord"),
+        ({"train_config": {"lr": 0.1}}, "train_config: dict is not accepted; accepted: a ConfigRecord, or None"),
+        ({"evaluate_config": {"lr": 0.1}}, "evaluate_config: dict is not accepted"),
         ({"timeout": float("nan")}, "timeout: nan"),
         (
             {"initial_arrays": ArrayRecord({"w": Array(np.zeros(3, dtype=np.complex64))})},
@@ -615,6 +623,7 @@ def test_the_app_of_the_guide_runs_as_it_stands(tmp_path: Path, caplog: pytest.L
     exec(client, told)
     grid._app = told["app"]
     server = server.replace("/srv/fl/checkpoint", str(tmp_path)).replace("num_rounds=100", "num_rounds=2")
+    server = server.replace("min_available_nodes=80", "min_available_nodes=12")
     run: dict[str, Any] = {"model": net}
     exec(server, run)
     with caplog.at_level(logging.WARNING, logger="flwr"):

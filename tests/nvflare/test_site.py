@@ -15,11 +15,12 @@ import pytest
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
 
 from fedentopt.errors import InputError
 from fedentopt.nvflare import ExampleWeight, LabelCounts
@@ -190,6 +191,17 @@ def test_no_kind_of_training_reply_tells_the_number_of_samples(tmp_path: Path, k
     sent = ExampleWeight().process(reply, site(tmp_path, {"label-epsilon": 1.0, "num-examples": "uniform"}))
     assert from_shareable(sent).meta["NUM_STEPS_CURRENT_ROUND"] == 1
     assert from_shareable(sent).data == data
+
+
+def test_the_policy_that_the_docs_give_filters_replies_of_jobs_without_the_filter(tmp_path: Path) -> None:
+    fl_ctx = site(tmp_path, {"label-epsilon": 1.0, "num-examples": "uniform"})
+    guide = (Path(__file__).parents[2] / "docs" / "nvflare.md").read_text()
+    (policy,) = (block.split("```")[0] for block in guide.split("```json\n")[1:] if "task_result_filters" in block)
+    (tmp_path / "local" / "privacy.json").write_text(policy)
+    scope = create_privacy_manager(fl_ctx.get_workspace(), names_only=False).get_scope(None)
+    (own,) = scope.task_result_filters[FilterKey.OUT]
+    reply = DXO(DataKind.WEIGHTS, data={"w": np.ones(2)}, meta={"NUM_STEPS_CURRENT_ROUND": 6}).to_shareable()
+    assert from_shareable(own.process(reply, fl_ctx)).meta["NUM_STEPS_CURRENT_ROUND"] == 1
 
 
 def test_the_filter_leaves_label_reports_alone(tmp_path: Path) -> None:

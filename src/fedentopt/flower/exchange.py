@@ -58,6 +58,11 @@ class Answer:
         return self.message.metadata.dst_node_id
 
     @property
+    def is_silence(self) -> bool:
+        """Whether nothing came before the time was up."""
+        return self.reply is None and self.problem is None
+
+    @property
     def failure(self) -> str | None:
         """Why there is nothing to use, or None when the reply carries content that can be used."""
         if self.problem is not None:

@@ -51,6 +51,8 @@ class Federation:
         self.node_timeout, self.refresh_every, self.forget_after = node_timeout, refresh_every, forget_after
         self.clock = clock or Clock()
         self.backoff = Backoff()
+        self.mute = Backoff()
+        """Clients that let an evaluation time out: each of them would hold up every round for that long."""
         self._away_since: dict[ClientId, int] = {}
 
     def gather(self, server_round: int, grid: Grid, least: int, enough: int) -> tuple[list[int], list[ClientId]]:
@@ -115,6 +117,7 @@ class Federation:
             self.census.forget(clients)
             self.roster.forget(clients)
             self.backoff.forget(clients)
+            self.mute.forget(clients)
             for client in clients:
                 self._away_since.pop(client, None)
 
@@ -133,6 +136,7 @@ class Federation:
         return {
             "roster": self.roster.state_dict(),
             "backoff": self.backoff.state_dict(),
+            "mute": self.mute.state_dict(),
             "away": [[client, since] for client, since in self._away_since.items()],
         }
 
@@ -141,6 +145,7 @@ class Federation:
         reports = [member.report for member in self.census.members.values()]
         self.roster.load_state_dict(state["roster"], reports, arrays, watched)
         self.backoff.load_state_dict(state["backoff"])
+        self.mute.load_state_dict(state.get("mute", ()))  # none in checkpoints of versions that asked them every round
         self._away_since = dict(state["away"])
         excluded = self.census.exclude
         gone = [c for c, m in self.census.members.items() if c in excluded or f"node-{m.node_id}" in excluded]

@@ -93,6 +93,8 @@ class Learning:
         judged = replies.judge(answers, lambda reply: replies.check_metrics(reply.content, key), key, {}, None)
         told = self.census.by_client(judged)
         for client, answer in told:
+            if answer.is_silence:  # asked in every round, it would hold up each of them
+                self.federation.backoff.failed(client, server_round)
             if answer.failure is not None:
                 log.warning("round %d: candidate %s told no loss: %s", server_round, client, answer.failure)
         return self.feedback.losses(told)

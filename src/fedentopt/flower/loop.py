@@ -61,6 +61,14 @@ def start(
     checkpoint's model and the same buffer; `evaluate_fn` is then not called for the start model.
     """
     layers = _layers(strategy)
+    if not isinstance(initial_arrays, ArrayRecord):
+        raise InputError(
+            f"initial_arrays: {type(initial_arrays).__name__} is not accepted; accepted: an ArrayRecord, as in "
+            "ArrayRecord(model.state_dict())"
+        )
+    for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+        if not isinstance(config, ConfigRecord | None):
+            raise InputError(f"{name}: {type(config).__name__} is not accepted; accepted: a ConfigRecord, or None")
     check_whole("num_rounds", num_rounds, 0)
     if not is_number(timeout) or not timeout > 0:
         raise InputError(f"timeout: {timeout!r} is not accepted; accepted: a number of seconds above 0")

@@ -50,7 +50,11 @@ def _is_truth(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, Sequence) and all(isinstance(name, str) for name in value))
+    return isinstance(value, str) or _is_list_of_names(value)
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
 FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -59,6 +63,7 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pretrained": (_is_truth, "True or False"),
     "selector": (_is_selector, "a selector of fedentopt.selection, such as RandomSelector(10)"),
     "head": (_are_names, "the name of the last layer, or of its weight and bias"),
+    "candidate_loss_keys": (_is_list_of_names, "a list of metrics' names, as in ['loss']"),
     "callbacks": (_are_callbacks, "a list of functions"),
     "settings": (_are_settings, "settings by name"),
     "checkpoint_dir": (_is_path, "a folder's path, or None"),
@@ -79,7 +84,11 @@ def check_options(options: Mapping[str, Any], strategy_options: Mapping[str, Any
         if value is None and name in MAY_BE_NONE:
             continue
         check_whole(name, value, least)
-    check_whole("min_available_nodes", strategy_options.get("min_available_nodes", 0), 0)
+    for name in ("min_available_nodes", "min_evaluate_nodes"):
+        check_whole(name, strategy_options.get(name, 0), 0)
+    share = strategy_options.get("fraction_evaluate", 1.0)
+    if not (is_number(share) and 0 <= share <= 1):  # Flower looks at it after the first round's training
+        raise InputError(f"fraction_evaluate: {share!r} is out of range; accepted: a share of the clients from 0 to 1")
     for name, (is_accepted, accepted) in FORMS.items():
         if not is_accepted(options[name]):
             raise InputError(f"{name}: {options[name]!r} is not accepted; accepted: {accepted}")

@@ -7,6 +7,7 @@ round is over; a callback that fails is logged and does not stop the run.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -105,14 +106,17 @@ class Progress:
         self.callbacks = tuple(callbacks)
 
     def begin(self, done: Mapping[int, Mapping[str, Any]]) -> None:
-        """Try the file before a round is spent, and leave in it the rounds that are done."""
+        """Try the file before a round is spent, and leave in it the rounds that are done; what is there and
+        holds no rounds is refused."""
         if self.file is None:
             return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.file.parent):
+            _check_rounds(self.file)
+            place = Path(os.path.realpath(self.file))  # a link keeps pointing where it did
+            with tempfile.TemporaryFile(dir=place.parent):
                 pass
-            with aside(self.file) as part:
+            with aside(place) as part:
                 part.write_text("".join(_line(record) for _, record in sorted(done.items())), encoding="utf-8")
         except OSError as error:
             raise InputError(
@@ -132,7 +136,7 @@ class Progress:
                 log.error("metrics_file: %s: %s; the run goes on", self.file, error.strerror or error)
         for callback in self.callbacks:
             try:
-                callback(record)
+                callback(copy.deepcopy(record))  # what it writes there must not end up in the checkpoint
             except Exception:
                 log.exception("callback %s failed; the run goes on", getattr(callback, "__name__", callback))
 
@@ -213,6 +217,22 @@ def measured(metrics: object) -> MetricRecord | None:
 def joined(metrics: MetricRecord | None, entry: RoundSelection) -> MetricRecord:
     """The round's training metrics with the selection's own beside them."""
     return MetricRecord({**(dict(metrics) if metrics is not None else {}), **entry.metrics()})
+
+
+def _check_rounds(path: Path) -> None:
+    """Refuse a file, there already, that does not begin with a round: it is about to be written anew."""
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise InputError(f"metrics_file: {path} is not a regular file; accepted: a file of rounds, or a new one")
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or "round" not in record:
+        raise InputError(f"metrics_file: {path} is there and holds no rounds of a run; accepted: another file")
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedentopt.errors import InputError
-from fedentopt.server.state_files import Arrays
+from fedentopt.server.state_files import Arrays, check_json
 
 MOMENTS = ("m_t", "v_t")
 MOMENTUM = "momentum_vector"
@@ -47,6 +47,7 @@ def gather(layers: Sequence[Strategy]) -> tuple[dict[str, Arrays], list[dict[str
             kept = dict(layer.memory())  # type: ignore[attr-defined]
             arrays[f"{depth}.{MEMORY}"] = {n: v for n, v in kept.items() if isinstance(v, np.ndarray)}
             document[MEMORY] = {n: v for n, v in kept.items() if not isinstance(v, np.ndarray)}
+            check_json(document[MEMORY], f"strategy: memory() of {_kind(layer)}")
         documents.append(document)
     return arrays, documents
 

@@ -211,12 +211,13 @@ class LabelAware(FedAvg):
         cohort = self.roster.select(available, losses)
         self._check_cohort(cohort)
         members = self.census.members
-        noises = [members[client].report.epsilon for client in cohort.clients]
+        reports = [members[client].report for client in cohort.clients]
+        noises = [report.epsilon for report in reports if report.epsilon is not None]
         self.history.append(
             RoundSelection(
                 server_round,
                 cohort,
-                epsilon=max((noise for noise in noises if noise is not None), default=None),
+                epsilon=max(noises, default=None) if len(noises) == len(reports) else None,  # true counts have no bound
                 online=len(online),
                 known=len(members),
             )
@@ -237,16 +238,19 @@ class LabelAware(FedAvg):
     ) -> Iterable[Message]:
         """Evaluate on known clients that are online: a fraction of them drawn with the seed, or one even in labels.
 
-        Nodes that refused to tell their counts, or are excluded, are not asked. A federation that is gone is not waited
-        for without end.
+        Nodes that refused to tell their counts, or are excluded, are not asked, and those that let evaluations time out
+        seldom. A federation that is gone is not waited for without end.
         """
         if not self.fraction_evaluate > 0:
             return super().configure_evaluate(server_round, arrays, config, grid)
         least = max(self.min_available_nodes, self.min_evaluate_nodes)
         online = self.federation.wait_for_nodes(grid, least)
-        clients = self.census.available(online)
+        known = self.census.available(online)
+        clients = self.federation.mute.rested(known, server_round, 0)
         if len(online) < least or not clients:
-            log.warning("round %d: no evaluation on the nodes, %d of %d online", server_round, len(online), least)
+            silent = len(online) >= least and known
+            why = "none of those online answered the last one" if silent else f"{len(online)} of {least} online"
+            log.warning("round %d: no evaluation on the nodes, %s", server_round, why)
             return []
         wanted = min(max(int(len(clients) * self.fraction_evaluate), self.min_evaluate_nodes), len(clients))
         nodes = [self.census.node_of(client) for client in self._evaluators(clients, wanted, server_round)]
@@ -290,7 +294,7 @@ class LabelAware(FedAvg):
         )
 
     def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The same for evaluation; failures are logged, a round's in one line, and cost the clients nothing else."""
+        """The same for evaluation; failures are logged, a round's in one line, and who is silent sits out the next."""
         judged = replies.judge(
             answers,
             lambda reply: replies.check_metrics(reply.content, self.weighted_by_key),
@@ -300,6 +304,11 @@ class LabelAware(FedAvg):
         )
         last = self.history[-1]
         failed = {client: answer.failure for client, answer in self.by_client(judged) if answer.failure is not None}
+        for client, answer in self.by_client(judged):
+            if answer.is_silence:
+                self.federation.mute.failed(client, last.round)
+            else:
+                self.federation.mute.answered(client)
         last.not_evaluated.update(failed)
         if failed:
             log.warning(

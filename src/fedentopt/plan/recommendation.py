@@ -8,7 +8,8 @@
 3. The cohort is the smallest with which some even choice covers every class in `FULL` of the rounds and comes within
    `ENOUGH` of the best mean entropy of all sizes; where no size covers every class, the second alone decides.
 4. At that size random selection is taken where nothing beats it by more than `NEAR` of the largest possible entropy
-   and by more rounds with every class than `NEAR`; else FedEntOpt, unless another selector beats it by as much.
+   and by more rounds with every class than `NEAR`; else FedEntOpt where it does, unless another selector beats it by as
+   much; else the first of the others that does, likewise.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import numpy as np
 from fedentopt.errors import InputError
 from fedentopt.selection import ClientId, Cohort, CohortWarning, EntropySelector, Selector
 from fedentopt.server.report import Report
+from fedentopt.server.state_files import check_json
 
 R = TypeVar("R", bound=Report)
 
@@ -102,10 +103,13 @@ class Members(Generic[R]):
     def state_dict(self) -> dict[str, Any]:
         """The buffer's size and the selector's memory, JSON-serialisable; reports and arrays are kept apart."""
         now = self.selector.buffer_size if isinstance(self.selector, EntropySelector) else None
+        memory = self.selector.state_dict()
+        if not type(self.selector).__module__.startswith("fedentopt."):
+            check_json(memory, f"selector: memory() of {type(self.selector).__name__}")
         return {
             "buffer_size": self.buffer_size,
             "buffer_size_now": now,
-            "selector": self.selector.state_dict(),
+            "selector": memory,
         }
 
     def check_saved(self, state: Mapping[str, Any], own: Sequence[str], selector: Sequence[str], where: str) -> None:

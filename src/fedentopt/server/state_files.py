@@ -60,6 +60,24 @@ class StateFiles:
         return header, groups
 
 
+def check_json(memory: object, whose: str) -> None:
+    """Refuse what somebody's own code would have kept and JSON does not hold, or gives back as something else: NumPy's
+    numbers, sets, keys that are no text."""
+    if isinstance(memory, Mapping):
+        for key, value in memory.items():
+            if not isinstance(key, str):
+                raise InputError(f"{whose}: the key {key!r} is no text, and would come back as such; accepted: text")
+            check_json(value, whose)
+    elif isinstance(memory, list | tuple):
+        for value in memory:
+            check_json(value, whose)
+    elif not isinstance(memory, str | int | float | None):
+        raise InputError(
+            f"{whose}: {memory!r} ({type(memory).__name__}) is not kept by JSON; accepted: numbers of Python's own, "
+            "text, lists, and mappings with text as keys"
+        )
+
+
 def write_archive(path: Path, kind: str, version: int, header: Mapping[str, Any], arrays: Arrays) -> None:
     """Write arrays and one JSON document."""
     document = np.frombuffer(json.dumps({"format": kind, "version": version, **header}).encode(), dtype=np.uint8)
