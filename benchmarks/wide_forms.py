@@ -25,16 +25,11 @@ from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import WideForm, ops, wide_forms
+from fedentopt.simulation.triton import EVERY, WideForm, ops, wide_forms
 from fedentopt.simulation.triton.interface import Optimiser
 
 PRECISIONS = ("tf32", "bf16")
-ALL = {
-    "tf32": WideForm(first=True, update=True, descriptors=True),
-    "bf16": WideForm(first=True, update=True, untransposed=True, descriptors=True),
-}
-DEFAULT = {precision: form._replace(aside=True, joined=True) for precision, form in ALL.items()}
-GLUON = {precision: form._replace(gluon=True) for precision, form in DEFAULT.items()}
+ALL = WideForm(first=True, update=True, untransposed=True, descriptors=True)
 TURNS = 2  # that settings are timed, one after the other: a GPU's clock moves with what came before
 Settings = dict[str, Any]  # what is set otherwise in the modules of `simulation.triton`, by "module.name"
 
@@ -49,15 +44,13 @@ class Variant(NamedTuple):
 
 def forms_of(precision: str) -> dict[str, Variant]:
     """Whole forms, then what each part brings by itself, then other settings of all parts together."""
-    found = {"as it is": Variant(WideForm()), "default": Variant(DEFAULT[precision]), "all": Variant(ALL[precision])}
+    found = {"as it is": Variant(WideForm()), "default": Variant(EVERY), "all": Variant(ALL)}
     for part in ("aside", "joined"):
-        found[f"all, {part}"] = Variant(ALL[precision]._replace(**{part: True}))
+        found[f"all, {part}"] = Variant(ALL._replace(**{part: True}))
     others = {"first layer in eight warps": {"wide_first.WARPS": 8}}
     if precision == "tf32":
         others["pool apart below 16"] = {"wide_pooled.NARROWEST": 16}
-    return found | {
-        f"default, {name}": Variant(DEFAULT[precision], set_, few_models=False) for name, set_ in others.items()
-    }
+    return found | {f"default, {name}": Variant(EVERY, set_, few_models=False) for name, set_ in others.items()}
 
 
 FORMS = {precision: forms_of(precision) for precision in PRECISIONS}
@@ -198,15 +191,13 @@ def gluon_settings() -> dict[str, Settings]:
     }
 
 
-def time_settings(
-    forms: dict[str, WideForm], every: dict[str, Settings], models: list[int], batch: int, until: float
-) -> list[dict[str, Any]]:
-    """Steps of one form with each of the settings, in this process; the others are compared with the first."""
+def time_settings(every: dict[str, Settings], models: list[int], batch: int, until: float) -> list[dict[str, Any]]:
+    """Steps of the default form with each of the settings, in this process; the others are compared with the first."""
     found: list[dict[str, Any]] = []
     for precision, n in itertools.product(PRECISIONS, sorted(models, reverse=True)):
         torch.cuda.empty_cache()
         try:
-            compared = compare_settings(Step(n, batch, precision, forms[precision]), every, until)
+            compared = compare_settings(Step(n, batch, precision, EVERY), every, until)
         except Exception as problem:
             print(f"{precision} {n:4d} models: {type(problem).__name__} {str(problem)[:200]}", flush=True)
             break

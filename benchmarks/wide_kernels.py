@@ -130,18 +130,17 @@ def chosen_tables(path: Path) -> dict[str, wide_forms.Settings]:
 
 
 def time_settings(report: dict[str, Any], options: argparse.Namespace) -> None:
-    """Whole steps of one form with each of several settings."""
+    """Whole steps of the default form with each of several settings."""
     begin = time.time()
-    forms = wide_forms.GLUON if options.gluon else wide_forms.DEFAULT
     every = wide_forms.gluon_settings() if options.gluon else chosen_tables(options.chosen)
     until, wanted = begin + options.seconds, {}
     for precision, (name, settings) in itertools.product(wide_forms.PRECISIONS, every.items()):
-        variant = wide_forms.Variant(forms[precision], settings)
+        variant = wide_forms.Variant(wide_forms.EVERY, settings)
         wanted[f"{precision} {name}"] = (precision, variant, options.batch)
     compile_all(wide_forms.compile_step, wanted, options.workers, begin + 0.6 * options.seconds)
     print(f"steps compiled after {time.time() - begin:.0f} s", flush=True)
     limit = until + 20 - time.time()
-    timed = apart(wide_forms.time_settings, forms, every, options.models, options.batch, until, limit=limit)
+    timed = apart(wide_forms.time_settings, every, options.models, options.batch, until, limit=limit)
     report["settings"] = timed or []
 
 

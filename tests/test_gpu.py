@@ -30,7 +30,7 @@ from fedentopt.simulation.trainers.fused_blocks import FusedForm
 from fedentopt.simulation.trainers.masked_norm import masked_batch_norm
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import WideForm, form_for, ops
+from fedentopt.simulation.triton import EVERY, WideForm, form_for, ops
 from fedentopt.simulation.work import LocalCode, build_work
 from second_stages import in_second_stage, spoilt_checkpoint
 from straight_line import clients, world
@@ -54,6 +54,14 @@ def test_lenet_in_one_stack_for_every_algorithm():
     data = toy.images(samples=300, size=32, classes=10)
     configs = [toy.config(**(HARD | {"model": "lenet5", "clients": 10, "batch_size": 16} | m)) for m in METHODS[:-1]]
     compare(configs, data, 2e-4, trainer="stacked")
+
+
+@pytest.mark.parametrize(
+    "model", ["across", "contrast", "deciding", "sharper", "smoothed", "smoothed_data", "spectral_norm", "cumulative"]
+)
+def test_models_of_ones_own_that_padding_graphs_or_vmap_would_change(model):
+    config = toy.config(model=f"odd_models:{model}", epochs=3, precision="fp32-exact")
+    compare([config], toy.images(samples=90), 1e-4)
 
 
 def test_fedconcat():
@@ -615,7 +623,7 @@ def test_cosines_of_kept_updates_equal_those_on_the_cpu():
 FORMS = {
     "first": WideForm(first=True), "update": WideForm(update=True), "descriptors": WideForm(descriptors=True),
     "all": WideForm(first=True, update=True, descriptors=True), "aside": WideForm(update=True, aside=True),
-    "joined": WideForm(descriptors=True, joined=True), "every": WideForm(*[True] * len(WideForm._fields)),
+    "joined": WideForm(descriptors=True, joined=True), "every": EVERY,
 }  # fmt: skip
 
 
@@ -632,12 +640,11 @@ def test_wide_convolutions_in_other_forms(form, precision, monkeypatch):
     common = HARD | {"model": "toy:wide", "algorithm": "scaffold", "batch_size": 32}
     config = toy.config(**(common | {"precision": precision}))
     data = toy.images(samples=90)
-    monkeypatch.setattr("fedentopt.simulation.triton.FORM", WideForm())
+    chosen = {"form": WideForm()}
+    monkeypatch.setattr(triton_room, "form_for", lambda device: chosen["form"])
     usual = toy.run([config], data, device="cuda", trainer="stacked")[0]
     count_as_large(monkeypatch)
-    bf16 = precision == "bf16"
-    chosen = FORMS[form]._replace(untransposed=bf16)
-    monkeypatch.setattr("fedentopt.simulation.triton.FORM", chosen)
+    chosen["form"] = FORMS[form]._replace(untransposed=True)
     other = toy.run([config], data, device="cuda", trainer="stacked")[0]
     gap = toy.difference(usual, other)
     print(f"{form}, {precision}: largest difference {gap:.1e}")
@@ -679,7 +686,7 @@ def test_nothing_of_a_round_is_left_for_the_next(form, precision, monkeypatch):
     with torch_settings(CUDA, precision):
         made = world("toy:wide", "stacked", CUDA)
         module = build("toy:wide", straight_line.CLASSES, seed=5, image_size=8)
-        kernels = ops(CUDA, exact=precision == "fp32-exact", bf16=bf16, form=FORMS[form]._replace(untransposed=bf16))
+        kernels = ops(CUDA, exact=precision == "fp32-exact", bf16=bf16, form=FORMS[form]._replace(untransposed=True))
         trainer = StackedTrainer(module, made.layout, made.data, made.transform, kernels)
         work = made.work(clients(9), wants_losses=True)
         first = trainer.train(made.starts, work)
@@ -701,7 +708,7 @@ def test_vgg_models_begin_a_round(bf16):
     """Weights and all copies of them in one pass, in the order and the rounding that torch gives."""
     model = build("vgg11", 10, seed=0, image_size=32)
     layout = FlatLayout(model, channels_last=True)
-    net = WideNet(wide_blocks(model, 32), layout, ops(CUDA, bf16=bf16, form=form_for(CUDA, bf16)))
+    net = WideNet(wide_blocks(model, 32), layout, ops(CUDA, bf16=bf16, form=form_for(CUDA)))
     if not net.updates:
         pytest.skip("the form of this GPU keeps no copies")
     starts = torch.randn(3, layout.parameter_width, device=CUDA)

@@ -84,7 +84,7 @@ LAYERS = [  # models, batch, channels in, out, kernel, height, width
 def test_convolutions_of_few_channels(layer: tuple[int, ...], precision: str) -> None:
     n, batch, ci, co, k, h, w = layer
     own = kernels(precision)
-    assert own.fuses_conv(ci, co, k, 0)
+    assert own.fuses_conv(ci, co, k)
     x, weight = drawn(precision, n, batch, ci, h, w), drawn(precision, n, co, ci, k, k)
     bias = drawn(precision, n, co)
     y, top = own.conv_relu_pool_forward(put(x), in_rows(weight), in_rows(bias))
@@ -235,7 +235,7 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
     rows = torch.stack([layout.pack(model.state_dict()) for model in models])
     chosen = FORMS[form]
     if chosen is not None and chosen.descriptors:
-        chosen = chosen._replace(untransposed=precision == "bf16")
+        chosen = chosen._replace(untransposed=True)
     own = kernels(precision, chosen)
     net = WideNet(blocks, layout, own)
     width = rows.shape[1]

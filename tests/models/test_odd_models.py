@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import toy
 from fedentopt.errors import InputError
-from fedentopt.models import build, head_name
+from fedentopt.models import build, head_name, host_reads
 from fedentopt.partition import parse, partition
 from fedentopt.randomness import key
 from fedentopt.simulation.config import RunConfig
@@ -108,6 +108,59 @@ def test_on_a_gpu_only_a_model_that_can_be_stacked_is(
         monkeypatch.setattr(choice, where, lambda device: False)
     made = build(f"odd_models:{model}", 3, seed=0, image_size=8)
     assert choice.choose_trainer("auto", made, torch.device("cuda"), 8) == trainer
+
+
+@pytest.mark.parametrize(
+    ("of", "reads"),
+    [
+        (lambda x: x * 2, False), (lambda x: x[:, torch.tensor([0, 1, 1])], False),
+        (lambda x: x.where(x > 1, 0), False),
+        (lambda x: x * float(x.max()), True), (lambda x: x if x.min() > 0 else -x, True),
+        (lambda x: x - x[x > 1].sum(), True), (lambda x: x * len(x.nonzero()), True),
+    ],
+)  # fmt: skip
+def test_whether_numbers_of_a_model_reach_python(of: Callable[[torch.Tensor], torch.Tensor], reads: bool) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self, classes: int) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(3 * 64, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(of(x).flatten(1))
+
+    assert host_reads(build("mine", 3, seed=0, image_size=8, factory=Model)) is reads
+
+
+@pytest.mark.parametrize(("model", "reads"), [("cumulative", True), ("untracked", False), ("spectral_norm", False)])
+def test_whether_numbers_reach_torchs_own_layers(model: str, reads: bool) -> None:
+    assert host_reads(build(f"odd_models:{model}", 3, seed=0, image_size=8)) is reads
+
+
+def test_trying_a_model_takes_no_draws_from_its_start() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self, drops: bool) -> None:
+            super().__init__()
+            self.last, self.drops = torch.nn.Linear(3 * 64, 3), drops
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(F.dropout(x.flatten(1), 0.5, self.training and self.drops))
+
+    plain, drawing = (
+        build("mine", 3, seed=1, image_size=8, initialisation="layers", factory=lambda _, drops=drops: Model(drops))
+        for drops in (False, True)
+    )
+    assert torch.equal(plain.last.weight, drawing.last.weight)
+
+
+def test_a_mask_of_infinities_may_come_with_start_weights(tmp_path: Path) -> None:
+    state = build("odd_models:masked", 3, seed=7, image_size=8).state_dict()
+    save_file(state, tmp_path / "start.safetensors")
+    model = build("odd_models:masked", 3, seed=0, image_size=8, weights=str(tmp_path / "start.safetensors"))
+    assert torch.equal(model.linear.weight, state["linear.weight"])
+    assert torch.equal(model.mask, state["mask"])
+    save_file(state | {"mask": -state["mask"]}, tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match=r"tensor 'mask' of .* holds NaN or infinity"):
+        build("odd_models:masked", 3, seed=0, image_size=8, weights=str(tmp_path / "other.safetensors"))
 
 
 def test_what_is_frozen_stays_to_the_last_bit() -> None:

@@ -128,6 +128,19 @@ def test_one_real_value_per_channel_is_taken_as_without_padding(shape, options):
     )
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_real_value_is_the_bias_to_the_last_bit_without_statistics(n):
+    """A bias begins at zero, where rounding would decide whether a ReLU behind it passes the gradient on."""
+    norm = layer((n, 64), torch.float32, track_running_stats=False)
+    with torch.no_grad():
+        norm.bias.zero_()
+    x = 7 + torch.randn(n, 64, generator=torch.Generator().manual_seed(0))
+    y = masked_batch_norm(norm, x.requires_grad_(), torch.arange(n) < 1)
+    assert not y[0].any()
+    y[0].sum().backward()
+    torch.testing.assert_close(x.grad[0], norm.weight.detach())  # as with fixed statistics
+
+
 @pytest.mark.parametrize("options", [{}, {"track_running_stats": False}])
 def test_a_batch_of_padding_alone_changes_nothing(options):
     norm = layer((3, 2, 2, 2), torch.float64, **options)

@@ -47,23 +47,6 @@ def test_the_arg_max_names_the_position_and_the_first_wins() -> None:
     assert top[0, 0, 0].tolist() == [[1, 0], [2, DEAD]]
 
 
-@pytest.mark.parametrize("padding", [0, 1, 2])
-def test_convolution_alone_is_torchs(padding: int) -> None:
-    x = torch.randn(2, 3, 2, 6, 5, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(2, 4, 2, 3, 3, dtype=torch.float64, requires_grad=True)
-    b = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    wanted = torch.stack([torch.conv2d(x[i], w[i], b[i], padding=padding) for i in range(2)])
-    dy = torch.randn_like(wanted)
-    dx, dw, db = torch.autograd.grad(wanted, (x, w, b), dy)
-    with torch.no_grad():
-        assert torch.allclose(plain.conv_forward(x, w, b, padding), wanted)
-        into, into_bias = torch.empty_like(w), torch.empty_like(b)
-        plain.conv_weight_grad(x, dy, into, into_bias, padding)
-        assert torch.allclose(into, dw)
-        assert torch.allclose(into_bias, db)
-        assert torch.allclose(plain.conv_input_grad(dy, w, padding), dx)
-
-
 def test_linear_is_torchs() -> None:
     x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 5), (2, 4, 5), (2, 4)))
     wanted = torch.stack([torch.relu(nn.functional.linear(torch.relu(x[i]), w[i], b[i])) for i in range(2)])

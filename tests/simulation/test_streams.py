@@ -244,6 +244,16 @@ def test_clients_with_code_run_outside_graphs_at_their_real_sizes(pair, monkeypa
     assert sum(what == "replay" for _, what in log) == 2 * (4 if pair.streams.sees_padding else 6)
 
 
+@pytest.mark.parametrize(("model", "captured"), [("odd_models:deciding", False), ("odd_models:viewing", True)])
+def test_a_model_whose_numbers_reach_python_runs_outside_graphs(model, captured, monkeypatch):
+    pair = Pair(model)
+    work = build_work([client(k, 20, 2, 8) for k in range(4)], 8, CLASSES, CPU)
+    expected = pair.streams.train(pair.starts, work).models
+    log = Streams(monkeypatch).give(monkeypatch, pair.streams._slots)
+    assert torch.equal(pair.streams.train(pair.starts, work).models, expected)
+    assert any(what == "replay" for _, what in log) is captured
+
+
 def test_a_round_that_wants_losses_has_a_graph_of_its_own(pair, monkeypatch):
     rows = [client(k, 16, 1, 8) for k in range(4)]
     with_, without = (build_work(rows, 8, CLASSES, CPU, wants_losses=wanted) for wanted in (True, False))

@@ -92,7 +92,7 @@ from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import WideForm, wide_forms, wide_update
+from fedentopt.simulation.triton import EVERY, WideForm, wide_forms, wide_update
 from fedentopt.simulation.triton.interface import Optimiser
 
 wide_forms.gluon_kernels = lambda: None  # those have a test of their own
@@ -120,8 +120,7 @@ tiny = nn.Sequential(
 layout, o = FlatLayout(tiny, channels_last=True), zeros(n, dtype=torch.int32)
 rows, one = zeros(n, layout.width), zeros(n)
 for bf16 in (False, True):
-    form = WideForm(*[True] * len(WideForm._fields))
-    net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=form))
+    net = WideNet(wide_blocks(tiny, 8), layout, TritonKernels(bf16=bf16, form=EVERY))
     net.reserve(rows)
     net.begin(rows, o, rows.clone(), rows.clone())
     terms = Optimiser(rows, rows, rows, one, one, one, one, rows, o, o, zeros(1, dtype=torch.int64),
@@ -132,10 +131,10 @@ deep = nn.Sequential(
     nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(),
     nn.Conv2d(64, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 16, 10),
 )
-layout, form = FlatLayout(deep, channels_last=True), WideForm(descriptors=True, joined=True)
+layout, form = FlatLayout(deep, channels_last=True), WideForm(untransposed=True, descriptors=True, joined=True)
 rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
 for bf16 in (False, True):
-    net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(bf16=bf16, form=form._replace(untransposed=bf16)))
+    net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(bf16=bf16, form=form))
     net.step(rows, rows.clone(), x, labels, None, None)
 from fedentopt.simulation.triton import wide_lines
 for ci, co in ((128, 64), (256, 16)):
@@ -233,7 +232,7 @@ import toy  # noqa: F401  (its models by name)
 from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer, stacked
-from fedentopt.simulation.triton import WideForm, ahead, wide_update
+from fedentopt.simulation.triton import EVERY, WideForm, ahead, wide_update
 from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
 asked = {True: set(), False: set()}  # variants, by whether they are compiled ahead
@@ -265,7 +264,7 @@ ROUNDS = """
 wide_update.SHARED = 1  # layers as small as these count as large ones
 stacked.PREDICT_SAMPLES = 1  # models are evaluated one by one
 skip, found = True, {}  # whether Triton is kept from compiling
-forms = [WideForm(), WideForm(*[True] * len(WideForm._fields))]
+forms = [WideForm(), EVERY]
 usual, every = forms
 for name, form, bf16 in (("lenet5", usual, False), ("lenet5", usual, True), ("toy:wide", usual, False),
                          ("toy:wide", every, False), ("toy:wide", every, True), ("toy:dropping", every, False)):

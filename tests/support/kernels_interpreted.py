@@ -68,7 +68,7 @@ LAYERS = [  # n, batch, in, out, kernel, height, width
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_convolution_relu_pool(layer: tuple[int, ...]) -> None:
     n, batch, ci, co, k, h, w = layer
-    assert triton.fuses_conv(ci, co, k, 0)
+    assert triton.fuses_conv(ci, co, k)
     x, weight, bias = torch.randn(n, batch, ci, h, w), rows(n, co, ci, k, k), rows(n, co)
     y, top = triton.conv_relu_pool_forward(x, weight, bias)
     wanted, wanted_top = plain.conv_relu_pool_forward(x.double(), weight.double(), bias.double())
@@ -158,10 +158,9 @@ def test_one_batch_for_all_models_needs_no_copies() -> None:
 
 
 def test_what_is_too_large_to_fuse_is_said() -> None:
-    assert triton.fuses_conv(6, 16, 5, 0)
-    assert not triton.fuses_conv(6, 16, 5, 1)
-    assert not triton.fuses_conv(64, 128, 3, 0)
-    assert not triton.fuses_conv(1, 4, 9, 0)
+    assert triton.fuses_conv(6, 16, 5)
+    assert not triton.fuses_conv(64, 128, 3)
+    assert not triton.fuses_conv(1, 4, 9)
 
 
 @pytest.mark.parametrize("sizes", [(2, 64, 84, 10), (3, 5, 37, 19), (1, 70, 20, 130)], ids=str)

@@ -28,6 +28,7 @@ from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import (
     AFTER_STEP,
+    EVERY,
     IN_GRADIENT,
     WideForm,
     ops,
@@ -179,7 +180,7 @@ def bits(x: Tensor) -> Tensor:
 def test_models_begin_a_round(bf16: bool, bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients of one start and one of another, in rows that still hold the round before."""
     monkeypatch.setattr(wide_update, "SHARED", 1)
-    layout, starts, net = nets("deeper", 3, bf16=bf16, form=WideForm(update=True, untransposed=bf16))
+    layout, starts, net = nets("deeper", 3, bf16=bf16, form=WideForm(update=True, untransposed=True))
     starts = starts.bfloat16().float()  # the interpreter would not round
     starts[0, ::7], starts[2, ::5] = -0.0, 0.0
     old = optimiser(starts[:2])
@@ -525,7 +526,7 @@ def test_what_comes_behind_a_convolution(rows: int) -> None:
 def test_all_forms_at_once_in_bf16(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_update, "SHARED", 1)
     _, shape, batch = MODELS["same size"]
-    layout, rows, net = nets("same size", 2, bf16=True, form=WideForm(*[True] * len(WideForm._fields)))
+    layout, rows, net = nets("same size", 2, bf16=True, form=EVERY)
     apart = WideNet(net.blocks, layout, ops("cpu", bf16=True))
     torch.manual_seed(2)
     inside = optimiser(rows)

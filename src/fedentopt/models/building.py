@@ -15,6 +15,7 @@ from torch import nn
 from fedentopt.errors import InputError
 from fedentopt.models.efficientnet_lite import EfficientNetLite
 from fedentopt.models.head import find_head, marking_head
+from fedentopt.models.host_reads import note_host_reads
 from fedentopt.models.keyed_draws import key_draws
 from fedentopt.models.keyed_dropout import DropoutKey, key_dropout
 from fedentopt.models.memory_order import keep_order
@@ -47,7 +48,8 @@ def check_own_model(
     model: nn.Module, spec: str, num_classes: int, image_size: int, channels: int, key: DropoutKey | None
 ) -> None:
     """Try a zero image, which also tells where the last linear layer is, how many channels the model takes of grey
-    images, in which order it can have them in memory, and whether it draws beside its dropout layers.
+    images, in which order it can have them in memory, whether it draws beside its dropout layers, and whether its
+    numbers reach Python.
 
     Refused are a failing forward, another width than `num_classes`, nothing to train, numbers that float32 does not
     hold, randomness that cannot be keyed.
@@ -70,6 +72,7 @@ def check_own_model(
         raise InputError(f"model: {spec} has no parameter that requires a gradient; accepted: at least one")
     try:
         key_draws(model, images, key)
+        note_host_reads(model, images)
     except InputError as error:
         accepted = "layers and functions of torch that draw in the forward pass of training"
         raise InputError(f"model: {spec}: {error}; accepted: {accepted}") from error

@@ -25,7 +25,8 @@ def copy_tensors(model: nn.Module, found: Mapping[str, Tensor], path: str, head:
     """Copy the tensors `found` in `path` into `model`, name by name.
 
     The last layer (`head`) stays as initialised when the file has none or one of another shape: other
-    classes. Every other missing, unknown, misshapen or non-finite tensor is refused by name.
+    classes. Every other missing, unknown, misshapen or non-finite tensor is refused by name, but for what the model
+    has itself, as a mask of infinities.
     """
     state = model.state_dict()
     mine = set() if head is None else {name for name in state if name.startswith(f"{head}.")}
@@ -48,7 +49,8 @@ def copy_tensors(model: nn.Module, found: Mapping[str, Tensor], path: str, head:
             )
         if given.is_floating_point() != tensor.is_floating_point():
             raise InputError(f"weights: tensor {name!r} of {path} is {given.dtype}, the model's is {tensor.dtype}")
-        if given.is_floating_point() and not torch.isfinite(given).all():
+        same = torch.equal(given.to(tensor.dtype), tensor)
+        if given.is_floating_point() and not same and not torch.isfinite(given).all():
             raise InputError(f"weights: tensor {name!r} of {path} holds NaN or infinity")
         chosen[name] = given.to(tensor.dtype)
     model.load_state_dict(chosen)

@@ -76,10 +76,10 @@ class LinearBlock:
     relu: bool
 
 
-def lower(model: nn.Module, fuses: Callable[[int, int, int, int], bool]) -> list[ConvBlock | LinearBlock] | None:
+def lower(model: nn.Module, fuses: Callable[[int, int, int], bool]) -> list[ConvBlock | LinearBlock] | None:
     """The model as blocks that the kernels know, or None if a layer does not fit.
 
-    `fuses(in_channels, out_channels, kernel, padding)` says which convolutions the kernels take.
+    `fuses(in_channels, out_channels, kernel)` says which convolutions the kernels take.
     """
     layers = flatten(model)
     if layers is None:
@@ -90,7 +90,7 @@ def lower(model: nn.Module, fuses: Callable[[int, int, int, int], bool]) -> list
         name, conv = rest[0][0], rest[0][1]
         pair = [layer for _, layer in rest[1:3]]
         pooled = len(pair) == 2 and any(is_plain(p, nn.ReLU) for p in pair) and any(is_pool2(p) for p in pair)
-        if not (pooled and _is_basic(conv) and fuses(conv.in_channels, conv.out_channels, conv.kernel_size[0], 0)):
+        if not (pooled and _is_basic(conv) and fuses(conv.in_channels, conv.out_channels, conv.kernel_size[0])):
             return None
         blocks.append(ConvBlock(f"{name}.weight", f"{name}.bias"))
         rest = rest[3:]

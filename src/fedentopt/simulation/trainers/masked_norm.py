@@ -78,6 +78,8 @@ def masked_batch_norm(layer: _BatchNorm, x: Tensor, real: Tensor) -> Tensor:
         unbiased = var * values / (values - 1).clamp(min=1)
         if layer.running_mean is None:
             var = var.masked_fill(alone, 1 - layer.eps)  # what is at the mean is passed on with its gradient
+            own = mean.masked_fill(~alone, 0)
+            mean = mean - own
         else:
             assert layer.running_var is not None
             before = layer.running_mean, layer.running_var
@@ -85,6 +87,8 @@ def masked_batch_norm(layer: _BatchNorm, x: Tensor, real: Tensor) -> Tensor:
             _move(layer, mean, unbiased, alone)
             mean, var = used
         share = (real & ~alone).to(var.dtype) / values.clamp(min=1)
+    if layer.running_mean is None:  # and is the bias to the last bit, or a ReLU behind it might let rounding decide
+        x = x - own.to(x.dtype).view(-1, *(1,) * (x.dim() - 2))
     y: Tensor = _Normalise.apply(x, layer.weight, layer.bias, mean, var, share, layer.eps)
     return y
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from fedentopt.models import host_reads
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.trainers.code_objective import CodeObjective
 from fedentopt.simulation.trainers.fused_blocks import fuse_blocks
@@ -148,8 +149,9 @@ class Slot:
 
     @property
     def _captures(self) -> bool:
-        """What code of one's own does in a step, such as drawing on the CPU, may not be captured."""
-        return self.code is None and not self.bound.draws
+        """What code of one's own does in a step, such as drawing on the CPU or deciding by numbers, may not be
+        captured."""
+        return self.code is None and not self.bound.draws and not host_reads(self.trainer.model)
 
     def _step(self, batch: BatchForm) -> None:
         t, row = self.trainer, self.fields

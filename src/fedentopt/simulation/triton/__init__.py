@@ -18,8 +18,8 @@ from fedentopt.simulation.triton.ahead import compile_ahead, outline
 from fedentopt.simulation.triton.interface import (
     AFTER_STEP,
     DEAD,
+    EVERY,
     IN_GRADIENT,
-    NO_CORRECTION,
     Kernels,
     Optimiser,
     WideForm,
@@ -29,8 +29,8 @@ from fedentopt.simulation.triton.plain import PlainKernels
 __all__ = [
     "AFTER_STEP",
     "DEAD",
+    "EVERY",
     "IN_GRADIENT",
-    "NO_CORRECTION",
     "Kernels",
     "Optimiser",
     "PlainKernels",
@@ -47,10 +47,8 @@ OLDEST_CAPABILITY = (8, 0)  # TF32 and bf16 tensor cores
 WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
 OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
 
-
 HOPPER = (9, 0)  # the first to have the copy engine that descriptors are for
 FORM_SHARED_MEMORY = 210_000  # bytes of the stages that forms with descriptors keep
-FORM: WideForm | None = None  # of wide convolutions everywhere, instead of what suits a device best
 
 
 def ops(
@@ -63,7 +61,7 @@ def ops(
         return PlainKernels(bf16=bf16)
     from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
-    form = form or FORM or form_for(device, bf16)
+    form = form or form_for(device)
     if form.gluon and not is_hopper(torch.device(device)):
         form = form._replace(gluon=False)  # its kernels are written for that chip's tensor cores
     return TritonKernels(exact=exact, bf16=bf16, wide=wide_runs_on(torch.device(device)), form=form)
@@ -73,16 +71,14 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER[0]
 
 
-def form_for(device: torch.device | str, bf16: bool) -> WideForm:
+def form_for(device: torch.device | str) -> WideForm:
     """The form of wide convolutions that is fastest there, as measured on an H200 (`benchmarks/wide_kernels.py`)."""
     place = torch.device(device)
     if place.type != "cuda" or torch.cuda.get_device_capability(place) < HOPPER:
         return WideForm()
     if torch.cuda.get_device_properties(place).shared_memory_per_block_optin < FORM_SHARED_MEMORY:
         return WideForm()
-    return WideForm(
-        first=True, update=True, untransposed=bf16, descriptors=True, aside=True, joined=True, gluon=True
-    )  # fmt: skip
+    return EVERY
 
 
 def wide_runs_on(device: torch.device) -> bool:

@@ -17,8 +17,6 @@ from torch import Tensor
 from fedentopt.simulation.triton.norm_statistics import WARPS, Maps, _share, fold
 from fedentopt.simulation.triton.windows import WAVE
 
-SIDES = (3, 5)
-STRIDES = (1, 2)
 TILES = {torch.float32: 2048, torch.bfloat16: 1024}  # values per program: registers for the taps on their way
 GRADIENT_TILE = 1024  # of the weight gradient, which keeps a sum for each tap of a row beside it
 SIZES = ["rows", "height", "width", "out_height", "out_width", "channels", "blocks", "span", "parts"]

@@ -27,8 +27,8 @@ class Kernels(Protocol):
 
     def describe(self) -> str: ...
 
-    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
-        """Whether `conv_relu_pool_*` takes this layer (square kernel, stride 1); if not, `conv_*` does."""
+    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int) -> bool:
+        """Whether `conv_relu_pool_*` takes this layer (square kernel, stride 1, no padding)."""
         ...
 
     def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,18 +46,6 @@ class Kernels(Protocol):
 
     def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
         """The gradient of x, (n, B, Ci, *size); `size` is x's height and width, which pooling may have floored away."""
-        ...
-
-    def conv_forward(self, x: Tensor, w: Tensor, b: Tensor, padding: int = 0) -> Tensor:
-        """Convolution (stride 1) and bias alone: (n, B, Ci, H, W) -> (n, B, Co, H + 2 padding - k + 1, W + ...)."""
-        ...
-
-    def conv_weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor, padding: int = 0) -> None:
-        """Write the gradients of `conv_forward`'s weight and bias into dw (n, Co, Ci, k, k) and db (n, Co)."""
-        ...
-
-    def conv_input_grad(self, dy: Tensor, w: Tensor, padding: int = 0) -> Tensor:
-        """The gradient of `conv_forward`'s x."""
         ...
 
     def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
@@ -171,12 +159,13 @@ class WideForm(NamedTuple):
     `first`: convolution, bias, ReLU and pool of the images are one kernel each way (`triton.wide_first`). `update`: the
     optimiser rides along with the weight gradients (`triton.wide_update`), and models that have finished are left out
     of what `descriptors` and `first` make. `untransposed`: bf16 products read maps and weights as they lie, which
-    tensor cores allow for 16 bits alone, instead of transposed copies. `descriptors`: the copy engine of a Hopper GPU
-    brings the products' tiles (`triton.wide_descriptors`, `triton.wide_lines`). `aside`, with `update`: weights whose
-    maps have few pixels move beside the gradients of the layers below. `joined`, with `descriptors`: bias, ReLU, pool,
-    transposed copies and the way back through ReLU happen in the convolutions' epilogues (`triton.wide_pooled`,
-    `triton.wide_descriptors.joined`). `gluon`, with `descriptors`: what neighbouring taps share is brought once, by
-    kernels in Gluon (`triton.wide_taps`, `triton.wide_step_lines`) where they fit a layer and Triton's version.
+    tensor cores allow for 16 bits alone, instead of transposed copies; fp32 products do as ever. `descriptors`: the
+    copy engine of a Hopper GPU brings the products' tiles (`triton.wide_descriptors`, `triton.wide_lines`). `aside`,
+    with `update`: weights whose maps have few pixels move beside the gradients of the layers below. `joined`, with
+    `descriptors`: bias, ReLU, pool, transposed copies and the way back through ReLU happen in the convolutions'
+    epilogues (`triton.wide_pooled`, `triton.wide_descriptors.joined`). `gluon`, with `descriptors`: what neighbouring
+    taps share is brought once, by kernels in Gluon (`triton.wide_taps`, `triton.wide_step_lines`) where they fit a
+    layer and Triton's version.
     """
 
     first: bool = False
@@ -186,6 +175,9 @@ class WideForm(NamedTuple):
     aside: bool = False
     joined: bool = False
     gluon: bool = False
+
+
+EVERY = WideForm(*[True] * len(WideForm._fields))  # all of it together: the form of Hopper GPUs
 
 
 class Products(NamedTuple):

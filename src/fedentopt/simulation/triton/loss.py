@@ -53,7 +53,7 @@ def softmax_xent_kernel(logits, labels, scale, shift, grads, losses, batch, clas
 
 
 def softmax_xent_grad(
-    logits: Tensor, labels: Tensor, scale: Tensor | None, shift: Tensor | None
+    logits: Tensor, labels: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """See `interface.Kernels.softmax_xent_grad`."""
     n, batch, classes = logits.shape

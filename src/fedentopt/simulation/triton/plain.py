@@ -26,14 +26,16 @@ class PlainKernels:
     def describe(self) -> str:
         return "plain torch" + (", bf16 products" if self._bf16 else "")
 
-    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
-        return padding == 0
+    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int) -> bool:
+        return True
 
     def _operand(self, x: Tensor) -> Tensor:
         return x.to(torch.bfloat16).to(x.dtype) if self._bf16 else x
 
     def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        dense = self.conv_forward(x, w, b)
+        n = x.shape[0]
+        inputs, filters = _groups(self._operand(x)), _filters(self._operand(w))
+        dense = _models(F.conv2d(inputs, filters, b.reshape(-1), groups=n), n)
         # relu(max_pool(.)) is max_pool(relu(.)) with a quarter of the work.
         pooled, index = F.max_pool2d(dense.flatten(0, 1), 2, return_indices=True)
         width = dense.shape[-1]
@@ -42,30 +44,18 @@ class PlainKernels:
         return pooled.relu_().view(*dense.shape[:3], *pooled.shape[2:]), code.view(*dense.shape[:3], *pooled.shape[2:])
 
     def conv_relu_pool_weight_grad(self, x: Tensor, dy: Tensor, argmax: Tensor, dw: Tensor, db: Tensor) -> None:
-        k = dw.shape[-1]
-        self.conv_weight_grad(x, _unpool(dy, argmax, (x.shape[-2] - k + 1, x.shape[-1] - k + 1)), dw, db)
+        n, k = x.shape[0], dw.shape[-1]
+        dense = _unpool(dy, argmax, (x.shape[-2] - k + 1, x.shape[-1] - k + 1))
+        inputs, grads = _groups(self._operand(x)), _groups(self._operand(dense))
+        grad = conv2d_weight(inputs, (n * dw.shape[1], *dw.shape[2:]), grads, groups=n)
+        dw.copy_(grad.view(dw.shape))
+        db.copy_(dense.sum(dim=(1, 3, 4)))
 
     def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
-        k = w.shape[-1]
-        return self.conv_input_grad(_unpool(dy, argmax, (size[0] - k + 1, size[1] - k + 1)), w)
-
-    def conv_forward(self, x: Tensor, w: Tensor, b: Tensor, padding: int = 0) -> Tensor:
-        n = x.shape[0]
-        y = F.conv2d(_groups(self._operand(x)), _filters(self._operand(w)), b.reshape(-1), padding=padding, groups=n)
-        return _models(y, n)
-
-    def conv_weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor, padding: int = 0) -> None:
-        n = x.shape[0]
-        size = (n * dw.shape[1], *dw.shape[2:])
-        inputs, grads = _groups(self._operand(x)), _groups(self._operand(dy))
-        grad = conv2d_weight(inputs, size, grads, padding=padding, groups=n)
-        dw.copy_(grad.view(dw.shape))
-        db.copy_(dy.sum(dim=(1, 3, 4)))
-
-    def conv_input_grad(self, dy: Tensor, w: Tensor, padding: int = 0) -> Tensor:
-        n = w.shape[0]
-        grads, filters = _groups(self._operand(dy)), _filters(self._operand(w))
-        return _models(F.conv_transpose2d(grads, filters, padding=padding, groups=n), n)
+        n, k = w.shape[0], w.shape[-1]
+        dense = _unpool(dy, argmax, (size[0] - k + 1, size[1] - k + 1))
+        grads, filters = _groups(self._operand(dense)), _filters(self._operand(w))
+        return _models(F.conv_transpose2d(grads, filters, groups=n), n)
 
     def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
         y = torch.baddbmm(b.unsqueeze(1), self._operand(x), self._operand(w).transpose(1, 2))

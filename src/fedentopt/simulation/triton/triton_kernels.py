@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedentopt.simulation.augment import ImageTransform
 from fedentopt.simulation.triton import (
     convolution,
     convolution_input_grad,
@@ -17,19 +16,17 @@ from fedentopt.simulation.triton import (
     update,
 )
 from fedentopt.simulation.triton.interface import Products, WideForm
-from fedentopt.simulation.triton.plain import PlainKernels
 from fedentopt.simulation.triton.windows import Windows
 
 LARGEST_KERNEL = 7
 
 
 class TritonKernels:
-    """See `interface.Kernels`; what has no Triton kernel (a convolution without pooling) runs in plain torch."""
+    """See `interface.Kernels`."""
 
     def __init__(
         self, exact: bool = False, bf16: bool = False, wide: bool = True, form: WideForm | None = None
     ) -> None:
-        self._plain = PlainKernels(bf16=bf16)
         # "tf32x3" splits an fp32 operand into two TF32 ones: fp32's accuracy from tensor cores.
         self._precision = "tf32x3" if exact else "tf32"
         self._products: dict[str, Any] = {"bf16": bf16, "precision": self._precision}
@@ -39,9 +36,9 @@ class TritonKernels:
         products = "bf16" if self._products["bf16"] else {"tf32x3": "fp32", "tf32": "TF32"}[self._precision]
         return f"Triton kernels, {products} products"
 
-    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int, padding: int) -> bool:
+    def fuses_conv(self, in_channels: int, out_channels: int, kernel: int) -> bool:
         size = Windows(in_channels, out_channels, kernel, 2 * kernel, 2 * kernel)
-        return padding == 0 and kernel <= LARGEST_KERNEL and size.fits(2 if self._precision == "tf32x3" else 1)
+        return kernel <= LARGEST_KERNEL and size.fits(2 if self._precision == "tf32x3" else 1)
 
     def conv_relu_pool_forward(self, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return convolution.forward(x, w, b, **self._products)
@@ -52,15 +49,6 @@ class TritonKernels:
     def conv_relu_pool_input_grad(self, dy: Tensor, argmax: Tensor, w: Tensor, size: tuple[int, int]) -> Tensor:
         return convolution_input_grad.input_grad(dy, argmax, w, size, **self._products)
 
-    def conv_forward(self, x: Tensor, w: Tensor, b: Tensor, padding: int = 0) -> Tensor:
-        return self._plain.conv_forward(x, w, b, padding)
-
-    def conv_weight_grad(self, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor, padding: int = 0) -> None:
-        self._plain.conv_weight_grad(x, dy, dw, db, padding)
-
-    def conv_input_grad(self, dy: Tensor, w: Tensor, padding: int = 0) -> Tensor:
-        return self._plain.conv_input_grad(dy, w, padding)
-
     def linear_forward(self, x: Tensor, w: Tensor, b: Tensor, relu: bool = False) -> Tensor:
         return linear.forward(x, w, b, relu, **self._products)
 
@@ -70,47 +58,7 @@ class TritonKernels:
     def linear_input_grad(self, dy: Tensor, w: Tensor, relu_of: Tensor | None = None) -> Tensor:
         return linear.input_grad(dy, w, relu_of, **self._products)
 
-    def gather_augment(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        plan: Tensor,
-        keys: Tensor,
-        step: Tensor,
-        transform: ImageTransform,
-        n: int,
-    ) -> tuple[Tensor, Tensor]:
-        return gather.gather_augment(images, labels, plan, keys, step, transform, n)
-
-    def softmax_xent_grad(
-        self, logits: Tensor, labels: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return loss.softmax_xent_grad(logits, labels, scale, shift)
-
-    def add_sample_losses(self, logits: Tensor, labels: Tensor, sums: Tensor) -> None:
-        loss.add_sample_losses(logits, labels, sums)
-
-    def sgd_update(
-        self,
-        w: Tensor,
-        v: Tensor,
-        g: Tensor,
-        *,
-        n: int,
-        lr: Tensor,
-        momentum: Tensor,
-        weight_decay: Tensor,
-        mu: Tensor,
-        start: Tensor,
-        start_row: Tensor,
-        steps: Tensor,
-        step: Tensor,
-        correction: Tensor | None = None,
-        correction_row: Tensor | None = None,
-        correction_mode: Tensor | None = None,
-    ) -> None:
-        update.sgd_update(
-            w, v, g, n=n, lr=lr, momentum=momentum, weight_decay=weight_decay, mu=mu, start=start, start_row=start_row,
-            steps=steps, step=step, correction=correction, correction_row=correction_row,
-            correction_mode=correction_mode,
-        )  # fmt: skip
+    gather_augment = staticmethod(gather.gather_augment)
+    softmax_xent_grad = staticmethod(loss.softmax_xent_grad)
+    add_sample_losses = staticmethod(loss.add_sample_losses)
+    sgd_update = staticmethod(update.sgd_update)

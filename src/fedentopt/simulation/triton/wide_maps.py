@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""What happens to the maps of `kernels.wide` between its products, and to its weights before them, in Triton.
+"""What happens to the maps of `triton.wide` between its products, and to its weights before them, in Triton.
 
 Everything here reads once and writes what the next products want, in both orders: images as windows, pooling, the way
 back through pooling and ReLU with the sums that are the bias gradient, turned weights, dropout.
