@@ -42,8 +42,8 @@ class Slope(NamedTuple):
 
 class Normalised(NamedTuple):
     """What a batch's way back needs: the `maps` (n, P, B, C) that were normalised and which of their samples are `real`
-    (n, B), the layer's `weight`, the `mean` and `var` that were taken (n, C), and a value's `share` (n, 1) in these, 1 / N
-    or 0 where they were not the batch's own."""
+    (n, B), the layer's `weight`, the `mean` and `var` that were taken (n, C), and a value's `share` (n, 1) in these,
+    which is 1 / N, or 0 where they were not the batch's own."""
 
     maps: Tensor
     real: Tensor
@@ -244,8 +244,8 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Back through `activated` and the statistics behind it: the gradient of the maps, and the same turned.
 
-    That of the product's bias is zero where statistics are the batch's own: what it adds to all values, their mean takes
-    away.
+    That of the product's bias is zero where statistics are the batch's own: what it adds to all values, their mean
+    takes away.
     """
     z, real = seen.maps, seen.real
     n, pixels, batch, c = z.shape
