@@ -187,6 +187,47 @@ def canonical(made, models):
     return made.layout.to_canonical(models)
 
 
+@pytest.fixture
+def stacks_norms(monkeypatch):
+    monkeypatch.setattr("fedentopt.simulation.trainers.wide_blocks.STACKS_NORMS", True)
+
+
+@pytest.mark.parametrize("form", [WideForm(), EVERY], ids=["plain", "every"])
+def test_batch_norm_in_stacks(exact, stacks_norms, form, monkeypatch):
+    """Uneven clients, lone values among their batches: models, running statistics and losses of the loop trainer."""
+    count_as_large(monkeypatch)
+    monkeypatch.setattr(triton_room, "form_for", lambda device: form)
+    gpu, cpu = world("toy:wide_normed", "stacked", CUDA), world("toy:wide_normed", "loop")
+    assert isinstance(gpu.trainer.net, WideNet)
+    rows = clients(9)
+    expected = cpu.trainer.train(cpu.starts, cpu.work(rows, wants_losses=True))
+    for others in ([], [], clients(5)):  # captured, replayed, replayed after a round of other clients
+        if others:
+            gpu.trainer.train(gpu.starts, gpu.work(others))
+        found = gpu.trainer.train(gpu.starts, gpu.work(rows, wants_losses=True))
+        pairs = (gpu.layout.to_canonical(found.models), cpu.layout.to_canonical(expected.models))
+        torch.testing.assert_close(*pairs, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(found.losses.cpu(), expected.losses, atol=2e-3, rtol=2e-3)
+    images = cpu.data.test_images
+    logits = gpu.trainer.predict(found.models, images.to(CUDA)).cpu(), cpu.trainer.predict(expected.models, images)
+    torch.testing.assert_close(*logits, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_same_bits_of_batch_norm_in_any_stack(stacks_norms, precision):
+    data = toy.images(samples=600, size=32, classes=10)
+    common = SHORT | {"model": "vgg11-bn", "precision": precision, "batch_size": 64}
+    config, said = toy.config(**common, algorithm="scaffold"), []
+    alone = toy.run([config], data, device="cuda", say=said.append)[0]
+    assert "wide convolutions" in said[0]
+    assert all(value.isfinite().all() for value in alone.model.values())
+    for size in (1, 2, 7):
+        beside = others(size - 1, common)
+        place = size // 2
+        stack = [*beside[:place], config, *beside[place:]]
+        assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
+
+
 @pytest.mark.parametrize(("name", "trainer"), NETS)
 def test_losses_of_training(exact, name, trainer):
     gpu, cpu = world(name, trainer, CUDA), world(name, "loop")

@@ -15,7 +15,8 @@ import pytest
     ("file", "tests"),
     [
         ("kernels_interpreted.py", 36),
-        ("wide_interpreted.py", 12),
+        ("wide_interpreted.py", 15),
+        ("wide_norms_interpreted.py", 10),
         ("stacks_interpreted.py", 11),
         ("wide_forms_interpreted.py", 36),
         ("norms_interpreted.py", 52),

@@ -90,6 +90,7 @@ MANY_CHANNELS = """
 from torch import nn
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers import wide_blocks as wide_blocks_room
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import EVERY, WideForm, wide_forms, wide_update
@@ -136,6 +137,17 @@ rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
 for bf16 in (False, True):
     net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(bf16=bf16, form=form))
     net.step(rows, rows.clone(), x, labels, None, None)
+wide_blocks_room.STACKS_NORMS = True
+normed = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 48, 3, padding=1),
+    nn.BatchNorm2d(48), nn.ReLU(), nn.Flatten(), nn.Linear(48 * 16, 10),
+)
+layout = FlatLayout(normed, channels_last=True)
+rows, state, x = zeros(n, layout.width), zeros(n, layout.width - layout.parameter_width), zeros(n, 64, 3, 8, 8)
+for bf16 in (False, True):
+    net = WideNet(wide_blocks(normed, 8), layout, TritonKernels(bf16=bf16, form=form))
+    net.step(rows, rows.clone(), x, labels, None, None, state=state)
+    net.logits(rows, x[:1])
 from fedentopt.simulation.triton import wide_lines
 for ci, co in ((128, 64), (256, 16)):
     for dtype in (torch.float32, torch.bfloat16):
@@ -185,8 +197,9 @@ KERNELS = {
         "wide_first.forward_kernel", "wide_first.weight_grad_kernel", "wide_lines.weight_grad_kernel",
         "wide_maps.add_parts_kernel",
         "wide_maps.dropout_kernel", "wide_maps.pool_kernel", "wide_maps.turn_kernel", "wide_maps.unpool_kernel",
-        "wide_maps.windows_kernel", "wide_pooled.forward_kernel", "wide_start.start_kernel",
-        "wide_update.weight_step_kernel",
+        "wide_maps.windows_kernel", "wide_norm.activate_kernel", "wide_norm.gradient_kernel",
+        "wide_norm.gradient_sums_kernel", "wide_norm.moments_kernel", "wide_pooled.forward_kernel",
+        "wide_start.start_kernel", "wide_update.weight_step_kernel",
     ],
     MAPS: [
         "depthwise.forward_kernel", "depthwise.input_grad_kernel", "depthwise.weight_grad_kernel",
@@ -232,6 +245,7 @@ import toy  # noqa: F401  (its models by name)
 from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer, stacked
+from fedentopt.simulation.trainers import wide_blocks as wide_blocks_room
 from fedentopt.simulation.triton import EVERY, WideForm, ahead, wide_update
 from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
@@ -267,7 +281,9 @@ skip, found = True, {}  # whether Triton is kept from compiling
 forms = [WideForm(), EVERY]
 usual, every = forms
 for name, form, bf16 in (("lenet5", usual, False), ("lenet5", usual, True), ("toy:wide", usual, False),
-                         ("toy:wide", every, False), ("toy:wide", every, True), ("toy:dropping", every, False)):
+                         ("toy:wide", every, False), ("toy:wide", every, True), ("toy:dropping", every, False),
+                         ("toy:wide_normed", usual, False), ("toy:wide_normed", every, True)):
+    wide_blocks_room.STACKS_NORMS = name == "toy:wide_normed"
     made = straight_line.world(name, "loop")
     module = build(name, straight_line.CLASSES, seed=5, image_size=straight_line.SIZES.get(name, 8))
     made.layout = FlatLayout(module, channels_last=name != "lenet5")
@@ -302,7 +318,7 @@ def rehearsed(script: str) -> Any:
 def test_what_is_compiled_ahead_is_what_is_launched() -> None:
     """Of rounds and evaluations on the CPU, whose tensors have memory; rehearsals touch none of them."""
     found = rehearsed(ROUNDS)
-    assert len(found) == 12
+    assert len(found) == 16
     for case, (together, missing, needless, operations) in found.items():
         assert together >= 10, case
         assert missing == [], case

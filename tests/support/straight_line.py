@@ -25,7 +25,7 @@ from fedentopt.simulation.triton import ops
 from fedentopt.simulation.work import LocalCode, Row, Work, build_work
 
 CLASSES, SAMPLES, BATCH = 4, 120, 8
-SIZES = {"lenet5": 32}  # of images; the toy models take 8
+SIZES = {"lenet5": 32, "toy:wide_normed": 4}  # of images; the other toy models take 8
 CPU = torch.device("cpu")
 
 

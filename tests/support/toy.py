@@ -48,6 +48,17 @@ def wide(num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def wide_normed(num_classes: int) -> nn.Module:
+    """Convolutions with many channels and BatchNorm, one of them without a bias, for 4x4 images; the last map is one
+    pixel, of which a batch of one sample has a lone value."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16, num_classes),
+    )  # fmt: skip
+
+
 def pooled(num_classes: int) -> nn.Module:
     """A LeNet-5 for 8x8 images: convolution, ReLU and pool that one kernel takes, and two linear layers."""
     return nn.Sequential(

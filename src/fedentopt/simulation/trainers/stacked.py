@@ -75,6 +75,7 @@ class StepBuffers:
         batch, classes = work.index.shape[2], work.logit_scale.shape[1]
         self.w, self.v, self.g = (_lines(n, p, device) for _ in range(3))
         self.start = torch.zeros(room.starts, p, device=device)
+        self.start_state = torch.zeros(room.starts, layout.moving_width - p, device=device)
         self.index = torch.full((room.steps, n, batch), -1, dtype=torch.int32, device=device)
         # On a GPU there is always one, so that the compiled step does not depend on the other runs' methods.
         corrections = max(room.corrections, int(device.type == "cuda"))
@@ -88,13 +89,16 @@ class StepBuffers:
                 "correction_row", "correction_mode",
             )
         }  # fmt: skip
+        self.state = torch.zeros(n, layout.moving_width - p, device=device)  # running statistics of BatchNorm
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(n, 2, dtype=torch.float64, device=device)  # as `Kernels.add_sample_losses` adds them
 
     def load(self, work: Work, starts: torch.Tensor) -> None:
         """Copy a round in, but for the clients' models. Rows beyond it have zero steps, so they never move."""
         n = work.rows
-        self.start[: len(starts)].copy_(starts[:, : self.w.shape[1]])
+        p = self.w.shape[1]
+        self.start[: len(starts)].copy_(starts[:, :p])
+        self.start_state[: len(starts)].copy_(starts[:, p : p + self.state.shape[1]])
         self.index[: work.index.shape[0], :n].copy_(work.index)
         self.index[:, n:].fill_(-1)
         pairs = [(room[:n], getattr(work, name)) for name, room in self.per_row.items()]
@@ -140,6 +144,8 @@ class StackedTrainer:
         self.layout, self.data, self.transform, self.kernels = layout, data, transform, kernels
         self.net = _stacked_net(model, layout, data, kernels)
         self._draws = dropout_key(model) is not None
+        self._normed = isinstance(self.net, WideNet) and self.net.blocks.normed
+        self._evaluated = layout.moving_width if self._normed else layout.parameter_width  # columns that count
         self._buffers: StepBuffers | None = None
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}  # by rows
@@ -209,14 +215,19 @@ class StackedTrainer:
                 self._replay(buffers, shape)
             else:
                 self._step(buffers, shape)
-        models, p = buffers.w[: work.rows], self.layout.parameter_width
-        if self.layout.width > p:  # buffers travel unchanged
+        models = buffers.w[: work.rows]
+        if self._normed:
+            models = torch.cat([models, buffers.state[: work.rows]], 1)
+        p = models.shape[1]
+        if self.layout.width > p:  # other buffers travel unchanged
             models = torch.cat([models, starts[:, p:].index_select(0, work.start_row)], 1)
         return Trained(models, work.average_losses(buffers.losses[: work.rows]) if work.wants_losses else None)
 
     def _begin(self, b: StepBuffers, n: int) -> None:
         """The first n rows as their clients start, without momentum."""
         w, start_row = b.w[:n], b.per_row["start_row"][:n]
+        if self._normed:
+            torch.index_select(b.start_state, 0, start_row, out=b.state[:n])
         if isinstance(self.net, WideNet):
             self.net.begin(b.start, start_row, w, b.v)
         else:
@@ -234,8 +245,11 @@ class StackedTrainer:
             b.w, b.v, b.g, start=b.start, step=b.step, correction=b.correction,
             **{k: v for k, v in b.per_row.items() if not k.endswith("_key")},
         )  # fmt: skip
-        if isinstance(self.net, WideNet) and self.net.updates:
-            logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys, optimiser)
+        if isinstance(self.net, WideNet):
+            moves, state = self.net.updates, b.state if self._normed else None
+            logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys, optimiser if moves else None, state)
+            if not moves:
+                self.kernels.sgd_update(n=n, **optimiser._asdict())
         else:
             logits = self.net.step(b.w, b.g, x, labels, scale, shift, keys)
             self.kernels.sgd_update(n=n, **optimiser._asdict())
@@ -290,7 +304,7 @@ class StackedTrainer:
 
     def _capture(self, b: StepBuffers, shape: StepShape) -> torch.cuda.CUDAGraph:
         # A warm-up outside the capture compiles kernels and sets up libraries; what it changes is put back.
-        state = (b.w, b.v, b.step, b.losses)
+        state = (b.w, b.v, b.state, b.step, b.losses)
         saved = [t.clone() for t in state]
         # One stream for all warm-ups, so that they share their memory.
         self._side = side = self._side or torch.cuda.Stream()
@@ -318,7 +332,7 @@ class StackedTrainer:
         """Logits (G, M, C) of every model for one batch of uint8 images."""
         x = self.transform.standardise(images)[None]
         room = max(1, PREDICT_SAMPLES // x.shape[1])
-        parts = models[:, : self.layout.parameter_width].contiguous().split(room)
+        parts = models[:, : self._evaluated].contiguous().split(room)
         shape = (len(models), len(images))
         if self._compiles and shape not in self._predicted:
             self._predicted.add(shape)
@@ -336,7 +350,7 @@ class StackedTrainer:
     def soft_labels(self, trained: torch.Tensor, samples: list[np.ndarray]) -> np.ndarray:
         """Mean softmax of each trained model over its own samples, (N, C)."""
         device, means = self.data.images.device, []
-        for row, chosen in zip(trained[:, : self.layout.parameter_width], samples, strict=True):
+        for row, chosen in zip(trained[:, : self._evaluated], samples, strict=True):
             weights, logits = row[None].contiguous(), []
             for index in torch.from_numpy(chosen).to(device, torch.int64).split(self._most_images):
                 x = self.transform.standardise(self.data.images[index])[None]
@@ -350,7 +364,7 @@ class StackedTrainer:
         device = self.data.images.device
         lines, chosen = places_of_models(rows, samples), joined_samples(samples)
         order = to_device(np.array(list(lines), dtype=np.int64), device)
-        parameters = models[:, : self.layout.parameter_width].index_select(0, order)
+        parameters = models[:, : self._evaluated].index_select(0, order)
         values, places = [], []
         for block in even_blocks(list(lines.values()), self._most_images):
             index = to_device(chosen[block.places.clip(min=0)].reshape(-1), device)

@@ -1,7 +1,7 @@
 """Which models the wide convolution kernels take: a plain Sequential, layer by layer.
 
-Convolutions (stride 1), each followed by ReLU and perhaps a 2x2 max-pool, then linear layers with ReLU between them;
-dropout may follow the last map and every ReLU between linear layers.
+Convolutions (stride 1), each followed by ReLU and perhaps a 2x2 max-pool, then linear layers with ReLU between them.
+BatchNorm may stand between a convolution and its ReLU, dropout behind the last map and each ReLU between linear layers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,41 @@ from fedentopt.simulation.lowering import REACH, flatten, is_plain, is_pool2
 WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
 CHANNELS = 16  # all other layers have multiples of this
 LARGEST_KERNEL = 7
+STACKS_NORMS = False  # on once the GPU tests have run with it; BatchNorm trains in streams until then
 
 Layers = list[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True)
+class WideNorm:
+    """BatchNorm by the name of its layer."""
+
+    name: str
+    eps: float
+    momentum: float
+
+    @property
+    def weight(self) -> str:
+        return f"{self.name}.weight"
+
+    @property
+    def bias(self) -> str:
+        return f"{self.name}.bias"
+
+
+@dataclass(frozen=True)
 class WideConv:
-    """Convolution and ReLU, with the max-pool that follows if one does, by the names of weight and bias."""
+    """Convolution and ReLU, with BatchNorm between them and a max-pool behind where there are such, by the names of
+    weight and bias."""
 
     weight: str
-    bias: str
+    bias: str | None
     inputs: int
     outputs: int
     side: int
     padding: int
     pooled: bool
+    norm: WideNorm | None
 
     @property
     def window(self) -> int:
@@ -65,6 +85,10 @@ class WideBlocks:
     linears: tuple[WideLinear, ...]
 
     @property
+    def normed(self) -> bool:
+        return any(conv.norm for conv in self.convolutions)
+
+    @property
     def draws(self) -> bool:
         return self.dropped is not None or any(linear.dropped for linear in self.linears)
 
@@ -94,7 +118,11 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
         fits = conv.in_channels % CHANNELS == 0 if convolutions else conv.in_channels <= 4 and entries <= WINDOW
         if padding is None or not fits or conv.out_channels % CHANNELS:
             return None
-        after = [layer for _, layer in rest[1:3]]
+        rest = rest[1:]
+        norm, rest = _norm(rest)
+        if norm is None and conv.bias is None:
+            return None
+        after = [layer for _, layer in rest[:2]]
         if after and is_pool2(after[0]):
             after.reverse()  # ReLU and max-pool commute
         if not after or not is_plain(after[0], nn.ReLU):
@@ -104,9 +132,10 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
         size = (size + 2 * padding - side + 1) // (2 if pooled else 1)
         if size < 1:
             return None
-        block = WideConv(f"{name}.weight", f"{name}.bias", conv.in_channels, conv.out_channels, side, padding, pooled)
-        convolutions.append(block)
-        rest = rest[3:] if pooled else rest[2:]
+        bias = None if conv.bias is None else f"{name}.bias"
+        shape = (conv.in_channels, conv.out_channels, side, padding)
+        convolutions.append(WideConv(f"{name}.weight", bias, *shape, pooled, norm))
+        rest = rest[2:] if pooled else rest[1:]
     dropped, rest = _dropped(rest)
     flat = rest[0][1] if rest else None
     if not convolutions or flat is None or not is_plain(flat, nn.Flatten) or (flat.start_dim, flat.end_dim) != (1, -1):
@@ -116,6 +145,16 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
         dropped, rest = _dropped(rest)
     linears = _linears(rest)
     return None if linears is None else WideBlocks(tuple(convolutions), dropped, linears)
+
+
+def _norm(rest: Layers) -> tuple[WideNorm | None, Layers]:
+    """The BatchNorm that comes first, if one does that learns and keeps running statistics, and what is left."""
+    name, layer = rest[0] if rest else ("", None)
+    if layer is None or not STACKS_NORMS or not is_plain(layer, nn.BatchNorm2d):
+        return None, rest
+    if not (layer.affine and layer.bias is not None and layer.track_running_stats) or layer.momentum is None:
+        return None, rest
+    return WideNorm(name, layer.eps, layer.momentum), rest[1:]
 
 
 def _dropped(rest: Layers) -> tuple[Dropped | None, Layers]:
@@ -154,7 +193,6 @@ def _padding(conv: nn.Conv2d) -> int | None:
         and conv.padding_mode == "zeros"
         and conv.dilation == (1, 1)
         and conv.groups == 1
-        and conv.bias is not None
     )
     padding = conv.padding
     if padding == "same":

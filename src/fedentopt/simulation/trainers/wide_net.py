@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,8 +23,9 @@ from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideC
 from fedentopt.simulation.triton import Kernels, Optimiser
 
 if TYPE_CHECKING:
-    from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_update
+    from fedentopt.simulation.triton import wide_descriptors, wide_maps, wide_norm, wide_update
 
+COUNT = "num_batches_tracked"
 SAMPLES_IN_FLIGHT = 8192  # images times models of a forward pass whose maps nobody keeps
 
 
@@ -41,6 +42,7 @@ class _Kept:
     grown: tuple[int, int]
     padding: int
     weight: torch.Tensor | None
+    normed: wide_norm.Normalised | None
 
 
 class WideNet:
@@ -49,6 +51,9 @@ class WideNet:
     Where the kernels' form says so, `step` takes the optimiser's settings and moves the weights itself. It then reads
     copies of them that it keeps from step to step: `reserve` makes room for those, `begin` fills them for a round,
     `refresh` fills them from weights that somebody else has written.
+
+    Of models with BatchNorm, `step` moves the running statistics in `state`, the layout's buffers (n, ...), and rows to
+    evaluate have them behind their parameters.
     """
 
     def __init__(self, blocks: WideBlocks, layout: FlatLayout, kernels: Kernels) -> None:
@@ -56,12 +61,14 @@ class WideNet:
         from fedentopt.simulation.triton import wide_forms
 
         self.blocks, self.kernels, self.products = blocks, kernels, kernels.wide
-        self._slots = {slot.name: slot for slot in layout.parameters}
+        self._slots = {slot.name: slot for slot in layout.slots}
+        self._width = layout.parameter_width
         self._dtype = torch.bfloat16 if self.products.bf16 else torch.float32
         form = self.products.form
         self._layers = wide_forms.WideLayers(self.products)
         self._turned = self._layers.turned
-        self._first_alone = form.first and blocks.convolutions[0].pooled
+        first = blocks.convolutions[0]
+        self._first_alone = form.first and first.pooled and first.norm is None
         self.updates, self._beside = form.update, SideStream() if form.aside else None
         self._copies: dict[int, wide_update.Copies] = {}
         self._rest = self._rest_of(layout.parameter_width)
@@ -73,7 +80,12 @@ class WideNet:
         starts = [0, *(end for _, end in ends)]
         found: dict[int, list[tuple[int, int]]] = {}
         for begin, end in zip(starts, [*(begin for begin, _ in ends), width], strict=True):
-            layers = [i for i, c in enumerate(self.blocks.convolutions) if begin <= self._slots[c.bias].offset < end]
+            layers = [
+                i
+                for i, c in enumerate(self.blocks.convolutions)
+                for name in (c.bias, None if c.norm is None else c.norm.bias)
+                if name is not None and begin <= self._slots[name].offset < end
+            ]
             if begin < end:
                 found.setdefault(min(layers, default=0), []).append((begin, end))
         return found
@@ -136,6 +148,10 @@ class WideNet:
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2, 3)
         return weight.flatten(2)[:, :, None] if block.window else weight
 
+    def _bias(self, rows: torch.Tensor, block: WideConv) -> torch.Tensor:
+        assert block.bias is not None
+        return self._slots[block.bias].view(rows)
+
     def _operands(
         self, rows: torch.Tensor, i: int, keep: bool, moving: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -166,20 +182,65 @@ class WideNet:
         images = wide_first.batch_last(x, whole=not keep)  # a batch that trains has one size in all of a run
         weight = self._slots[block.weight].view(rows).permute(0, 1, 3, 4, 2).flatten(2)
         maps, maps_t, code, grown = wide_first.forward(
-            images, weight, self._slots[block.bias].view(rows), block.side, block.window, block.padding, self._dtype,
+            images, weight, self._bias(rows, block), block.side, block.window, block.padding, self._dtype,
             models=len(rows), keep=keep, turned=keep and self._turned, precision=self.products.precision,
             running=running,
         )  # fmt: skip
         size = (int(x.shape[-2]), int(x.shape[-1]))
-        kept = [_Kept(images, maps, code, size, grown, block.padding, None)] if keep else []
+        kept = [_Kept(images, maps, code, size, grown, block.padding, None, None)] if keep else []
         return maps, maps_t, kept, (grown[0] // 2, grown[1] // 2)
 
+    def _statistics(self, block: WideConv, rows: torch.Tensor, state: torch.Tensor | None) -> list[torch.Tensor]:
+        """Running mean, variance and number of batches, in `state` or else behind the parameters in `rows`."""
+        assert block.norm is not None
+        slots = [self._slots[f"{block.norm.name}.{kind}"] for kind in ("running_mean", "running_var", COUNT)]
+        if state is None:
+            return [slot.view(rows) for slot in slots]
+        return [replace(slot, offset=slot.offset - self._width).view(state) for slot in slots]
+
+    def _evaluated(self, rows: torch.Tensor, block: WideConv) -> wide_norm.Slope:
+        """What BatchNorm makes of a product, to which no bias has been added, by its running statistics."""
+        from fedentopt.simulation.triton import wide_norm
+
+        assert block.norm is not None
+        mean, var, _ = self._statistics(block, rows, None)
+        scale = self._slots[block.norm.weight].view(rows) * (var + block.norm.eps).rsqrt()
+        shift = self._slots[block.norm.bias].view(rows) - mean * scale
+        return wide_norm.Slope(scale, shift if block.bias is None else shift + self._bias(rows, block) * scale)
+
+    def _normalised(
+        self, rows: torch.Tensor, block: WideConv, maps: torch.Tensor, real: torch.Tensor, state: torch.Tensor
+    ) -> tuple[wide_norm.Slope, wide_norm.Normalised]:
+        """The same by the statistics of the batch, which move the running ones; see `masked_norm` for a lone value.
+
+        The convolution's bias changes the running mean and nothing else.
+        """
+        from fedentopt.simulation.triton import wide_norm
+
+        assert block.norm is not None
+        found = wide_norm.statistics(maps, real)
+        alone = found.values < 2  # rows that have finished see padding alone, and stay as they are
+        old_mean, old_var, batches = self._statistics(block, rows, state)
+        bias = 0.0 if block.bias is None else self._bias(rows, block)
+        mean, var = torch.where(alone, old_mean - bias, found.mean), torch.where(alone, old_var, found.var)
+        unbiased = found.var * found.values / (found.values - 1).clamp(min=1)
+        for old, new in ((old_mean, found.mean + bias), (old_var, unbiased)):
+            old.copy_(torch.where(alone, old, old * (1 - block.norm.momentum) + new * block.norm.momentum))
+        batches.add_((~alone[:, 0]).to(batches.dtype))
+        weight = self._slots[block.norm.weight].view(rows)
+        scale = weight * (var + block.norm.eps).rsqrt()
+        share = torch.where(alone, 0.0, 1 / found.values.clamp(min=1))
+        slope = wide_norm.Slope(scale, self._slots[block.norm.bias].view(rows) - mean * scale)
+        return slope, wide_norm.Normalised(maps, real, weight, mean, var, share, block.norm.eps)
+
     def _maps(
-        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: wide_maps.Running | None = None
-    ) -> tuple[torch.Tensor, list[_Kept]]:
+        self, rows: torch.Tensor, x: torch.Tensor, keep: bool, running: wide_maps.Running | None = None,
+        real: torch.Tensor | None = None, state: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[_Kept]]:  # fmt: skip
         """The last maps (n, H * W, B, C), and with `keep` what the backward pass needs; `running` says that the copies
-        of weights are those of `rows`, and which rows are wanted."""
-        from fedentopt.simulation.triton import wide_maps
+        of weights are those of `rows`, and which rows are wanted. For BatchNorm: which samples of a batch that trains
+        are `real`, and the `state` that it moves."""
+        from fedentopt.simulation.triton import wide_maps, wide_norm
 
         kept: list[_Kept] = []
         first = self.blocks.convolutions[0]
@@ -198,14 +259,24 @@ class WideNet:
             padding = 0 if block.window else block.padding
             trim = 0 if block.window else 2 * padding - block.side + 1
             grown = (size[0] + trim, size[1] + trim)
-            bias = self._slots[block.bias].view(rows)
-            out, out_t, code = self._layers.forward(
-                maps, weight, bias, size, grown, padding, pooled=block.pooled, keep=keep, running=running
-            )
+            normed = None
+            if block.norm is None:
+                out, out_t, code = self._layers.forward(
+                    maps, weight, self._bias(rows, block), size, grown, padding, pooled=block.pooled, keep=keep,
+                    running=running,
+                )  # fmt: skip
+            else:
+                product = self._layers.product(maps, weight, size, padding, running)
+                if real is None or state is None:
+                    slope = self._evaluated(rows, block)
+                else:
+                    slope, normed = self._normalised(rows, block, product, real, state)
+                how = {"pooled": block.pooled, "keep": keep, "turned": keep and self._turned}
+                out, out_t, code = wide_norm.activated(product, slope, grown, **how)
             if keep:
                 entered = maps_t if self._turned else maps
                 assert entered is not None
-                kept.append(_Kept(entered, out, code, size, grown, padding, back))
+                kept.append(_Kept(entered, out, code, size, grown, padding, back, normed))
             maps, maps_t = out, out_t
             size = (grown[0] // 2, grown[1] // 2) if block.pooled else grown
         return maps, kept
@@ -233,7 +304,7 @@ class WideNet:
     def step(
         self, rows: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, labels: torch.Tensor,
         scale: torch.Tensor | None, shift: torch.Tensor | None, keys: torch.Tensor | None = None,
-        optimiser: Optimiser | None = None,
+        optimiser: Optimiser | None = None, state: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """See `StackedNet`. With an optimiser, the weights in `rows`, which are its own, have moved afterwards, and
         logits of models that have finished mean nothing."""
@@ -242,7 +313,12 @@ class WideNet:
         n, samples = x.shape[:2]
         rows, gradient = rows[:n], gradient[:n]
         running = None if optimiser is None else wide_maps.Running(optimiser.steps, optimiser.step)
-        maps, kept = self._maps(rows, x, keep=True, running=running)
+        real = None
+        if state is not None:
+            real = torch.zeros(n, wide_maps.padded(samples), device=x.device)
+            real[:, :samples].copy_(labels >= 0)
+            state = state[:n]
+        maps, kept = self._maps(rows, x, keep=True, running=running, real=real, state=state)
         *entered, logits = self._linears(rows, self._features(maps, samples), keys)
         upstream, _ = self.kernels.softmax_xent_grad(logits, labels, scale, shift)
         back = self._linears_back(rows, gradient, entered, upstream, drops=keys is not None)
@@ -282,41 +358,53 @@ class WideNet:
         running: wide_maps.Running | None,
     ) -> None:  # fmt: skip
         """Write the gradients of the convolutions, given that of the last maps, or move their weights."""
-        from fedentopt.simulation.triton import wide_first, wide_forms, wide_maps
+        from fedentopt.simulation.triton import wide_first, wide_forms, wide_maps, wide_norm
 
         n = len(dy)
         back: torch.Tensor | wide_descriptors.Joined = dy  # a gradient, or what `unpool` would give for it
         lent: list[torch.Tensor] = []  # what is read beside is kept until that has ended
         for i in range(len(kept) - 1, -1, -1):
             block, layer = self.blocks.convolutions[i], kept[i]
-            bias, into = self._slots[block.bias].view(gradient), self._weight(gradient, block)
+            bias = None if block.bias is None else self._bias(gradient, block)
+            into = self._weight(gradient, block)
             if not i and self._first_alone:
                 assert layer.code is not None
+                assert bias is not None
                 assert isinstance(back, torch.Tensor)
                 wide_first.weight_grad(
                     layer.entered, back, layer.code, into, bias, block.side, block.window, block.padding,
                     precision=self.products.precision,
                 )  # fmt: skip
                 continue
-            how = {"passes": i > 0 or not self._turned, "turned": self._turned}
-            dx, dx_t, sums = (
-                wide_maps.unpool(back, layer.left, layer.code, layer.grown, **how)
-                if isinstance(back, torch.Tensor)
-                else back
-            )
+            passes, turned = i > 0 or not self._turned, self._turned
+            sums: torch.Tensor | None = None
+            if layer.normed is not None:
+                assert isinstance(back, torch.Tensor)
+                assert block.norm is not None
+                weight, shift = (self._slots[name].view(gradient) for name in (block.norm.weight, block.norm.bias))
+                dx, dx_t = wide_norm.gradients(
+                    back, layer.left, layer.code, layer.normed, layer.grown, wide_norm.Into(weight, shift, bias),
+                    passes=passes, turned=turned,
+                )  # fmt: skip
+            elif isinstance(back, torch.Tensor):
+                dx, dx_t, sums = wide_maps.unpool(
+                    back, layer.left, layer.code, layer.grown, passes=passes, turned=turned
+                )
+            else:
+                dx, dx_t, sums = back
             out = dx_t if self._turned else dx
             assert out is not None
-            assert sums is not None
             if i:
                 assert dx is not None
                 assert layer.weight is not None
-                below = None if self.blocks.convolutions[i - 1].pooled else kept[i - 1].left
+                under = self.blocks.convolutions[i - 1]
+                below = None if under.pooled or under.norm is not None else kept[i - 1].left
                 padding = block.side - 1 - block.padding
                 back = self._layers.input_grad(dx, layer.weight, layer.grown, padding, below, running)
             # After the input gradient, which wants the weights as they were.
             beside = self._beside if i in self._copies and wide_forms.is_small(layer.size) else None
             if beside is not None:
-                lent += [out, sums]
+                lent += [out] if sums is None else [out, sums]
             with nullcontext() if beside is None else beside.fork(out):
                 if optimiser is not None and i in self._copies:
                     offset, copies = self._slots[block.weight].offset, self._copies[i]
@@ -325,7 +413,9 @@ class WideNet:
                     )
                 else:
                     self._layers.weight_grad(layer.entered, out, into, layer.size, layer.padding, running)
-                wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
+                if sums is not None:
+                    assert bias is not None
+                    wide_maps.add_parts(sums, block.outputs, bias, block.outputs)
                 if i:
                     self._move_rest(optimiser, i, n)
         if self._beside is not None:

@@ -68,6 +68,11 @@ class WideLayers:
         dense = self._convolve(maps, weight, bias, size, padding, running, **settings)
         return wide_maps.pool(dense, grown, pooled=pooled, keep=keep, turned=turned)
 
+    def product(self, maps: Tensor, weight: Tensor, size: Size, padding: int, running: Running | None) -> Tensor:
+        """A convolution and nothing behind it; see `forward`."""
+        settings: dict[str, Any] = {"models": len(weight), "precision": self.precision}
+        return self._convolve(maps, weight, None, size, padding, running, **settings)
+
     def input_grad(
         self, dy: Tensor, weight: Tensor, size: Size, padding: int, left: Tensor | None,
         running: Running | None = None,

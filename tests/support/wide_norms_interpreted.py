@@ -1,0 +1,158 @@
+"""BatchNorm among wide convolutions against float64 torch and the loop trainer, through Triton's interpreter.
+
+Not collected by itself: `test_triton.py` runs this file in a process where TRITON_INTERPRET=1 was set before
+anything could import Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import straight_line
+import toy
+from fedentopt.simulation.layout import FlatLayout
+from fedentopt.simulation.trainers import StackedTrainer
+from fedentopt.simulation.trainers.wide_blocks import wide_blocks
+from fedentopt.simulation.trainers.wide_net import WideNet
+from fedentopt.simulation.triton import EVERY, WideForm, ops, wide_norm, wide_pooled, wide_update
+from fedentopt.simulation.work import Row
+from straight_line import World, clients, world
+
+pytest_plugins = ["interpreting"]
+torch.set_num_threads(1)
+NAME = "toy:wide_normed"
+FORMS = {
+    "plain": WideForm(), "update": WideForm(first=True, update=True),
+    "every": EVERY,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def stacks_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedentopt.simulation.trainers.wide_blocks.STACKS_NORMS", True)
+
+
+@pytest.fixture(params=FORMS)
+def stacked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A stack in one of the forms; layers as small as these are taken as large ones are."""
+    monkeypatch.setattr(wide_update, "SHARED", 1)
+    monkeypatch.setattr(wide_pooled, "NARROWEST", 2)
+    monkeypatch.setattr("fedentopt.simulation.triton.form_for", lambda device: FORMS[request.param])
+    made = world(NAME, "stacked")
+    assert isinstance(made.trainer, StackedTrainer)
+    assert isinstance(made.trainer.net, WideNet)
+    assert made.trainer.net.updates == FORMS[request.param].update
+    return made
+
+
+def short(places: list[int]) -> list[Row]:
+    """Some of the uneven clients, for one epoch or two."""
+    every = clients(9)
+    return [replace(every[k], task=replace(every[k].task, epochs=1 + k % 2)) for k in places]
+
+
+def test_uneven_clients_train_as_one_by_one_in_float64(stacked: World) -> None:
+    """Partial batches, clients that stop early, terms in logits, a push; running statistics as well."""
+    work = stacked.work(short([0, 2, 5]), wants_losses=True)
+    models, losses = straight_line.train(stacked, work)
+    trained = stacked.trainer.train(stacked.starts, work)
+    torch.testing.assert_close(trained.models, models.float(), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(trained.losses, losses, atol=2e-5, rtol=2e-5, check_dtype=False)
+    p = stacked.layout.parameter_width
+    moved = (trained.models - stacked.starts[work.start_row])[:, p : stacked.layout.moving_width]
+    assert (moved.abs().amax(1) > 0.1).all()  # statistics and the number of batches
+
+
+def test_lone_values_and_the_same_bits_alone(stacked: World) -> None:
+    """Batches of one sample, whose last map is one pixel: normalised by running statistics, as in the loop trainer."""
+    loop, (first, lone, last) = world(NAME, "loop"), short([2, 3, 4])
+    rows = [first, lone, replace(last, task=replace(last.task, samples=last.task.samples[:9]))]  # one of them is left
+    work = stacked.work(rows, wants_losses=True)
+    many = stacked.trainer.train(stacked.starts, work)
+    told = loop.trainer.train(loop.starts, loop.work(rows, wants_losses=True))
+    plain = [w.layout.to_canonical(models) for w, models in ((stacked, many.models), (loop, told.models))]
+    torch.testing.assert_close(*plain, atol=2e-5, rtol=2e-5)
+    assert many.losses is not None
+    torch.testing.assert_close(many.losses, told.losses, atol=2e-5, rtol=2e-5)
+    alone = stacked.trainer.train(stacked.starts, stacked.work(rows[:1], wants_losses=True))
+    place = int(np.flatnonzero(work.source == 0)[0])
+    assert torch.equal(many.models[place], alone.models[0])
+    assert alone.losses is not None
+    assert torch.equal(many.losses[place], alone.losses[0])
+
+
+def test_models_are_evaluated_by_their_running_statistics() -> None:
+    stack, loop = (world(NAME, name) for name in ("stacked", "loop"))
+    assert isinstance(stack.trainer, StackedTrainer)
+    starts = [w.starts.clone() for w in (stack, loop)]
+    for w, rows in zip((stack, loop), starts, strict=True):
+        for slot in w.layout.buffers:
+            drawn = torch.rand(3, *slot.shape, generator=torch.Generator().manual_seed(len(slot.name))) + 0.5
+            slot.view(rows).copy_(drawn)
+    images = stack.data.test_images[:20]
+    logits = [w.trainer.predict(rows, images) for w, rows in zip((stack, loop), starts, strict=True)]
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+    own = [np.arange(9), np.arange(30, 34), np.arange(50, 65)]
+    pairs = zip((stack, loop), starts, strict=True)
+    means = [w.trainer.mean_losses(rows, [2, 0, 2], own).read() for w, rows in pairs]
+    np.testing.assert_allclose(*means, rtol=1e-5)
+    pairs = zip((stack, loop), starts, strict=True)
+    soft = [w.trainer.soft_labels(rows, own) for w, rows in pairs]
+    np.testing.assert_allclose(*soft, rtol=1e-4)
+
+
+def test_the_engine_trains_them_as_one_by_one() -> None:
+    methods = ({"algorithm": "fedavg"}, {"algorithm": "scaffold", "seed": 1})
+    common = {"model": NAME, "rounds": 2, "clients": 4, "cohort": "2", "epochs": 1, "precision": "fp32-exact"}
+    configs = [toy.config(**(common | method)) for method in methods]
+    data, said = toy.images(samples=48, size=4), list[str]()
+    stack = toy.run(configs, data, trainer="stacked", say=said.append)
+    assert "wide convolutions" in said[0]
+    for config, outcome in zip(configs, stack, strict=True):
+        alone = toy.run([config], data, trainer="loop")[0]
+        assert toy.difference(outcome, alone) < 1e-5
+        assert alone.model["1.num_batches_tracked"] > 0
+
+
+def test_bf16_products(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps and their gradients in bf16, statistics and gradients of weights in fp32; the plain form and all at once."""
+    monkeypatch.setattr(wide_update, "SHARED", 1)
+    models = [toy.wide_normed(5) for _ in range(2)]
+    layout, blocks = FlatLayout(models[0], channels_last=True), wide_blocks(models[0], 4)
+    assert blocks is not None
+    rows = torch.stack([layout.pack(model.state_dict()) for model in models]).bfloat16().float()
+    x, labels = torch.randn(2, 16, 3, 4, 4), torch.randint(0, 5, (2, 16))
+    labels[1, -3:] = -1
+    p, exact = layout.parameter_width, torch.zeros_like(rows)
+    for i, model in enumerate(models):
+        model.load_state_dict(layout.unpack(rows[i]))
+        real = labels[i] >= 0
+        F.cross_entropy(model.double()(x[i, real].double()), labels[i, real]).backward()
+        for slot in layout.parameters:
+            slot.view(exact[i : i + 1])[0].copy_(model.get_parameter(slot.name).grad)
+        for slot in layout.buffers:
+            slot.view(exact[i : i + 1])[0].copy_(model.get_buffer(slot.name))
+    for form in (WideForm(), EVERY._replace(update=False)):
+        net = WideNet(blocks, layout, ops("cpu", bf16=True, form=form))
+        gradient, state = torch.zeros(2, p), rows[:, p:].clone()
+        net.step(rows[:, :p], gradient, x, labels, None, None, state=state)
+        # The interpreter cuts digits off, and some pixels change sides of ReLU's kink; a wrong index moves all by one.
+        for part, wanted, near in ((gradient, exact[:, :p], 0.25), (state, exact[:, p:], 2e-2)):
+            assert float((part - wanted).norm() / wanted.norm()) < near
+
+
+def test_statistics_of_values_far_from_zero() -> None:
+    z: Tensor = torch.randn(2, 9, 64, 32) * 1e-2 + 300.0
+    real = torch.ones(2, 64)
+    real[1, 40:] = 0.0
+    found = wide_norm.statistics(z, real)
+    for i, kept in enumerate((64, 40)):
+        exact = z[i, :, :kept].double()
+        torch.testing.assert_close(found.mean[i].double(), exact.mean((0, 1)), rtol=1e-6, atol=0)
+        torch.testing.assert_close(found.var[i].double(), exact.var((0, 1), correction=0), rtol=1e-3, atol=0)
