@@ -10,9 +10,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from fedentopt.simulation.triton import EVERY, WideForm, form_for
 
 PRELUDE = """
 import inspect, sys
@@ -456,3 +459,24 @@ def test_layers_that_kernels_in_gluon_do_not_serve_do_not_fit() -> None:
         {"precision": "ieee"},
     ):  # fmt: skip
         assert not fits(**other), other
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared", "version", "form"),
+    [
+        ((9, 0), 232_448, (3, 6), EVERY),
+        ((9, 0), 232_448, (3, 9), EVERY._replace(gluon=False)),  # compiled with, never run
+        ((9, 0), 200_000, (3, 6), WideForm()),
+        ((8, 0), 232_448, (3, 6), WideForm()),
+    ],
+    ids=str,
+)
+def test_the_form_of_a_gpu(
+    capability: tuple[int, int], shared: int, version: tuple[int, int], form: WideForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(shared_memory_per_block_optin=shared)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    monkeypatch.setattr("fedentopt.simulation.triton._triton_version", lambda: version)
+    assert form_for("cuda:0") == form
+    assert form_for("cpu") == WideForm()

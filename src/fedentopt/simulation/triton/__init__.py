@@ -46,6 +46,7 @@ __all__ = [
 OLDEST_CAPABILITY = (8, 0)  # TF32 and bf16 tensor cores
 WIDE_SHARED_MEMORY = 147456  # bytes of three stages of the largest tile
 OLDEST_TRITON = (3, 6)  # the kernels keep tuples of tensors
+GLUON_RUN = ((3, 6),)  # versions of Triton with which the kernels in Gluon have run; newer ones have only compiled them
 
 HOPPER = (9, 0)  # the first to have the copy engine that descriptors are for
 FORM_SHARED_MEMORY = 210_000  # bytes of the stages that forms with descriptors keep
@@ -78,7 +79,7 @@ def form_for(device: torch.device | str) -> WideForm:
         return WideForm()
     if torch.cuda.get_device_properties(place).shared_memory_per_block_optin < FORM_SHARED_MEMORY:
         return WideForm()
-    return EVERY
+    return EVERY._replace(gluon=_triton_version() in GLUON_RUN)
 
 
 def wide_runs_on(device: torch.device) -> bool:
