@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,6 +49,27 @@ def config(path: Path, **settings: object) -> RunConfig:
 def test_a_digest_tells_data_apart_and_itself_again() -> None:
     same, other = toy.images(seed=1), toy.images(seed=2)
     assert toy.images(seed=1).digest == same.digest != other.digest
+
+
+def test_data_is_the_same_on_another_kind_of_processor_and_for_runs_of_versions_before(tmp_path: Path) -> None:
+    """Statistics of pixels are sums that differ in the last bit with the order in which a processor adds."""
+    data, out = toy.images(), tmp_path / "out"
+    elsewhere = dataclasses.replace(data, std=tuple(np.nextafter(data.std, 1.0).tolist()))
+    other = dataclasses.replace(data, x_train=255 - data.x_train)
+    configs = [config(tmp_path / "mine.npz")]
+    (run,) = run_sweep(configs, options(out, tmp_path), data=data)
+    before = "9f05258019b24fa0"  # of `data`, as version 0.2.0 wrote it
+    for noted, same, changed in ((None, [data, elsewhere], [other]), (before, [data], [other, elsewhere])):
+        if noted is not None:
+            file = run.path / "run.json"
+            about = json.loads(file.read_text())
+            about["dataset"]["digest"] = noted
+            file.write_text(json.dumps(about))
+        for given in same:
+            assert run_sweep(configs, options(out, tmp_path), data=given)[0].summary == run.summary
+        for given in changed:
+            with pytest.raises(InputError, match="is not what .* was made from"):  # noqa: RUF043
+                run_sweep(configs, options(out, tmp_path), data=given)
 
 
 def test_finished_runs_of_a_file_that_has_changed_are_refused(tmp_path: Path) -> None:

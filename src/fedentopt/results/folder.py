@@ -34,7 +34,7 @@ from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_
 from fedentopt.results.clients import CLIENTS, clients_csv
 from fedentopt.results.environment import environment
 from fedentopt.results.label_counts import CLIENT_ACCURACY, COUNTS, REPORTED, client_accuracy_csv, counts_csv
-from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, plain_settings
+from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, is_same_data, plain_settings
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import rounds_csv
 from fedentopt.results.summary import summarise_outcome
@@ -108,11 +108,13 @@ class RunFolder:
 
     def is_of(self, digest: str) -> bool:
         """Whether the run in the folder was made of data with this digest, as far as it is known."""
-        return self._fits("dataset", digest)
+        noted = self._noted("dataset")
+        return not noted or not digest or is_same_data(noted, digest)
 
     def is_of_code(self, digest: str) -> bool:
         """Whether the run in the folder was made with own code of this digest, as far as it is known."""
-        return self._fits("code", digest)
+        noted = self._noted("code")
+        return not noted or not digest or noted == digest
 
     def check_code(self, digest: str, ways_out: str) -> None:
         """Refuse own code of another digest than that of the run in the folder; `ways_out` is what a person can do."""
@@ -121,10 +123,6 @@ class RunFolder:
                 f"code: the code behind {self.config.method} has changed since {self.path} was made "
                 f"(digest {self._noted('code')[:8]}, now {digest[:8]}); {ways_out}"
             )
-
-    def _fits(self, what: str, digest: str) -> bool:
-        noted = self._noted(what)
-        return not noted or not digest or noted == digest
 
     def _noted(self, what: str) -> str:
         """The digest in `run.json` of the `dataset` or the own `code`; empty where it has none."""
