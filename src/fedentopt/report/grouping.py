@@ -1,6 +1,7 @@
 """What may be compared with what: runs of one setting side by side, seeds of one method together.
 
-A *setting* is what the methods of a table share: data, partition, model, clients, cohort, availability, rounds.
+A *setting* is what the methods of a table share: data (one state of a file), partition, model, clients, cohort,
+availability, rounds.
 A *method* is everything else but the seed, a user's own code included; where two methods of a setting carry the same
 name (two buffer sizes, two values of mu, two states of a file), what differs is added to it.
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedentopt.results.reading import RunResult
+from fedentopt.results.reading import RunResult, is_same_data
 from fedentopt.selection import SELECTORS, EntropySelector, RandomSelector
 
 SETTING = (
@@ -74,17 +75,19 @@ class Group:
 
 def group_runs(runs: Iterable[RunResult]) -> tuple[Group, ...]:
     """Sort runs into settings and methods; any order of the input gives the same groups."""
-    # Data that changed under the same name has other classes; its runs share no chart with the older ones.
+    # Data that changed under the same name, other classes or other images; its runs share no chart with the older ones.
     settings: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs:
         settings.setdefault((_key(run.config, SETTING), run.labels.classes, run.labels.clients), []).append(run)
-    members = sorted(settings.values(), key=_setting_order)
-    titles = [setting_title(group[0].config, short=True) for group in members]
+    parts = [part for same in settings.values() for part in _by_data(same)]
+    parts.sort(key=lambda part: (*_setting_order(part[1]), part[0]))
+    titles = [setting_title(group[0].config, short=True) for _, group in parts]
     titles = [
-        title if titles.count(title) == 1 else setting_title(group[0].config, short=False)
-        for title, group in zip(titles, members, strict=True)
+        (title if titles.count(title) == 1 else setting_title(group[0].config, short=False))
+        + (f" · data {data[:8]}" if data else "")
+        for title, (data, group) in zip(titles, parts, strict=True)
     ]
-    return tuple(Group(title, _methods(group)) for title, group in zip(titles, members, strict=True))
+    return tuple(Group(title, _methods(group)) for title, (_, group) in zip(titles, parts, strict=True))
 
 
 def averaging() -> str:
@@ -136,12 +139,27 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
     return tuple(sorted(methods, key=_method_order))
 
 
+def _by_data(runs: list[RunResult]) -> list[tuple[str, list[RunResult]]]:
+    """Runs of one setting by the digest of the data behind them; all together, without one, where it is one data set as
+    far as it is known."""
+    found: dict[str, list[RunResult]] = {}
+    for digest, run in sorted(
+        ((_digest(run, "dataset"), run) for run in runs), key=lambda pair: (-len(pair[0]), pair[0])
+    ):
+        found.setdefault(next((one for one in found if is_same_data(one, digest)), digest), []).append(run)
+    return list(found.items()) if len(found.keys() - {""}) > 1 else [("", runs)]
+
+
+def _digest(run: RunResult, of: str) -> str:
+    return str((run.about.get(of) or {}).get("digest", ""))
+
+
 def _by_code(runs: list[RunResult]) -> list[tuple[str, list[RunResult]]]:
     """Runs of one method by the digest of the user's code behind them; all together, without one, where it is one code
     as far as it is known."""
     found: dict[str, list[RunResult]] = {}
     for run in runs:
-        found.setdefault(str((run.about.get("code") or {}).get("digest", "")), []).append(run)
+        found.setdefault(_digest(run, "code"), []).append(run)
     return list(found.items()) if len(found.keys() - {""}) > 1 else [("", runs)]
 
 
