@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -501,6 +502,32 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
     draw(1)
     refused = command(*words, "--out", "out", "--seeds", 2)
     assert (refused.code, "dataset: 'own_data.npz' is not what out/" in refused.err) == (2, True), refused.err
+    for where, said in (
+        (
+            ("--out", "other", "--known", "first"),
+            "known: 'own_data.npz' is not what its results of fedavg were made from",
+        ),
+        (
+            ("--out", "other", "--export", "first"),
+            "export: first holds results of fedavg from other data under the name",
+        ),
+    ):
+        refused = command(*words, *where, "--seeds", 2)
+        assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    assert not Path("other").exists()
+    assert command(*words, "--results", "first", "--export", "third").code == 0, "whatever the data is now"
+    assert command(*words, "--out", "other", "--seeds", 2, "--export", "fourth").code == 0
+    mixed = command(*words, "--results", "fourth", "--export", "third")
+    assert (mixed.code, "from other data" in mixed.err) == (2, True)
+    # Runs that others are only compared with count, too.
+    draw(0)
+    change = OWN_CELLS.replace("accuracy", "accuracy_change").replace('["fedavg", ', '["fedprox+fedentopt"]#')
+    Path("cells.toml").write_text(change)
+    assert command(*words, "--out", "change", "--seeds", 0).code == 0
+    shutil.rmtree(*Path("change").glob("fedprox+*"))
+    draw(1)
+    refused = command(*words, "--out", "change", "--seeds", 0)
+    assert (refused.code, "'own_data.npz' is not what change/fedprox_" in refused.err) == (2, True), refused.err
 
 
 def test_a_run_whose_partition_was_spelt_otherwise_is_done(

@@ -93,7 +93,6 @@ def reproduce(
         FAMILIES,
         Reproduction,
         ask_for,
-        check_export,
         check_precision,
         family_of,
         find_results,
@@ -140,13 +139,13 @@ def reproduce(
     if dry_run:
         _dry_run(request, device, samples_per_second, as_json)
         return
+    sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     if results is None:
         request.check_sources(folder)
     if export is not None:
-        check_export(export, plan, found)
+        request.check_export(export, trains=trains)
     if results is None and page and os.path.exists(folder / RESULTS_PAGE):
         check_page(folder / RESULTS_PAGE)
-    sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     for source in sources if export is not None else [folder] if trains else []:
         provenance.read(source)  # refused before training, not when its log is added to
     if trains:

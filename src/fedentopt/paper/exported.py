@@ -156,9 +156,9 @@ def _read_measured(row: _Row) -> Measured:
     fields: dict[str, Any] = {
         name: row.read(name, int if name in integers or name.startswith("rounds_to_") else float)
         for name in (*MEASURED, *LATER)
-        if name != "code"
+        if name not in ("code", "data")
     }
-    fields["code"] = row.read("code", str)
+    fields |= {name: row.read(name, str) for name in ("code", "data")}
     return Measured(**fields | {"settings": row.need("settings", str), "seed": row.need("seed", int)})
 
 

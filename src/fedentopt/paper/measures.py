@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
 from fedentopt.own_code import code_digest
 from fedentopt.paper.cells import Cell
@@ -32,7 +33,7 @@ LOWER_TARGETS = (10, 20, 30)
 """Those of harder data sets."""
 LATER = (
     *(f"rounds_to_{target}" for target in LOWER_TARGETS), "bytes_up", "bytes_down", "asked", "selection_seconds",
-    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, "code",
+    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, "code", "data",
 )  # fmt: skip
 """What results of earlier versions lack, and not every run has."""
 
@@ -50,8 +51,8 @@ Curve = list[tuple[int, float | None, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; `code` is the
-    digest of the user's own code behind it."""
+    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; `code` and `data`
+    are the digests of the user's own code and data behind it."""
 
     settings: str
     seed: int
@@ -88,6 +89,7 @@ class Measured:
     first_auc: float | None = None
     third_auc: float | None = None
     code: str | None = None
+    data: str | None = None
 
 
 @cache  # asked for again and again, and a config never changes
@@ -192,6 +194,11 @@ class Results:
         key = settings_key(config)
         return {run.code for (settings, _), run in self._exported.items() if settings == key and run.code}
 
+    def data(self, config: RunConfig) -> set[str]:
+        """Digests of the user's own data behind the finished runs of these settings."""
+        found = (self.get(config, seed) for seed in self.seeds(config))
+        return {run.data for run in found if run is not None and run.data}
+
     def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
         if self._out_dir is None:
             return None
@@ -243,6 +250,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
     given["code"] = run.about.get("code", {}).get("digest")
+    given["data"] = None if config.dataset in ENTRIES else run.about["dataset"].get("digest")
     per_client = summary.get("client_accuracy") or {}
     given["client_mean"] = _rounded("client_mean", per_client.get("mean"))
     given["client_worst_tenth"] = _rounded("client_worst_tenth", per_client.get("worst_tenth"))

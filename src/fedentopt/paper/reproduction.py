@@ -6,10 +6,11 @@ import dataclasses
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
 from fedentopt.files import FOLDER_PATIENCE, locked_folder, make_folder
 from fedentopt.paper import provenance
@@ -23,6 +24,7 @@ from fedentopt.paper.measures import Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import is_same_data
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
 
@@ -58,6 +60,7 @@ class Reproduction:
     results: Results
     data_dir: Path | None = None
     precision: str | None = None
+    _digests: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False, compare=False)  # of own data
 
     def compare(self, cells: Sequence[Cell] | None = None) -> list[Comparison]:
         """Cells (those asked for) beside what is known of them."""
@@ -65,20 +68,63 @@ class Reproduction:
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
 
     def check_sources(self, folder: Path) -> None:
-        """Refuse, before anything trains, runs of the plan in `folder` that other code or other data of the user's
-        made: tables would average them with new ones."""
-        from fedentopt.datasets.catalog import ENTRIES
-        from fedentopt.simulation.sweep import check_data
+        """Refuse, before anything trains, runs of the plan in `folder`, and exported ones, that other code or other
+        data of the user's made: tables would average them with new ones, or compare them."""
+        for config in self._own_runs(baselines=True):
+            for seed in sorted(self.results.seeds(config)):
+                run, now = self.results.get(config, seed), self._data_now(config)
+                if run is None or not run.data or not now or is_same_data(run.data, now):
+                    continue
+                made = RunFolder(folder, dataclasses.replace(config, seed=seed))
+                if made.is_finished():
+                    ways_out = "bring the old data back, give another folder, or delete that one"
+                    raise InputError(f"dataset: {config.dataset!r} is not what {made.path} was made from; {ways_out}")
+                raise InputError(
+                    f"known: {config.dataset!r} is not what its results of {config.method} were made from; bring the "
+                    f"old data back, or give a folder without these results"
+                )
 
-        own = [cell.config for cell in self.plan if cell.config is not None]
-        own = [config for config in own if config.own_code or config.dataset not in ENTRIES]
-        found = [(config, seed) for config in own for seed in sorted(self.results.seeds(config))]
-        for config, seed in found:
-            self.results.get(config, seed)
-        runs = [dataclasses.replace(config, seed=seed) for config, seed in found]
-        there = [run for run in runs if RunFolder(folder, run).is_finished()]
-        ways_out = "bring the old data back, give another folder, or delete that one"
-        check_data(there, lambda config: RunFolder(folder, config), self.data_dir, None, ways_out)
+    def check_export(self, folder: Path, *, trains: bool) -> None:
+        """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
+        same cells by other code or data of the user's, which would be averaged with these."""
+        if not folder.exists():
+            return
+        known = read_exported(folder, "export")
+        provenance.read(folder)
+        for run in self._own_runs():
+            there, now = (known.codes(run), self.results.codes(run)) if run.own_code else (set(), set())
+            if there and now and there != now:
+                raise InputError(
+                    f"export: {folder} holds results of {run.method} by other code (digest {min(there)[:8]}, now "
+                    f"{min(now)[:8]}); bring the old code back, or give another folder"
+                )
+            now = self.results.data(run) | ({self._data_now(run)} - {""} if trains else set())
+            if not all(is_same_data(one, other) for one in known.data(run) for other in now):
+                raise InputError(
+                    f"export: {folder} holds results of {run.method} from other data under the name {run.dataset!r}; "
+                    f"bring the old data back, or give another folder"
+                )
+
+    def _own_runs(self, *, baselines: bool = False) -> list[RunConfig]:
+        """Runs of the plan, at seed 0, with code or data of the user's; on request also those that they are compared
+        with."""
+        configs = (
+            run
+            for cell in self.plan
+            for config in (cell.config, *((cell.baseline, cell.reference) if baselines else ()))
+            if config is not None
+            for run in cell.versions(config)
+        )
+        return [run for run in dict.fromkeys(configs) if run.own_code or run.dataset not in ENTRIES]
+
+    def _data_now(self, config: RunConfig) -> str:
+        """Digest of the user's own data as it is now; empty where it is gone, and for data sets by name."""
+        from fedentopt.simulation.sweep import find_digest
+
+        key = (config.dataset, config.fine_labels, config.image_size)
+        if key not in self._digests:
+            self._digests[key] = "" if config.dataset in ENTRIES else find_digest(config, self.data_dir)
+        return self._digests[key]
 
     def unfinished(self) -> list[RunConfig]:
         """Runs of the cells that are still to do, whether their data is there or not.
@@ -260,23 +306,6 @@ def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Res
     if out_dir.exists() and not out_dir.is_dir():
         raise InputError(f"out: {out_dir} is not a folder; accepted: a folder of runs, or one to be made")
     return Results(out_dir) if known is None else read_exported(known, "known").on(out_dir)
-
-
-def check_export(folder: Path, cells: Sequence[Cell], results: Results) -> None:
-    """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
-    same cells by other code of the user's, which would be averaged with these."""
-    if not folder.exists():
-        return
-    known = read_exported(folder, "export")
-    provenance.read(folder)
-    for cell in cells:
-        for run in () if cell.config is None else cell.versions(cell.config):
-            there, now = (known.codes(run), results.codes(run)) if run.own_code else (set(), set())
-            if there and now and there != now:
-                raise InputError(
-                    f"export: {folder} holds results of {run.method} by other code (digest {min(there)[:8]}, now "
-                    f"{min(now)[:8]}); bring the old code back, or give another folder"
-                )
 
 
 def _need_simulator() -> None:

@@ -194,16 +194,20 @@ def check_data(
         if config.dataset in ENTRIES and given is None:
             continue
         key = _data_key(config)
-        if given is not None:
-            loaded[key] = given.digest
-        elif key not in loaded:
-            try:
-                loaded[key] = _load([key], data_dir)[key].digest
-            except InputError:
-                loaded[key] = ""
+        if key not in loaded:
+            loaded[key] = find_digest(config, data_dir) if given is None else given.digest
         folder = folder_of(config)
         if not folder.is_of(loaded[key]):
             raise InputError(f"dataset: {config.dataset!r} is not what {folder.path} was made from; {ways_out}")
+
+
+def find_digest(config: RunConfig, data_dir: Path | None) -> str:
+    """Digest of the data of a run as it is now; empty where it is gone."""
+    key = _data_key(config)
+    try:
+        return _load([key], data_dir)[key].digest
+    except InputError:
+        return ""
 
 
 def _ways_out(what: str, afresh: str) -> str:
