@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -90,6 +92,72 @@ def test_fedexp_is_the_start_until_somebody_has_trained() -> None:
     nobody = {"dropout": 1.0, "rounds": 2}
     plain, other = toy.run([toy.config(**nobody), toy.config(algorithm="fedexp", **nobody)], data)
     assert toy.difference(plain, other) == 0
+
+
+class Ended:
+    """A script's handler of SIGTERM that ends the script, and is not called twice; `raise_signal` runs it at once."""
+
+    def __init__(self) -> None:
+        self.before = signal.signal(signal.SIGTERM, self.end)
+
+    def end(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(143)
+
+
+class Terminated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        signal.raise_signal(signal.SIGTERM)
+        return gradient
+
+
+class EndedInTerms(Algorithm):
+    def local_terms(self, client):
+        signal.raise_signal(signal.SIGTERM)
+
+
+class EndedInLoss(Algorithm):
+    def local_loss(self, model, start, batch, context):
+        signal.raise_signal(signal.SIGTERM)
+
+
+class EndedInGradient(Algorithm):
+    def local_loss(self, model, start, batch, context):
+        return Terminated.apply(model(batch.x)).sum()
+
+
+class EndedInPick(Selector):
+    def pick(self, available, losses):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def ended_in_factory(num_classes: int) -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("algorithm", "EndedInTerms"),
+        ("algorithm", "EndedInLoss"),
+        ("algorithm", "EndedInGradient"),
+        ("selector", "EndedInPick"),
+        ("model", "ended_in_factory"),
+    ],
+)
+def test_a_script_that_ends_on_a_signal_ends_whatever_that_interrupts(part: str, name: str) -> None:
+    handler = Ended()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            toy.run([toy.config(**{part: f"{__name__}:{name}"})], toy.images(90), trainer="streams")
+    finally:
+        signal.signal(signal.SIGTERM, handler.before)
+    assert ended.value.code == 143
 
 
 class Noisy(Algorithm):

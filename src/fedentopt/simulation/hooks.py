@@ -27,7 +27,7 @@ from fedentopt.algorithms import (
     overrides,
 )
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 
 PLAIN = LocalTerms()
 
@@ -154,7 +154,7 @@ class Hooks:
         except (InputError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:
-            if not self.own:
+            if not self.own or is_of_handler(error):
                 raise
             raise InputError(f"algorithm: {self.name!r}: {hook} raised {describe_error(error)}") from error
 

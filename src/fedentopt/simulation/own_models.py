@@ -8,18 +8,16 @@ any other passes as it is, bugs of ours and what a handler of signals raises amo
 from __future__ import annotations
 
 import contextlib
-import signal
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import FrameType
 
 import torch
 from torch import nn
 
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.own_names import is_users
 
 _CALLERS = tuple(
@@ -34,7 +32,6 @@ _TRANSPARENT = "fedentopt.models.keyed_draws"  # stands below every operation of
 def refusing_own_model(name: str) -> Iterator[None]:
     """Around a stack of runs of the user's model `name`: refuse what it raises, exits of the process included. To run
     out of a GPU's memory is nobody's mistake."""
-    handlers = _signal_handlers()  # before any of them runs, which may put another in its place
     try:
         yield
     except (InputError, torch.OutOfMemoryError):
@@ -42,29 +39,19 @@ def refusing_own_model(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as raised:
         # On its way through a pool of threads, which is a generator, a StopIteration becomes the cause of a new error.
         error = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
-        place = _place(error, name.partition(":")[0].partition(".")[0], handlers)
+        place = None if is_of_handler(error) else _place(error, name.partition(":")[0].partition(".")[0])
         if place is None:
             raise
         raise InputError(f"model: {name} raised {describe_error(error)}, in {place}") from error
 
 
-def _signal_handlers() -> set[CodeType]:
-    """The code of what Python calls on signals, wherever one happens to interrupt it: functions, methods, objects."""
-    handlers: list[Any] = [one for one in map(signal.getsignal, signal.valid_signals()) if callable(one)]
-    asked = (one for each in handlers for one in (each, getattr(each, "func", None), type(each).__call__))
-    codes = (getattr(one, "__code__", None) for one in asked)
-    return {code for code in codes if isinstance(code, CodeType)}
-
-
-def _place(error: BaseException, package: str, handlers: set[CodeType]) -> str | None:
+def _place(error: BaseException, package: str) -> str | None:
     """Where in the user's model an exception was raised, None if it was not; `package` is the model's own."""
     steps = [step for step in traceback.walk_tb(error.__traceback__) if _module(step[0]) != _TRANSPARENT]
     ours = [n for n, (frame, _) in enumerate(steps) if _module(frame).partition(".")[0] == "fedentopt"]
     if not ours or not _module(steps[ours[-1]][0]).startswith(_CALLERS):
         return None
     inside = steps[ours[-1] + 1 :]
-    if any(frame.f_code in handlers for frame, _ in inside):
-        return None
     for frame, line in reversed(inside):
         if _is_models(_module(frame), package):
             return f"{frame.f_code.co_qualname} ({_shown(frame.f_code.co_filename)}, line {line})"

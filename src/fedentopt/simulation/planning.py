@@ -14,7 +14,7 @@ import numpy as np
 
 from fedentopt.audit import Audit, Recall
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
@@ -397,7 +397,7 @@ class RunPlanner:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            if self.config.selector in SELECTORS:
+            if self.config.selector in SELECTORS or is_of_handler(error):
                 raise
             raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
         finally:

@@ -15,7 +15,7 @@ from torch import nn
 from fedentopt.algorithms.local_code import Batch, LocalContext, Outputs
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.work import LocalCode
 
@@ -149,7 +149,9 @@ def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Itera
 
 def _refuse(error: BaseException, code: LocalCode, what: str) -> None:
     """Refuse what the user's own code raised. In a method of ours without any of it, it is a bug, or the end of the
-    process that somebody asked for, and passes."""
+    process that somebody asked for, and passes, as does what a handler of signals raises."""
+    if is_of_handler(error):
+        return
     if code.own == "algorithm":
         raise InputError(f"algorithm: {code.method}: {what} raised {describe_error(error)}") from error
     if code.own is not None and not isinstance(error, InputError):
