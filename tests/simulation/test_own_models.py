@@ -86,6 +86,15 @@ def one_way(num_classes):
     return OneWay(num_classes, RuntimeError())
 
 
+class InPlace(Raising):
+    def forward(self, x):
+        return self.layer(x.flatten(1)).exp().mul_(2)  # exp needs its output for the way back
+
+
+def in_place(num_classes):
+    return InPlace(num_classes, RuntimeError())
+
+
 def in_pairs(num_classes):
     """No line of the user's runs in it; its second layer refuses batches of an odd number."""
     return nn.Sequential(
@@ -102,6 +111,7 @@ def in_pairs(num_classes):
         ("noisy", rf"raised ValueError: two images, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
         ("only_in_evaluation", r"raised KeyError: 'k', in OnlyInEvaluation\.forward \("),
         ("one_way", r"raised RuntimeError: no way back, in NoWayBack\.backward \("),
+        ("in_place", r"raised RuntimeError: .* modified by an inplace operation.*, in its backward pass$"),
     ],
 )
 @pytest.mark.parametrize("trainer", ["loop", "streams"])

@@ -25,6 +25,7 @@ _CALLERS = tuple(
     for room in ("models", "simulation.trainers", "simulation.second_stage", "simulation.head_stage")
 )
 """Where models are called. Elsewhere in a run only what has its own refusals is the user's, or what listens."""
+_BACKWARD = (torch.Tensor.backward.__code__, torch.autograd.grad.__code__)
 _TRANSPARENT = "fedentopt.models.keyed_draws"  # stands below every operation of a model that draws
 
 
@@ -57,7 +58,10 @@ def _place(error: BaseException, package: str) -> str | None:
             return f"{frame.f_code.co_qualname} ({_shown(frame.f_code.co_filename)}, line {line})"
     # Without a line of the user's, in a Sequential of torch's layers, the innermost of these.
     layers = [frame.f_locals["self"] for frame, _ in inside if frame.f_code is nn.Module._call_impl.__code__]
-    return f"its layer {type(layers[-1]).__name__}" if layers else None
+    if layers:
+        return f"its layer {type(layers[-1]).__name__}"
+    # What comes behind the model in there is a plain loss, which autograd knows the way back of.
+    return "its backward pass" if inside and inside[0][0].f_code in _BACKWARD else None
 
 
 def _module(frame: FrameType) -> str:
