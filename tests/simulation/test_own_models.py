@@ -12,6 +12,7 @@ from torch import nn
 
 import toy
 from command_line import commander
+from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.trainers import loop
@@ -122,6 +123,46 @@ def test_what_an_own_model_raises_in_training_is_one_line_with_its_place(name, w
     assert "\n" not in str(refused.value)
     assert isinstance(refused.value.__cause__, BaseException)
     assert type(refused.value.__cause__).__name__ in str(refused.value)
+
+
+class WithMore(nn.Module):
+    """As networks with an auxiliary classifier: something else in training than in evaluation."""
+
+    def __init__(self, num_classes: int, *, pair: bool) -> None:
+        super().__init__()
+        self.layer, self.more, self.pair = nn.Linear(3 * 8 * 8, num_classes), nn.Linear(3 * 8 * 8, 2), pair
+
+    def forward(self, x):
+        logits, more = self.layer(x.flatten(1)), self.more(x.flatten(1))
+        if not self.training:
+            return logits
+        return (logits, more) if self.pair else torch.cat([logits, more], dim=1)
+
+
+def a_pair(num_classes):
+    return WithMore(num_classes, pair=True)
+
+
+def too_wide(num_classes):
+    return WithMore(num_classes, pair=False)
+
+
+class FirstOfPair(Algorithm):
+    def local_loss(self, model, start, batch, context):
+        logits, _ = model(batch.x)
+        return nn.functional.cross_entropy(logits, batch.y)
+
+
+@pytest.mark.parametrize(("name", "got"), [("a_pair", "tuple"), ("too_wide", r"\(2, 5\)")])
+def test_more_than_logits_in_training_is_for_a_methods_own_loss(name, got):
+    config = toy.config(model=f"{__name__}:{name}")
+    with pytest.raises(
+        InputError, match=rf"{name} gives {got} for two images while it trains; accepted: one row of 3 logits"
+    ):
+        toy.run([config], toy.images(samples=90))
+    if name == "a_pair":
+        (outcome,) = toy.run([config.replace(algorithm=f"{__name__}:FirstOfPair")], toy.images(samples=90))
+        assert outcome.diverged_round is None
 
 
 def test_where_no_line_is_the_users_the_layer_is_named():

@@ -44,7 +44,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.memory_check import check_memory, least_memory
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
-from fedentopt.simulation.own_models import refusing_own_model
+from fedentopt.simulation.own_models import check_training, refusing_own_model
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
@@ -175,6 +175,8 @@ class Stack:
         model = models[config.seed]
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
+        if not with_code and (tasks[0].model is not None or is_import_path(config.model)):
+            check_training(model, config.model, data.num_classes, data.image_size)
         batch = max(min(config.batch_size, len(data.y_train)), TEST_BATCH)
         chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code, batch=batch)
         last = wants_channels_last(chosen, model, data.image_size, device, config.precision)

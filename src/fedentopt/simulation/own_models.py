@@ -7,9 +7,10 @@ any other passes as it is, bugs of ours and what a handler of signals raises amo
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from fedentopt.errors import InputError
+from fedentopt.models import keyed_draws
 from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.own_names import is_users
 
@@ -29,7 +31,7 @@ _BACKWARD = (torch.Tensor.backward.__code__, torch.autograd.grad.__code__)
 _TRANSPARENT = "fedentopt.models.keyed_draws"  # stands below every operation of a model that draws
 
 
-@contextlib.contextmanager
+@contextmanager
 def refusing_own_model(name: str) -> Iterator[None]:
     """Around a stack of runs of the user's model `name`: refuse what it raises, exits of the process included. To run
     out of a GPU's memory is nobody's mistake."""
@@ -44,6 +46,21 @@ def refusing_own_model(name: str) -> Iterator[None]:
         if place is None:
             raise
         raise InputError(f"model: {name} raised {describe_error(error)}, in {place}") from error
+
+
+def check_training(model: nn.Module, name: str, num_classes: int, image_size: int) -> None:
+    """Refuse an own model that gives something else than logits while it trains, as one with an auxiliary classifier: a
+    plain loss would fail on it, or take more columns for more classes. `model` stays as it is."""
+    tried = copy.deepcopy(model).train()
+    draws = keyed_draws(tried)
+    with nullcontext() if draws is None else draws.step(), torch.no_grad():
+        output = tried(torch.zeros(2, 3, image_size, image_size))
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, num_classes):
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(
+            f"model: {name} gives {got} for two images while it trains; accepted: one row of {num_classes} logits per "
+            f"image, (2, {num_classes}), unless a method's own local_loss takes more"
+        )
 
 
 def _place(error: BaseException, package: str) -> str | None:
