@@ -488,6 +488,13 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
     ):
         refused = command(*words, *where)
         assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    # A list shows the other cells all the same.
+    listed = command(*words, "--out", "out", "--list", "--json")
+    assert [(cell["method"], cell["state"]) for cell in cells_of(listed)] == [
+        ("fedavg", "partly"),
+        ("own_mixing:Part", "refused"),
+    ]
+    assert listed.err.count("refused: code: the code behind own-mixing-part has changed since") == 1
     assert not Path("new").exists()
     assert len(list(Path("out").glob("*/run.json"))) == 2
     # What was exported stands by itself, whatever the code is now, and is not mixed with that of the new code.

@@ -198,7 +198,10 @@ def _committed(family: str) -> Path | None:
 
 
 def _list(request: Reproduction, as_json: bool) -> None:
-    listed = [entry.listed() for entry in request.compare()]
+    entries, refused = request.states()
+    listed = [entry.listed() for entry in entries]
+    for reason in refused:
+        note(f"refused: {reason}")
     if as_json:
         print_json({"cells": listed})
         return

@@ -17,7 +17,7 @@ from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, named_tables
-from fedentopt.paper.comparison import Comparison, compare
+from fedentopt.paper.comparison import REFUSED, Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
 from fedentopt.paper.measures import Measured, Results
@@ -66,6 +66,18 @@ class Reproduction:
         """Cells (those asked for) beside what is known of them."""
         wanted = self.cells if cells is None else cells
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
+
+    def states(self) -> tuple[list[Comparison], list[str]]:
+        """The cells asked for beside what is known of them, for a list: one whose runs are refused, as of other own
+        code, keeps no other from being shown. With why, each once."""
+        entries, reasons = [], []
+        for cell in self.cells:
+            try:
+                entries += self.compare([cell])
+            except InputError as error:
+                entries.append(Comparison(cell, {}, None, None, REFUSED))
+                reasons.append(str(error))
+        return entries, list(dict.fromkeys(reasons))
 
     def check_sources(self, folder: Path) -> None:
         """Refuse, before anything trains, runs of the plan in `folder`, and exported ones, that other code or other
