@@ -26,6 +26,7 @@ from command_line import Said, commander
 from fedentopt import KLSelector
 from fedentopt.cli.reproduce_progress import RoundCount, duration
 from fedentopt.datasets import load
+from fedentopt.files import locked_folder
 from fedentopt.paper.estimate import known_speeds, training_samples
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.planning import RunPlanner
@@ -433,6 +434,26 @@ def test_exports_into_one_folder_at_once_keep_each_others_rows(tmp_path: Path, m
     with (tmp_path / f"{cells[0].table}.csv").open(newline="") as file:
         assert [row["method"] for row in csv.DictReader(file)] == [cell.method for cell in cells]
     assert not list(tmp_path.glob(".lock"))
+
+
+def test_an_export_that_has_to_wait_too_long_does_not_stop_training(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedentopt.paper.reproduction.FOLDER_PATIENCE", 0.1)
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    kept.mkdir()
+    words = ("reproduce", "mini", "--cells", mini, "--out", out, "--seeds", 0, "--export", kept, "--max-stack", 1)
+    words += ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures")
+    with locked_folder(kept):
+        said = command(*words)
+    assert said.code == 2
+    assert said.err.replace("\n", " ").count("in use by another fedentopt") == 3  # two stacks, and the end
+    assert len(list(out.glob("*/summary.json"))) == 2
+    assert not list(kept.iterdir())
+    assert "nothing to do" in command(*words).err
+    with (kept / "mini.csv").open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedentopt"]
+    assert [entry["runs"] for entry in json.loads((kept / "provenance.json").read_text())["commands"]] == [2]
 
 
 OWN_CELLS = """

@@ -244,7 +244,7 @@ def _run(
     ray_workers: int | None,
 ) -> None:
     """Do what is to do; the command is logged and, where asked for, what is finished exported, after every stack and
-    whatever ends it."""
+    whatever ends it. Where that fails, training goes on."""
     from fedentopt.paper.provenance import command_line, note_command
 
     folder, unfinished = options.out_dir, request.unfinished()
@@ -256,11 +256,17 @@ def _run(
         note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
     started, clock = time.time(), time.monotonic()
 
-    def stack_done() -> None:
+    def keep() -> None:
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
             note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
             request.export(export, *sources)
+
+    def stack_done() -> None:
+        try:
+            keep()
+        except InputError as error:  # a folder that another command holds, say, is no reason to stop training
+            note(f"{error}; the runs are kept, and the next stack or the same command tries again")
 
     try:
         with terminated_with_care(), Reporter(runs).shown() as reporter:
@@ -270,7 +276,7 @@ def _run(
         raise typer.Exit(130) from None
     finally:
         if folder.is_dir():
-            stack_done()
+            (keep if sys.exc_info()[0] is None else stack_done)()
 
 
 def _page(request: Reproduction, folder: Path) -> list[Path]:
