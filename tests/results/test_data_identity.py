@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import toy
 from command_line import Said, commander
 from configs import run_config
 from fedentopt.errors import InputError
+from fedentopt.report.grouping import group_runs
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
@@ -109,6 +113,32 @@ def test_a_run_does_not_go_on_with_other_images_of_the_same_labels(tmp_path: Pat
     write(file, 0)
     (run,) = run_sweep([cfg], options(out, cache))
     assert len(run.records) == 4
+
+
+def test_runs_from_other_start_weights_under_one_name_are_refused(tmp_path: Path) -> None:
+    file, data, out = tmp_path / "start.safetensors", toy.images(), tmp_path / "out"
+
+    def draw(seed: int) -> None:
+        torch.manual_seed(seed)
+        save_file(toy.linear(3).state_dict(), file)
+
+    draw(0)
+    start = config(tmp_path / "mine.npz", weights=str(file))
+    (first,) = run_sweep([start], options(out, tmp_path), data=data)
+    later = start.replace(seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep([later], options(out, tmp_path), data=data, progress=lambda event: signal.raise_signal(signal.SIGINT))
+    draw(1)
+    for run in (start, later):
+        with pytest.raises(InputError, match=r"^weights: the file is not the one that .* was made from; bring the old"):
+            run_sweep([run], options(out, tmp_path), data=data)
+    (other,) = run_sweep([start.replace(seed=2)], options(out, tmp_path), data=data)
+    labels = [method.label for group in group_runs([first, other]) for method in group.methods]
+    assert labels == sorted(f"fedavg (weights {run.about['weights']['digest'][:8]})" for run in (first, other))
+    (repeated,) = run_sweep([start], options(out, tmp_path, resume=False), data=data)
+    assert repeated.summary["accuracy"] != first.summary["accuracy"]
+    file.unlink()  # finished runs stand
+    assert run_sweep([start], options(out, tmp_path), data=data)[0].summary == repeated.summary
 
 
 def test_a_refused_method_leaves_no_other_run_begun(command: Callable[..., Said], tmp_path: Path) -> None:

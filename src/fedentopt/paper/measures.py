@@ -19,6 +19,7 @@ from typing import Any
 
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
+from fedentopt.files import file_digest
 from fedentopt.own_code import code_digest
 from fedentopt.paper.cells import Cell
 from fedentopt.results.folder import RunFolder
@@ -206,6 +207,9 @@ class Results:
         if not folder.is_finished():
             return None
         folder.check_code(self._digest(config), "bring the old code back, give another folder, or delete that one")
+        folder.check_weights(
+            file_digest(config.weights), "bring the old file back, give another folder, or delete that one"
+        )
         folder.clear_lock()
         return read_run(folder.path)
 

@@ -2,8 +2,8 @@
 
 A *setting* is what the methods of a table share: data (one state of a file), partition, model, clients, cohort,
 availability, rounds.
-A *method* is everything else but the seed, a user's own code included; where two methods of a setting carry the same
-name (two buffer sizes, two values of mu, two states of a file), what differs is added to it.
+A *method* is everything else but the seed, a user's own code and weights included; where two methods of a setting carry
+the same name (two buffer sizes, two values of mu, two states of a file), what differs is added to it.
 """
 
 from __future__ import annotations
@@ -121,13 +121,19 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
     for run in runs:
         seeds.setdefault((run.method, _key(run.config, own)), []).append(run)
     methods = []
-    for (name, _), (code, members) in ((key, part) for key, same in seeds.items() for part in _by_code(same)):
+    parts = (
+        (name, code, weights, members)
+        for (name, _), same in seeds.items()
+        for code, of_code in _by(same, "code")
+        for weights, members in _by(of_code, "weights")
+    )
+    for name, code, weights, members in parts:
         namesakes = [others[0].config for (other, _), others in seeds.items() if other == name]
         differing = [key for key in own if len({str(config.get(key)) for config in namesakes}) > 1]
         config = members[0].config
         # A setting that came later is not named in a config where it has its default.
         details = [f"{key}={config[key]}" for key in differing if key in config]
-        details += [f"code {code[:8]}"] if code else []
+        details += [f"{of} {digest[:8]}" for of, digest in (("code", code), ("weights", weights)) if digest]
         methods.append(
             Method(
                 label=f"{name} ({', '.join(details)})" if details else name,
@@ -154,12 +160,12 @@ def _digest(run: RunResult, of: str) -> str:
     return str((run.about.get(of) or {}).get("digest", ""))
 
 
-def _by_code(runs: list[RunResult]) -> list[tuple[str, list[RunResult]]]:
-    """Runs of one method by the digest of the user's code behind them; all together, without one, where it is one code
-    as far as it is known."""
+def _by(runs: list[RunResult], of: str) -> list[tuple[str, list[RunResult]]]:
+    """Runs of one method by the digest of the user's code or weights behind them; all together, without one, where it
+    is one as far as it is known."""
     found: dict[str, list[RunResult]] = {}
     for run in runs:
-        found.setdefault(_digest(run, "code"), []).append(run)
+        found.setdefault(_digest(run, of), []).append(run)
     return list(found.items()) if len(found.keys() - {""}) > 1 else [("", runs)]
 
 

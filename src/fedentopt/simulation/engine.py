@@ -24,6 +24,7 @@ from torch import nn
 from fedentopt.algorithms import Algorithm, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
+from fedentopt.files import file_digest
 from fedentopt.models import build
 from fedentopt.own_code import code_digest, importing_from_here, is_import_path
 from fedentopt.partition import NATURAL
@@ -211,6 +212,7 @@ class Stack:
         ]  # fmt: skip
         for run in self.runs:
             check_combination(run, self.feedback.outputs)
+        weights = file_digest(config.weights)
         codes: dict[tuple[str, ...], str] = {}  # reading a module's sources once serves all runs of a sweep
         for task, run in zip(tasks, self.runs, strict=True):
             if task.code is None and task.config.own_code not in codes:
@@ -223,7 +225,7 @@ class Stack:
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
                     self.trainer.describe(), hardware, data.digest, code,
-                    clients.names if clients is not None and run.config.partition == NATURAL else (),
+                    weights, clients.names if clients is not None and run.config.partition == NATURAL else (),
                 )
             )  # fmt: skip
         self.trainer.reserve(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedentopt import datasets
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
+from fedentopt.files import file_digest
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import RunResult, read_run
 from fedentopt.results.records import RunRecorder
@@ -86,6 +87,7 @@ def run_sweep(
     begun = [job for job in pending if folder_of(job).can_resume()]
     for job in [*finished, *begun]:
         folder_of(job).check_code(codes[job.config.digest()], _ways_out("code", afresh))
+        folder_of(job).check_weights(file_digest(job.config.weights), _ways_out("file", afresh))
     configs = [job.config for job in finished]
     check_data(configs, lambda config: folders[config.digest()], options.data_path, data, _ways_out("data", afresh))
     for job in finished:
