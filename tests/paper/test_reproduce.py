@@ -505,7 +505,10 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
         (("--out", "out", *more), "code: the code behind own-mixing-part has changed since out/own-mixing-part_"),
         (("--out", "out", "--no-run"), "code: the code behind own-mixing-part has changed since out/own-mixing-part_"),
         (("--out", "new", "--known", "first"), "known: the code behind own-mixing-part has changed since its results"),
-        (("--out", "new", "--export", "first"), "export: first holds results of own-mixing-part by other code"),
+        (
+            ("--out", "new", "--export", "first"),
+            "export: first holds results of own-mixing-part on own_data.npz by other code",
+        ),
     ):
         refused = command(*words, *where)
         assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
@@ -533,11 +536,11 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
     for where, said in (
         (
             ("--out", "other", "--known", "first"),
-            "known: 'own_data.npz' is not what its results of fedavg were made from",
+            "known: the data behind fedavg on own_data.npz have changed since its results",
         ),
         (
             ("--out", "other", "--export", "first"),
-            "export: first holds results of fedavg from other data under the name",
+            "export: first holds results of fedavg on own_data.npz by other data",
         ),
     ):
         refused = command(*words, *where, "--seeds", 2)
@@ -546,7 +549,7 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
     assert command(*words, "--results", "first", "--export", "third").code == 0, "whatever the data is now"
     assert command(*words, "--out", "other", "--seeds", 2, "--export", "fourth").code == 0
     mixed = command(*words, "--results", "fourth", "--export", "third")
-    assert (mixed.code, "from other data" in mixed.err) == (2, True)
+    assert (mixed.code, "by other data" in mixed.err) == (2, True)
     # Runs that others are only compared with count, too.
     draw(0)
     change = OWN_CELLS.replace("accuracy", "accuracy_change").replace('["fedavg", ', '["fedprox+fedentopt"]#')
@@ -556,6 +559,30 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
     draw(1)
     refused = command(*words, "--out", "change", "--seeds", 0)
     assert (refused.code, "'own_data.npz' is not what change/fedprox_" in refused.err) == (2, True), refused.err
+
+
+def test_runs_from_other_start_weights_are_not_averaged_with_new_ones(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+
+    from fedentopt.models import build
+
+    monkeypatch.chdir(tmp_path)
+    mini.write_text(MINI.replace("seeds = 2", 'seeds = 2\nweights = "start.safetensors"'))
+    save_file(build("lenet5", 10, seed=1).state_dict(), "start.safetensors")
+    words = ("reproduce", "mini", "--cells", mini, "--method", "fedavg", "--no-page", "--no-figures", "--workers", 1)
+    words += ("--device", "cpu")
+    assert command(*words, "--out", "out", "--seeds", 0, "--export", "first").code == 0
+    save_file(build("lenet5", 10, seed=2).state_dict(), "start.safetensors")
+    for where, said in (
+        (("--out", "out"), "weights: the file is not the one that out/fedavg_digits_classes2_lenet5_s0_"),
+        (("--out", "new", "--known", "first"), "known: the weights behind fedavg on digits have changed since"),
+        (("--out", "new", "--export", "first"), "export: first holds results of fedavg on digits by other weights"),
+    ):
+        refused = command(*words, *where, "--seeds", 1)
+        assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    assert not Path("new").exists()
 
 
 def test_a_run_whose_partition_was_spelt_otherwise_is_done(

@@ -32,9 +32,11 @@ TARGETS = (40, 45, 50)
 """Accuracies in per cent whose first round is compared."""
 LOWER_TARGETS = (10, 20, 30)
 """Those of harder data sets."""
+OWN = ("code", "data", "weights")
+"""What may be the user's own behind a run: known again by digests."""
 LATER = (
     *(f"rounds_to_{target}" for target in LOWER_TARGETS), "bytes_up", "bytes_down", "asked", "selection_seconds",
-    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, "code", "data",
+    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, *OWN,
 )  # fmt: skip
 """What results of earlier versions lack, and not every run has."""
 
@@ -52,8 +54,8 @@ Curve = list[tuple[int, float | None, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; `code` and `data`
-    are the digests of the user's own code and data behind it."""
+    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; those in
+    `OWN` are digests."""
 
     settings: str
     seed: int
@@ -91,6 +93,7 @@ class Measured:
     third_auc: float | None = None
     code: str | None = None
     data: str | None = None
+    weights: str | None = None
 
 
 @cache  # asked for again and again, and a config never changes
@@ -188,17 +191,10 @@ class Results:
             return round(measured.accuracy - baseline.accuracy, 4)
         return figure(measured, metric)
 
-    def codes(self, config: RunConfig) -> set[str]:
-        """Digests of the user's own code behind the runs of these settings, those to come among them."""
-        if self._out_dir is not None:
-            return {self._digest(config)} - {""}
-        key = settings_key(config)
-        return {run.code for (settings, _), run in self._exported.items() if settings == key and run.code}
-
-    def data(self, config: RunConfig) -> set[str]:
-        """Digests of the user's own data behind the finished runs of these settings."""
+    def digests(self, config: RunConfig, of: str) -> set[str]:
+        """Digests of the user's own `code`, `data` or `weights` behind the finished runs of these settings."""
         found = (self.get(config, seed) for seed in self.seeds(config))
-        return {run.data for run in found if run is not None and run.data}
+        return {getattr(run, of) for run in found if run is not None and getattr(run, of)}
 
     def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
         if self._out_dir is None:
@@ -253,7 +249,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     taken = ("bytes_up", "bytes_down", "selection_seconds", "simulated_seconds", "validation_accuracy", *TRUST)
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
-    given["code"] = run.about.get("code", {}).get("digest")
+    given |= {of: run.about.get(of, {}).get("digest") for of in ("code", "weights")}
     given["data"] = None if config.dataset in ENTRIES else run.about["dataset"].get("digest")
     per_client = summary.get("client_accuracy") or {}
     given["client_mean"] = _rounded("client_mean", per_client.get("mean"))

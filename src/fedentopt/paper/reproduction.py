@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
-from fedentopt.files import FOLDER_PATIENCE, locked_folder, make_folder
+from fedentopt.files import FOLDER_PATIENCE, file_digest, locked_folder, make_folder
+from fedentopt.own_code import code_digest
 from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
@@ -20,7 +22,7 @@ from fedentopt.paper.cells import Cell, named_tables
 from fedentopt.paper.comparison import REFUSED, Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
-from fedentopt.paper.measures import Measured, Results
+from fedentopt.paper.measures import OWN, Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.results.folder import RunFolder
@@ -80,45 +82,42 @@ class Reproduction:
         return entries, list(dict.fromkeys(reasons))
 
     def check_sources(self, folder: Path) -> None:
-        """Refuse, before anything trains, runs of the plan in `folder`, and exported ones, that other code or other
-        data of the user's made: tables would average them with new ones, or compare them."""
+        """Refuse, before anything trains, runs of the plan in `folder`, and exported ones, that other code, data or
+        start weights of the user's made: tables would average them with new ones, or compare them."""
         for config in self._own_runs(baselines=True):
+            now = {of: self._now(config, of) for of in OWN}
             for seed in sorted(self.results.seeds(config)):
-                run, now = self.results.get(config, seed), self._data_now(config)
-                if run is None or not run.data or not now or is_same_data(run.data, now):
+                run = self.results.get(config, seed)  # which refuses other code
+                others = [of for of in OWN if run and not _are_same(of, getattr(run, of), now[of])]
+                if not others:
                     continue
                 made = RunFolder(folder, dataclasses.replace(config, seed=seed))
                 if made.is_finished():
                     ways_out = "bring the old data back, give another folder, or delete that one"
                     raise InputError(f"dataset: {config.dataset!r} is not what {made.path} was made from; {ways_out}")
                 raise InputError(
-                    f"known: {config.dataset!r} is not what its results of {config.method} were made from; bring the "
-                    f"old data back, or give a folder without these results"
+                    f"known: the {others[0]} behind {config.method} on {config.dataset} have changed since its results "
+                    f"were exported; bring the old {others[0]} back, or give a folder without these results"
                 )
 
     def check_export(self, folder: Path, *, trains: bool) -> None:
         """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
-        same cells by other code or data of the user's, which would be averaged with these."""
+        same cells by other code, data or start weights of the user's, which would be averaged with these."""
         if not folder.exists():
             return
         known = read_exported(folder, "export")
         provenance.read(folder)
-        for run in self._own_runs():
-            there, now = (known.codes(run), self.results.codes(run)) if run.own_code else (set(), set())
-            if there and now and there != now:
+        for run, of in itertools.product(self._own_runs(), OWN):
+            there, now = known.digests(run, of), self.results.digests(run, of)
+            now |= {self._now(run, of)} - {""} if trains else set()
+            if not all(_are_same(of, one, other) for one in there for other in now):
                 raise InputError(
-                    f"export: {folder} holds results of {run.method} by other code (digest {min(there)[:8]}, now "
-                    f"{min(now)[:8]}); bring the old code back, or give another folder"
-                )
-            now = self.results.data(run) | ({self._data_now(run)} - {""} if trains else set())
-            if not all(is_same_data(one, other) for one in known.data(run) for other in now):
-                raise InputError(
-                    f"export: {folder} holds results of {run.method} from other data under the name {run.dataset!r}; "
-                    f"bring the old data back, or give another folder"
+                    f"export: {folder} holds results of {run.method} on {run.dataset} by other {of} (digest "
+                    f"{min(there)[:8]}, now {min(now)[:8]}); bring the old {of} back, or give another folder"
                 )
 
     def _own_runs(self, *, baselines: bool = False) -> list[RunConfig]:
-        """Runs of the plan, at seed 0, with code or data of the user's; on request also those that they are compared
+        """Runs of the plan, at seed 0, with something of the user's; on request also those that they are compared
         with."""
         configs = (
             run
@@ -127,12 +126,16 @@ class Reproduction:
             if config is not None
             for run in cell.versions(config)
         )
-        return [run for run in dict.fromkeys(configs) if run.own_code or run.dataset not in ENTRIES]
+        return [run for run in dict.fromkeys(configs) if run.own_code or run.weights or run.dataset not in ENTRIES]
 
-    def _data_now(self, config: RunConfig) -> str:
-        """Digest of the user's own data as it is now; empty where it is gone, and for data sets by name."""
+    def _now(self, config: RunConfig, of: str) -> str:
+        """The digest of what a run to come would be made with; empty where it is gone, or nothing of the user's."""
         from fedentopt.simulation.sweep import find_digest
 
+        if of == "weights":
+            return file_digest(config.weights)
+        if of == "code":
+            return code_digest(config.own_code)
         key = (config.dataset, config.fine_labels, config.image_size)
         if key not in self._digests:
             self._digests[key] = "" if config.dataset in ENTRIES else find_digest(config, self.data_dir)
@@ -261,6 +264,11 @@ class Reproduction:
             written += write_tables(folder / "tables", alone.compare(cells))
             provenance.merge(folder, [command for source in sources for command in provenance.read(source)])
         return written
+
+
+def _are_same(of: str, one: str | None, other: str) -> bool:
+    """Whether two digests are of the same code, data or weights, as far as they are known."""
+    return not one or not other or (is_same_data(one, other) if of == "data" else one == other)
 
 
 def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]:
