@@ -55,7 +55,7 @@ class Dataset:
         of the digits are of rounded ones; versions before had the other half alone (see `reading.is_same_data`).
         """
         numbers = [float(value) for value in (*self.mean, *self.std)]
-        return self._digest([f"{number:.10g}" for number in numbers]) + self._digest(numbers)
+        return self._digest([f"{number:.12g}" for number in numbers]) + self._digest(numbers)
 
     def _digest(self, numbers: list[str] | list[float]) -> str:
         shapes = self.x_train.shape, self.x_test.shape
