@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import toy
-from fedentopt.algorithms import Algorithm
+from fedentopt.algorithms import Algorithm, LocalTerms, Mixing
 from fedentopt.errors import InputError
 from fedentopt.selection import Candidates, Selector
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
@@ -158,6 +158,73 @@ def test_a_script_that_ends_on_a_signal_ends_whatever_that_interrupts(part: str,
     finally:
         signal.signal(signal.SIGTERM, handler.before)
     assert ended.value.code == 143
+
+
+class Careless:
+    hook = ""
+    """Which one changes what it is handed."""
+
+
+class Terms(Careless, Algorithm):
+    server_vectors = ("v",)
+    keeps_models = True
+
+    def local_terms(self, client):
+        terms = LocalTerms(mu=float((client.label_counts == 0).sum()))
+        if self.hook == "local_terms":
+            client.label_counts[client.label_counts == 0] = 1  # as nobody divides by zero
+        return terms
+
+    def local_loss(self, model, start, batch, context):
+        loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y)
+        if context.previous is not None:
+            loss = loss + 0.1 * (context.flat(model) - context.flat(context.previous)).square().sum()
+        if self.hook == "local_loss":
+            context.label_counts[:] = 1
+        return loss
+
+    def judge(self, soft_labels, samples):
+        if self.hook == "judge":
+            samples[0] = 1
+        return range(len(samples))
+
+    def mix(self, round):
+        return Mixing(0.25, 0.75 * round.shares)
+
+    def absorb(self, vectors, start, trained, round):
+        if self.hook == "absorb":
+            trained.sub_(start)
+            start.zero_()
+
+
+class Grouping(Careless, Algorithm):
+    def groups(self, label_counts, seed):
+        found = label_counts.argmax(1) % 2
+        if self.hook == "groups":
+            label_counts[:] = 1
+        return found
+
+
+class Keeping(Careless, Selector):
+    def register(self, counts, **more):
+        super().register(counts, **more)
+        if self.hook == "register":
+            counts[:] = 1
+
+    def pick(self, available, losses):
+        return available[: self.cohort_size].tolist()
+
+
+@pytest.mark.parametrize("hook", ["local_terms", "local_loss", "judge", "absorb", "groups", "register"])
+def test_own_code_may_change_what_it_is_handed(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"groups": {"algorithm": Grouping}, "register": {"selector": Keeping}}.get(hook, {"algorithm": Terms})
+    named = {part: f"{__name__}:{cls.__name__}" for part, cls in own.items()}
+    data, config = toy.images(90), toy.config(**named, partition="dir:0.2", rounds=4)
+    (plain,) = toy.run([config], data)
+    monkeypatch.setattr(Careless, "hook", hook)
+    (changed,) = toy.run([config], data)
+    assert toy.difference(changed, plain) == 0
+    assert [record.entropy for record in changed.records] == [record.entropy for record in plain.records]
 
 
 class Noisy(Algorithm):

@@ -8,7 +8,7 @@ and passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +53,8 @@ class Hooks:
         """The local objective of a client; class terms as float arrays (C,)."""
         if not self._has_terms:  # a round asks for every client of every run: no more work than there is
             return PLAIN
+        if self.own:
+            client = replace(client, label_counts=client.label_counts.copy())
         terms = self._call("local_terms", client)
         if not self.own:
             return cast(LocalTerms, terms)
@@ -91,7 +93,7 @@ class Hooks:
     def absorb(self, vectors: Vectors, start: torch.Tensor, trained: torch.Tensor, round_: Round) -> Vectors:
         """The vectors after a round; shapes as before."""
         before = {id(side): {n: v.shape for n, v in side.items()} for side in (vectors.server, vectors.client)}
-        self._call("absorb", vectors, start, trained, round_)
+        self._call("absorb", vectors, start.clone() if self.own else start, trained, round_)
         for side in (vectors.server, vectors.client):
             self._check_vectors("absorb", side, before[id(side)])
         return vectors
@@ -149,6 +151,8 @@ class Hooks:
         return self._clear(filled) if value else filled  # zeros need no second copy, which may be gigabytes
 
     def _call(self, hook: str, *arguments: Any) -> Any:
+        if self.own:  # it may change what it is given, which others read, too
+            arguments = tuple(one.copy() if isinstance(one, np.ndarray) else one for one in arguments)
         try:
             return getattr(self.algorithm, hook)(*arguments)
         except (InputError, torch.OutOfMemoryError):

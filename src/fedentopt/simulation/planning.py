@@ -143,7 +143,9 @@ class RunPlanner:
             reports = cast(np.ndarray, self.watch.believed(range(config.clients)))
         self.needs = self._told | {"head"} if self.watch.reads_heads else self._told
         self._selecting = 0.0  # seconds that the selector took since the last plan
-        self._call("register", reports, noisy=config.epsilon is not None)
+        # One of the user's own may keep what it is given, and change it.
+        given = reports if config.selector in SELECTORS else reports.copy()
+        self._call("register", given, noisy=config.epsilon is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])

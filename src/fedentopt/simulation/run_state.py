@@ -154,7 +154,7 @@ class RunState:
             method=self.config.algorithm,
             client=client,
             round=round_,
-            label_counts=label_counts,
+            label_counts=label_counts.copy() if self.hooks.own else label_counts,
             vectors=vectors,
             previous=kept,
             key=self.planner.code_key(round_, client),
