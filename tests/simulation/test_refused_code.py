@@ -227,6 +227,25 @@ def test_own_code_may_change_what_it_is_handed(hook: str, monkeypatch: pytest.Mo
     assert [record.entropy for record in changed.records] == [record.entropy for record in plain.records]
 
 
+class Shifting(Careless, Algorithm):
+    """Logits shifted by the logarithm of the counts, in an array of its own for every client or in the same for all."""
+
+    def local_terms(self, client):
+        if not self.hook:
+            return LocalTerms(logit_shift=np.log1p(client.label_counts))
+        self.kept = vars(self).get("kept", np.zeros(len(client.label_counts)))
+        np.log1p(client.label_counts, out=self.kept)
+        return LocalTerms(logit_shift=self.kept)
+
+
+def test_an_array_that_own_code_gives_again_has_the_numbers_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, config = toy.images(90), toy.config(algorithm=f"{__name__}:Shifting", partition="dir:0.2")
+    (fresh,) = toy.run([config], data)
+    monkeypatch.setattr(Careless, "hook", "local_terms")
+    (again,) = toy.run([config], data)
+    assert toy.difference(fresh, again) == 0
+
+
 class Noisy(Algorithm):
     """A local objective with draws of its own."""
 

@@ -60,28 +60,31 @@ class Hooks:
             return cast(LocalTerms, terms)
         if not isinstance(terms, LocalTerms):
             raise self._wrong("local_terms", terms, "LocalTerms")
-        size = len(client.label_counts)
+        shape = client.label_counts.shape
+        given: dict[str, Any] = {}
         for field in ("logit_scale", "logit_shift"):
             values = getattr(terms, field)
-            if values is not None and np.shape(values) != (size,):
-                raise self._wrong("local_terms", f"{field} of shape {np.shape(values)}", f"({size},), one per class")
+            if values is not None:
+                given[field] = self._numbers("local_terms", field, values, shape, "one per class")
             if values is not None and self.has_code:
                 raise self._wrong("local_terms", field, "none beside a local_loss, which sees plain logits")
         if not isinstance(terms.mu, int | float | np.number) or not np.isfinite(terms.mu):
             raise self._wrong("local_terms", f"mu {terms.mu!r}", "a finite number")
-        return terms
+        return replace(terms, **given)
 
     def mix(self, round_: Round) -> Mixing:
         """The server's factors."""
         mixing = self._call("mix", round_)
         if not isinstance(mixing, Mixing):
             raise self._wrong("mix", mixing, "Mixing")
-        factors = np.asarray(mixing.clients, dtype=np.float64)
-        if factors.shape != round_.shares.shape:
-            raise self._wrong("mix", f"factors of shape {factors.shape}", f"{round_.shares.shape}, one per client")
-        if self.steps and mixing.own:
+        factors = self._numbers("mix", "factors", mixing.clients, round_.shares.shape, "one per client")
+        try:
+            own = float(mixing.own)
+        except (TypeError, ValueError):
+            raise self._wrong("mix", f"own {mixing.own!r}", "a number") from None
+        if self.steps and own:
             raise self._wrong("mix", f"own {mixing.own!r}", "0 where step combines")
-        return Mixing(float(mixing.own), factors)
+        return Mixing(own, factors)
 
     def push(self, vectors: Vectors, rows: int, width: int) -> torch.Tensor:
         """The linear terms of the clients' objectives, (rows, width); one row that is given is everybody's."""
@@ -127,7 +130,10 @@ class Hooks:
         found = self._call("groups", label_counts, seed)
         if found is None:
             return None
-        groups = np.asarray(found)
+        try:
+            groups = np.asarray(found)
+        except ValueError:  # lists of several lengths
+            groups = np.zeros(0)
         if groups.shape != (len(label_counts),) or groups.dtype.kind not in "iu" or groups.min() < 0:
             raise self._wrong("groups", found, f"one whole number from 0 for each of {len(label_counts)} clients")
         return groups.astype(np.int64)
@@ -161,6 +167,18 @@ class Hooks:
             if not self.own or is_of_handler(error):
                 raise
             raise InputError(f"algorithm: {self.name!r}: {hook} raised {describe_error(error)}") from error
+
+    def _numbers(self, hook: str, what: str, given: Any, shape: tuple[int, ...], of: str) -> np.ndarray:
+        """Numbers as they are now: own code may give the same array again, with others in it, for the next client."""
+        try:
+            values = np.array(given)
+        except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that NumPy cannot read
+            values = np.zeros(0, dtype=object)
+        if values.dtype.kind not in "biuf":
+            raise self._wrong(hook, f"{what} {given}", f"{shape} numbers, {of}")
+        if values.shape != shape:
+            raise self._wrong(hook, f"{what} of shape {values.shape}", f"{shape}, {of}")
+        return values.astype(np.float64)
 
     def _tensor(self, hook: str, value: Any, shape: tuple[int, ...]) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
