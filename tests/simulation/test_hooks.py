@@ -464,6 +464,8 @@ WRONG = [
     (wrong("judge", []), "judge gave []; accepted: at least one index from 0 to 2"),
     (wrong("judge", None), "judge gave None; accepted: at least one index from 0 to 2"),
     (wrong("judge", [0, 3]), "judge gave [0, 3]; accepted: at least one index from 0 to 2"),
+    (wrong("judge", np.array([True, False, True])), "judge gave [ True False True]; accepted: at least one index"),
+    (wrong("judge", [0.5, 1.5]), "judge gave [0.5, 1.5]; accepted: at least one index from 0 to 2"),
     (wrong("judge", [-1]), "judge gave [-1]; accepted: at least one index from 0 to 2"),
     (
         wrong("groups", np.zeros(5, int)),

@@ -118,9 +118,11 @@ class Hooks:
         """Indices of the clients kept, ascending and at least one."""
         kept = self._call("judge", soft_labels, samples)
         try:
-            places = sorted({int(place) for place in kept})
-        except (TypeError, ValueError):
-            places = []
+            given = np.asarray(list(kept))
+        except (TypeError, ValueError, RuntimeError):
+            given = np.zeros(0)
+        # Not what else turns into numbers: a mask would keep the clients 0 and 1.
+        places = sorted(set(given.tolist())) if given.ndim == 1 and given.dtype.kind in "iu" else []
         if not places or places[0] < 0 or places[-1] >= len(samples):
             raise self._wrong("judge", kept, f"at least one index from 0 to {len(samples) - 1}")
         return places
