@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 import toy
 from fedentopt.algorithms import Algorithm, LocalTerms, Mixing
 from fedentopt.errors import InputError
-from fedentopt.selection import Candidates, Selector
+from fedentopt.selection import Candidates, Census, Selector
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
 
@@ -74,6 +75,56 @@ def test_own_selectors_are_named(name: str, words: str) -> None:
     task = Task(toy.config(selector=f"{__name__}:{name}"), toy.Memory())
     with pytest.raises(InputError, match=f"selector: .*{words}"):
         run_stack([task], toy.images(), RunOptions(device="cpu", checkpoint_every=1))
+
+
+class Odd(Selector):
+    needs: Any = frozenset({"candidate_loss", "head"})
+    gives: ClassVar[dict[str, object]] = {}
+
+    def pick(self, available, losses):
+        return available[: self.cohort_size].tolist()
+
+    def candidates(self, available=None):
+        return self.gives.get("candidates")
+
+    def census(self):
+        return self.gives.get("census")
+
+    def arrays(self):
+        return self.gives.get("arrays", {})
+
+
+@pytest.mark.parametrize(
+    ("hook", "given", "words"),
+    [
+        (
+            "candidates",
+            Candidates(None),
+            "candidates gave Candidates(ids=None, samples=None); accepted: Candidates, or",
+        ),
+        ("candidates", Candidates((0, 1), samples=-1), "candidates gave Candidates(ids=(0, 1), samples=-1); accepted:"),
+        (
+            "candidates",
+            Candidates((0, 1), samples=0.5),
+            "candidates gave Candidates(ids=(0, 1), samples=0.5); accepted:",
+        ),
+        ("census", True, "census gave bool; accepted: Census, or None, with epochs a whole"),
+        ("census", Census(epochs=1.5), "census gave Census(epochs=1.5, samples=None); accepted: Census, or"),
+        ("census", Census(samples=0), "census gave Census(epochs=1, samples=0); accepted: Census, or None"),
+        ("arrays", None, "arrays gave 'arrays' of type object; accepted: a mapping from text to arrays of float32 or"),
+        ("arrays", {"seen": np.arange(3)}, "arrays gave 'seen' of type int64; accepted: a mapping from text to arrays"),
+        ("arrays", {1: np.zeros(3)}, "arrays gave 1 of type float64; accepted: a mapping from text to arrays of"),
+        ("needs", 3, "needs 3; accepted: a set of candidate_loss, head"),
+    ],
+)
+def test_what_an_own_selector_gives_is_checked(
+    hook: str, given: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Odd, "needs" if hook == "needs" else "gives", given if hook == "needs" else {hook: given})
+    task = Task(toy.config(selector=f"{__name__}:Odd"), toy.Memory())
+    with pytest.raises(InputError) as refused:
+        run_stack([task], toy.images(), RunOptions(device="cpu", checkpoint_every=1))
+    assert words in str(refused.value)
 
 
 def test_a_diverged_run_whose_selector_asks_lets_the_others_go_on() -> None:
