@@ -472,6 +472,10 @@ WRONG = [
         "groups gave [0 0 0 0 0]; accepted: one whole number from 0 for each of 6",
     ),
     (wrong("groups", [[1, 2], [3]]), "groups gave [[1, 2], [3]]; accepted: one whole number from 0 for each of 6"),
+    (
+        wrong("groups", [0, 1, 2, 3, 4, 10**9]),
+        "1000000000]; accepted: one whole number from 0 for each of 6 clients, b",
+    ),
     (wrong("groups", np.zeros(6)), "groups gave [0. 0. 0. 0. 0. 0.]; accepted: one whole number from 0"),
     (wrong("groups", [0, 1, 0, 1, 0, -1]), "groups gave [0, 1, 0, 1, 0, -1]; accepted: one whole number from 0"),
     (wrong("second_stage", (3, 3, 3)), "second_stage gave (3, 3, 3); accepted: SecondStage of whole numbers, at least"),

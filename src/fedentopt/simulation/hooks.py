@@ -136,8 +136,10 @@ class Hooks:
             groups = np.asarray(found)
         except ValueError:  # lists of several lengths
             groups = np.zeros(0)
-        if groups.shape != (len(label_counts),) or groups.dtype.kind not in "iu" or groups.min() < 0:
-            raise self._wrong("groups", found, f"one whole number from 0 for each of {len(label_counts)} clients")
+        number = len(label_counts)
+        if groups.shape != (number,) or groups.dtype.kind not in "iu" or groups.min() < 0 or groups.max() >= number:
+            accepted = f"one whole number from 0 for each of {number} clients, below {number}"
+            raise self._wrong("groups", found, accepted)
         return groups.astype(np.int64)
 
     def second_stage(self, rounds: int, cohort: int, clients: int, sizes: ModelSizes) -> SecondStage | None:
