@@ -165,6 +165,39 @@ def test_more_than_logits_in_training_is_for_a_methods_own_loss(name, got):
         assert outcome.diverged_round is None
 
 
+class Clipped(Raising):
+    """Keeps its weights small: in place, or by other tensors in the place of those that are averaged."""
+
+    def __init__(self, num_classes: int, *, in_place: bool) -> None:
+        super().__init__(num_classes, RuntimeError())
+        self.in_place = in_place
+
+    def forward(self, x):
+        weight = self.layer.weight
+        if self.in_place:
+            weight.data.clamp_(-0.05, 0.05)
+        else:
+            weight.data = weight.data.clamp(-0.05, 0.05)
+        return self.layer(x.flatten(1))
+
+
+def clipped(num_classes):
+    return Clipped(num_classes, in_place=True)
+
+
+def clipped_aside(num_classes):
+    return Clipped(num_classes, in_place=False)
+
+
+def test_a_forward_that_puts_other_tensors_in_place_of_its_weights_is_refused():
+    with pytest.raises(
+        InputError, match=r"clipped_aside puts other tensors in the place of layer\.weight .*; accepted: "
+    ):
+        toy.run([toy.config(model=f"{__name__}:clipped_aside")], toy.images(samples=90))
+    (outcome,) = toy.run([toy.config(model=f"{__name__}:clipped")], toy.images(samples=90))
+    assert len(outcome.records) == 3
+
+
 def test_where_no_line_is_the_users_the_layer_is_named():
     with pytest.raises(InputError, match=r"in_pairs raised RuntimeError: .*, in its layer Unflatten$"):
         toy.run([toy.config(model=f"{__name__}:in_pairs")], toy.images(samples=90))

@@ -176,8 +176,8 @@ class Stack:
         model = models[config.seed]
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
-        if not with_code and (tasks[0].model is not None or is_import_path(config.model)):
-            check_training(model, config.model, data.num_classes, data.image_size)
+        if tasks[0].model is not None or is_import_path(config.model):
+            check_training(model, config.model, data.num_classes, data.image_size, plain_loss=not with_code)
         batch = max(min(config.batch_size, len(data.y_train)), TEST_BATCH)
         chosen = choose_trainer(options.trainer, model, device, data.image_size, code=with_code, batch=batch)
         last = wants_channels_last(chosen, model, data.image_size, device, config.precision)

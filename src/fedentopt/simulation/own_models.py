@@ -48,13 +48,23 @@ def refusing_own_model(name: str) -> Iterator[None]:
         raise InputError(f"model: {name} raised {describe_error(error)}, in {place}") from error
 
 
-def check_training(model: nn.Module, name: str, num_classes: int, image_size: int) -> None:
-    """Refuse an own model that gives something else than logits while it trains, as one with an auxiliary classifier: a
-    plain loss would fail on it, or take more columns for more classes. `model` stays as it is."""
+def check_training(model: nn.Module, name: str, num_classes: int, image_size: int, *, plain_loss: bool) -> None:
+    """Refuse an own model that puts other tensors in the place of its weights, where those that are averaged would not
+    train, and with a plain loss one that gives something else than logits while it trains, as with an auxiliary
+    classifier: that would fail, or take more columns for more classes. `model` stays as it is."""
     tried = copy.deepcopy(model).train()
     draws = keyed_draws(tried)
+    before = {key: tensor.data_ptr() for key, tensor in tried.named_parameters()}
     with nullcontext() if draws is None else draws.step(), torch.no_grad():
         output = tried(torch.zeros(2, 3, image_size, image_size))
+    moved = [key for key, tensor in tried.named_parameters() if before.get(key) != tensor.data_ptr()]
+    if moved or len(before) != sum(1 for _ in tried.parameters()):
+        raise InputError(
+            f"model: {name} puts other tensors in the place of {moved[0] if moved else 'its parameters'} when it is "
+            f"called; accepted: weights changed in place, as by clamp_"
+        )
+    if not plain_loss:
+        return
     if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, num_classes):
         got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(
