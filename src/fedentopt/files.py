@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import functools
+import hashlib
 import io
 import json
 import math
@@ -127,6 +129,21 @@ def expand_home(path: Path | str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path}: no home of that name is known; accepted: ~/..., or a path without ~") from error
+
+
+def file_digest(path: str | None) -> str:
+    """SHA-256 of a file of the user's, as of start weights; empty where none is named or there."""
+    file = None if path is None else expand_home(path)
+    if file is None or not file.is_file():
+        return ""
+    about = file.stat()
+    return _file_digest(file.resolve(), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=16)  # every run of a sweep asks again
+def _file_digest(file: Path, *status: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def make_folder(path: Path) -> None:

@@ -13,12 +13,15 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from fedentopt.errors import InputError
@@ -51,6 +54,8 @@ def make_own(setting: str, path: str, *arguments: Any, **settings: Any) -> Any:
         except InputError:
             raise
         except (Exception, SystemExit) as error:  # a script that ends itself must not end the command unheard
+            if is_of_handler(error):
+                raise
             raise InputError(f"{setting}: calling {path} raised {describe_error(error)}") from error
 
 
@@ -65,6 +70,18 @@ def code_digest(paths: Iterable[str]) -> str:
 def describe_error(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Whether a handler of signals raised an exception, as in a script that ends on SIGTERM or after some time, and own
+    code was only what it interrupted. Python hands such a function the very frame that stands above it."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(interrupted is given for interrupted, frame in pairwise(frames) for given in _arguments(frame))
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    names, more, _, values = inspect.getargvalues(frame)
+    return [*(values.get(name) for name in names), *(values.get(more, ()) if more else ())]
 
 
 def _find(setting: str, path: str) -> Any:
@@ -85,6 +102,8 @@ def _find(setting: str, path: str) -> Any:
             raise InputError(f"{setting}: no module {error.name!r} for {path!r}, {where}") from error
         raise InputError(f"{setting}: importing {module} raised {describe_error(error)}") from error
     except (Exception, SystemExit) as error:
+        if is_of_handler(error):
+            raise
         raise InputError(f"{setting}: importing {module} raised {describe_error(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -294,3 +294,23 @@ def test_arrays_in_memory_take_the_same_forms() -> None:
     np.testing.assert_array_equal(rows.y_train, LABELS)
     with pytest.raises(InputError, match=r"y_train .*object; accepted: whole numbers or text"):
         from_arrays(GREY, np.array([1, "a"] * 3, object), GREY, words, image_size=10)
+
+
+def test_names_of_classes_beside_arrays_are_plain_text_in_an_order() -> None:
+    from fedentopt.datasets import from_arrays
+
+    plain = from_arrays(GREY, LABELS, GREY, LABELS, class_names=["c", "b", "a"])
+    for labels in (LABELS, np.eye(3)[LABELS]):
+        assert from_arrays(GREY, labels, GREY, labels, class_names=np.array(["c", "b", "a"])).digest == plain.digest
+    for names in ({"a", "b", "c"}, {0: "a", 1: "b", 2: "c"}, "abc", [0, 1, 2], ["a", 1, "c"], 3, []):
+        with pytest.raises(InputError, match=r"^dataset: class_names is .*; accepted: one text per class, in a list"):
+            from_arrays(GREY, LABELS, GREY, LABELS, class_names=names)  # type: ignore[arg-type]
+
+
+def test_masked_entries_are_not_taken_for_values() -> None:
+    from fedentopt.datasets import from_arrays
+
+    hidden = np.ma.masked_array(LABELS, LABELS == 2)
+    with pytest.raises(InputError, match="y_train is masked in part; accepted: an array without missing values"):
+        from_arrays(GREY, hidden, GREY, LABELS)
+    assert from_arrays(GREY, np.ma.masked_array(LABELS), GREY, LABELS).num_classes == 3

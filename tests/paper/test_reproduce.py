@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from command_line import Said, commander
 from fedentopt import KLSelector
 from fedentopt.cli.reproduce_progress import RoundCount, duration
 from fedentopt.datasets import load
+from fedentopt.files import locked_folder
 from fedentopt.paper.estimate import known_speeds, training_samples
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.planning import RunPlanner
@@ -434,6 +436,26 @@ def test_exports_into_one_folder_at_once_keep_each_others_rows(tmp_path: Path, m
     assert not list(tmp_path.glob(".lock"))
 
 
+def test_an_export_that_has_to_wait_too_long_does_not_stop_training(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedentopt.paper.reproduction.FOLDER_PATIENCE", 0.1)
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    kept.mkdir()
+    words = ("reproduce", "mini", "--cells", mini, "--out", out, "--seeds", 0, "--export", kept, "--max-stack", 1)
+    words += ("--device", "cpu", "--workers", 1, "--no-page", "--no-figures")
+    with locked_folder(kept):
+        said = command(*words)
+    assert said.code == 2
+    assert said.err.replace("\n", " ").count("in use by another fedentopt") == 3  # two stacks, and the end
+    assert len(list(out.glob("*/summary.json"))) == 2
+    assert not list(kept.iterdir())
+    assert "nothing to do" in command(*words).err
+    with (kept / "mini.csv").open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedentopt"]
+    assert [entry["runs"] for entry in json.loads((kept / "provenance.json").read_text())["commands"]] == [2]
+
+
 OWN_CELLS = """
 [settings]
 clients = 10
@@ -483,10 +505,20 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
         (("--out", "out", *more), "code: the code behind own-mixing-part has changed since out/own-mixing-part_"),
         (("--out", "out", "--no-run"), "code: the code behind own-mixing-part has changed since out/own-mixing-part_"),
         (("--out", "new", "--known", "first"), "known: the code behind own-mixing-part has changed since its results"),
-        (("--out", "new", "--export", "first"), "export: first holds results of own-mixing-part by other code"),
+        (
+            ("--out", "new", "--export", "first"),
+            "export: first holds results of own-mixing-part on own_data.npz by other code",
+        ),
     ):
         refused = command(*words, *where)
         assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    # A list shows the other cells all the same.
+    listed = command(*words, "--out", "out", "--list", "--json")
+    assert [(cell["method"], cell["state"]) for cell in cells_of(listed)] == [
+        ("fedavg", "partly"),
+        ("own_mixing:Part", "refused"),
+    ]
+    assert listed.err.count("refused: code: the code behind own-mixing-part has changed since") == 1
     assert not Path("new").exists()
     assert len(list(Path("out").glob("*/run.json"))) == 2
     # What was exported stands by itself, whatever the code is now, and is not mixed with that of the new code.
@@ -501,6 +533,56 @@ def test_runs_of_other_code_or_other_data_are_not_averaged_with_new_ones(
     draw(1)
     refused = command(*words, "--out", "out", "--seeds", 2)
     assert (refused.code, "dataset: 'own_data.npz' is not what out/" in refused.err) == (2, True), refused.err
+    for where, said in (
+        (
+            ("--out", "other", "--known", "first"),
+            "known: the data behind fedavg on own_data.npz have changed since its results",
+        ),
+        (
+            ("--out", "other", "--export", "first"),
+            "export: first holds results of fedavg on own_data.npz by other data",
+        ),
+    ):
+        refused = command(*words, *where, "--seeds", 2)
+        assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    assert not Path("other").exists()
+    assert command(*words, "--results", "first", "--export", "third").code == 0, "whatever the data is now"
+    assert command(*words, "--out", "other", "--seeds", 2, "--export", "fourth").code == 0
+    mixed = command(*words, "--results", "fourth", "--export", "third")
+    assert (mixed.code, "by other data" in mixed.err) == (2, True)
+    # Runs that others are only compared with count, too.
+    draw(0)
+    change = OWN_CELLS.replace("accuracy", "accuracy_change").replace('["fedavg", ', '["fedprox+fedentopt"]#')
+    Path("cells.toml").write_text(change)
+    assert command(*words, "--out", "change", "--seeds", 0).code == 0
+    shutil.rmtree(*Path("change").glob("fedprox+*"))
+    draw(1)
+    refused = command(*words, "--out", "change", "--seeds", 0)
+    assert (refused.code, "'own_data.npz' is not what change/fedprox_" in refused.err) == (2, True), refused.err
+
+
+def test_runs_from_other_start_weights_are_not_averaged_with_new_ones(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+
+    from fedentopt.models import build
+
+    monkeypatch.chdir(tmp_path)
+    mini.write_text(MINI.replace("seeds = 2", 'seeds = 2\nweights = "start.safetensors"'))
+    save_file(build("lenet5", 10, seed=1).state_dict(), "start.safetensors")
+    words = ("reproduce", "mini", "--cells", mini, "--method", "fedavg", "--no-page", "--no-figures", "--workers", 1)
+    words += ("--device", "cpu")
+    assert command(*words, "--out", "out", "--seeds", 0, "--export", "first").code == 0
+    save_file(build("lenet5", 10, seed=2).state_dict(), "start.safetensors")
+    for where, said in (
+        (("--out", "out"), "weights: the file is not the one that out/fedavg_digits_classes2_lenet5_s0_"),
+        (("--out", "new", "--known", "first"), "known: the weights behind fedavg on digits have changed since"),
+        (("--out", "new", "--export", "first"), "export: first holds results of fedavg on digits by other weights"),
+    ):
+        refused = command(*words, *where, "--seeds", 1)
+        assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    assert not Path("new").exists()
 
 
 def test_a_run_whose_partition_was_spelt_otherwise_is_done(

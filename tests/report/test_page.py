@@ -294,6 +294,26 @@ def test_data_that_changed_under_one_name_is_another_setting(tmp_path: Path) -> 
     assert [len(data["classes"]) for data in payloads(write_report(tmp_path))] == [10, 7]
 
 
+def test_seeds_of_two_states_of_a_data_file_are_not_averaged(tmp_path: Path) -> None:
+    """Labels and clients may be the same, the images not. A digest of 32 has its first half from rounded numbers."""
+    first, other = "a" * 16 + "1" * 16, "b" * 16 + "2" * 16
+    for seed, digest in enumerate((None, first, "a" * 16 + "3" * 16, "1" * 16, other)):
+        for dataset in ("mine.npz", "else.npz"):
+            folder = write_run(tmp_path, run_config(dataset=dataset, clients=20, rounds=3, seed=seed), classes=CLASSES)
+            about = json.loads((folder / "run.json").read_text())
+            if digest is not None and (dataset == "mine.npz" or digest != other):
+                about["dataset"]["digest"] = digest
+            (folder / "run.json").write_text(json.dumps(about))
+    groups = group_runs(read_folder(tmp_path).runs)
+    setting = "dir:0.1 · lenet5 · 20 clients, 10% per round · 3 rounds"
+    assert [(group.title, [run.seed for run in group.methods[0].runs]) for group in groups] == [
+        (f"else.npz · {setting}", [0, 1, 2, 3, 4]),
+        (f"mine.npz · {setting}", [0]),
+        (f"mine.npz · {setting} · data aaaaaaaa", [1, 2, 3]),
+        (f"mine.npz · {setting} · data bbbbbbbb", [4]),
+    ]
+
+
 def test_overview_has_long_runs_first_and_the_gain_of_each_setting(tmp_path: Path) -> None:
     for rounds in (3, 12):
         write_comparison(tmp_path, seeds=2, rounds=rounds, clients=20)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import toy
 from command_line import Said, commander
 from configs import run_config
 from fedentopt.errors import InputError
+from fedentopt.report.grouping import group_runs
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import find_runs
 from fedentopt.simulation.config import RunConfig
@@ -47,6 +53,27 @@ def config(path: Path, **settings: object) -> RunConfig:
 def test_a_digest_tells_data_apart_and_itself_again() -> None:
     same, other = toy.images(seed=1), toy.images(seed=2)
     assert toy.images(seed=1).digest == same.digest != other.digest
+
+
+def test_data_is_the_same_on_another_kind_of_processor_and_for_runs_of_versions_before(tmp_path: Path) -> None:
+    """Statistics of pixels are sums that differ in the last bit with the order in which a processor adds."""
+    data, out = toy.images(), tmp_path / "out"
+    elsewhere = dataclasses.replace(data, std=tuple(np.nextafter(data.std, 1.0).tolist()))
+    other = dataclasses.replace(data, x_train=255 - data.x_train)
+    configs = [config(tmp_path / "mine.npz")]
+    (run,) = run_sweep(configs, options(out, tmp_path), data=data)
+    before = "9f05258019b24fa0"  # of `data`, as version 0.2.0 wrote it
+    for noted, same, changed in ((None, [data, elsewhere], [other]), (before, [data], [other, elsewhere])):
+        if noted is not None:
+            file = run.path / "run.json"
+            about = json.loads(file.read_text())
+            about["dataset"]["digest"] = noted
+            file.write_text(json.dumps(about))
+        for given in same:
+            assert run_sweep(configs, options(out, tmp_path), data=given)[0].summary == run.summary
+        for given in changed:
+            with pytest.raises(InputError, match="is not what .* was made from"):  # noqa: RUF043
+                run_sweep(configs, options(out, tmp_path), data=given)
 
 
 def test_finished_runs_of_a_file_that_has_changed_are_refused(tmp_path: Path) -> None:
@@ -86,6 +113,32 @@ def test_a_run_does_not_go_on_with_other_images_of_the_same_labels(tmp_path: Pat
     write(file, 0)
     (run,) = run_sweep([cfg], options(out, cache))
     assert len(run.records) == 4
+
+
+def test_runs_from_other_start_weights_under_one_name_are_refused(tmp_path: Path) -> None:
+    file, data, out = tmp_path / "start.safetensors", toy.images(), tmp_path / "out"
+
+    def draw(seed: int) -> None:
+        torch.manual_seed(seed)
+        save_file(toy.linear(3).state_dict(), file)
+
+    draw(0)
+    start = config(tmp_path / "mine.npz", weights=str(file))
+    (first,) = run_sweep([start], options(out, tmp_path), data=data)
+    later = start.replace(seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep([later], options(out, tmp_path), data=data, progress=lambda event: signal.raise_signal(signal.SIGINT))
+    draw(1)
+    for run in (start, later):
+        with pytest.raises(InputError, match=r"^weights: the file is not the one that .* was made from; bring the old"):
+            run_sweep([run], options(out, tmp_path), data=data)
+    (other,) = run_sweep([start.replace(seed=2)], options(out, tmp_path), data=data)
+    labels = [method.label for group in group_runs([first, other]) for method in group.methods]
+    assert labels == sorted(f"fedavg (weights {run.about['weights']['digest'][:8]})" for run in (first, other))
+    (repeated,) = run_sweep([start], options(out, tmp_path, resume=False), data=data)
+    assert repeated.summary["accuracy"] != first.summary["accuracy"]
+    file.unlink()  # finished runs stand
+    assert run_sweep([start], options(out, tmp_path), data=data)[0].summary == repeated.summary
 
 
 def test_a_refused_method_leaves_no_other_run_begun(command: Callable[..., Said], tmp_path: Path) -> None:

@@ -412,6 +412,31 @@ def test_what_is_wrong_is_said_in_one_line(trainer: str, loss: Loss, says: str) 
     assert torch.equal(models_of(made, clients()), models_of(fresh, clients()))
 
 
+def doubled(model: nn.Module, start: nn.Module, batch: Batch, context: LocalContext) -> torch.Tensor:
+    return F.cross_entropy(model.double()(batch.x.double()), batch.y)
+
+
+def put_back(model: nn.Module, start: nn.Module, batch: Batch, context: LocalContext) -> torch.Tensor:
+    """As some code of SAM does, which keeps a copy of the weights and puts that in their place."""
+    loss = F.cross_entropy(model(batch.x), batch.y)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return loss
+
+
+def replaced(model: nn.Module, start: nn.Module, batch: Batch, context: LocalContext) -> torch.Tensor:
+    name, layer = next((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
+    model.get_submodule(name).weight = nn.Parameter(layer.weight.detach().clone())
+    return F.cross_entropy(model(batch.x), batch.y)
+
+
+@pytest.mark.parametrize("loss", [doubled, put_back, replaced])
+def test_other_parameters_than_those_that_are_averaged_are_refused(trainer: str, loss: Loss) -> None:
+    """They would be trained, and nothing of it sent."""
+    with pytest.raises(InputError, match=r"mine: local_loss gave the model other parameters, or moved them, as double"):
+        models_of(world("toy:branching", trainer), clients(2, code=lambda k: code(loss, k)))
+
+
 @pytest.mark.parametrize("error", [SystemExit(0), ZeroDivisionError("ours"), InputError("model: no")])
 def test_what_a_method_of_ours_raises_passes_unless_a_model_of_ones_own_runs_in_it(
     trainer: str, error: BaseException

@@ -12,6 +12,7 @@ from torch import nn
 
 import toy
 from command_line import commander
+from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.trainers import loop
@@ -86,6 +87,15 @@ def one_way(num_classes):
     return OneWay(num_classes, RuntimeError())
 
 
+class InPlace(Raising):
+    def forward(self, x):
+        return self.layer(x.flatten(1)).exp().mul_(2)  # exp needs its output for the way back
+
+
+def in_place(num_classes):
+    return InPlace(num_classes, RuntimeError())
+
+
 def in_pairs(num_classes):
     """No line of the user's runs in it; its second layer refuses batches of an odd number."""
     return nn.Sequential(
@@ -102,6 +112,7 @@ def in_pairs(num_classes):
         ("noisy", rf"raised ValueError: two images, in Raising\.forward \(.*test_own_models\.py, line {LINE}\)$"),
         ("only_in_evaluation", r"raised KeyError: 'k', in OnlyInEvaluation\.forward \("),
         ("one_way", r"raised RuntimeError: no way back, in NoWayBack\.backward \("),
+        ("in_place", r"raised RuntimeError: .* modified by an inplace operation.*, in its backward pass$"),
     ],
 )
 @pytest.mark.parametrize("trainer", ["loop", "streams"])
@@ -112,6 +123,108 @@ def test_what_an_own_model_raises_in_training_is_one_line_with_its_place(name, w
     assert "\n" not in str(refused.value)
     assert isinstance(refused.value.__cause__, BaseException)
     assert type(refused.value.__cause__).__name__ in str(refused.value)
+
+
+class WithMore(nn.Module):
+    """As networks with an auxiliary classifier: something else in training than in evaluation."""
+
+    def __init__(self, num_classes: int, *, pair: bool) -> None:
+        super().__init__()
+        self.layer, self.more, self.pair = nn.Linear(3 * 8 * 8, num_classes), nn.Linear(3 * 8 * 8, 2), pair
+
+    def forward(self, x):
+        logits, more = self.layer(x.flatten(1)), self.more(x.flatten(1))
+        if not self.training:
+            return logits
+        return (logits, more) if self.pair else torch.cat([logits, more], dim=1)
+
+
+def a_pair(num_classes):
+    return WithMore(num_classes, pair=True)
+
+
+def too_wide(num_classes):
+    return WithMore(num_classes, pair=False)
+
+
+class FirstOfPair(Algorithm):
+    def local_loss(self, model, start, batch, context):
+        logits, _ = model(batch.x)
+        return nn.functional.cross_entropy(logits, batch.y)
+
+
+@pytest.mark.parametrize(("name", "got"), [("a_pair", "tuple"), ("too_wide", r"\(2, 5\)")])
+def test_more_than_logits_in_training_is_for_a_methods_own_loss(name, got):
+    config = toy.config(model=f"{__name__}:{name}")
+    with pytest.raises(
+        InputError, match=rf"{name} gives {got} for two images while it trains; accepted: one row of 3 logits"
+    ):
+        toy.run([config], toy.images(samples=90))
+    if name == "a_pair":
+        (outcome,) = toy.run([config.replace(algorithm=f"{__name__}:FirstOfPair")], toy.images(samples=90))
+        assert outcome.diverged_round is None
+
+
+class Clipped(Raising):
+    """Keeps its weights small: in place, or by other tensors in the place of those that are averaged."""
+
+    def __init__(self, num_classes: int, *, in_place: bool) -> None:
+        super().__init__(num_classes, RuntimeError())
+        self.in_place = in_place
+
+    def forward(self, x):
+        weight = self.layer.weight
+        if self.in_place:
+            weight.data.clamp_(-0.05, 0.05)
+        else:
+            weight.data = weight.data.clamp(-0.05, 0.05)
+        return self.layer(x.flatten(1))
+
+
+def clipped(num_classes):
+    return Clipped(num_classes, in_place=True)
+
+
+def clipped_aside(num_classes):
+    return Clipped(num_classes, in_place=False)
+
+
+class Smoothing(Raising):
+    """Keeps a running mean in a buffer, and a mask that it does not save."""
+
+    def __init__(self, num_classes: int, *, in_place: bool) -> None:
+        super().__init__(num_classes, RuntimeError())
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(1), persistent=False)
+
+    def forward(self, x):
+        self.mask = torch.ones(len(x), 1)
+        mean = 0.9 * self.mean + 0.1 * x.mean().detach() if self.training else self.mean
+        if self.in_place:
+            self.mean.copy_(mean)
+        else:
+            self.mean = mean
+        return self.layer(x.flatten(1) - self.mean) * self.mask
+
+
+def smoothing(num_classes):
+    return Smoothing(num_classes, in_place=True)
+
+
+def smoothing_aside(num_classes):
+    return Smoothing(num_classes, in_place=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"), [("clipped", r"layer\.weight"), ("smoothing", "mean")], ids=["parameter", "buffer"]
+)
+def test_a_forward_that_puts_other_tensors_in_place_of_what_is_averaged_is_refused(name, moved):
+    wrong = rf"{name}_aside puts another tensor in the place of {moved} when it is called; accepted: .* in place"
+    with pytest.raises(InputError, match=wrong):
+        toy.run([toy.config(model=f"{__name__}:{name}_aside")], toy.images(samples=90))
+    (outcome,) = toy.run([toy.config(model=f"{__name__}:{name}")], toy.images(samples=90))
+    assert outcome.model.get("mean", 1) != 0
 
 
 def test_where_no_line_is_the_users_the_layer_is_named():

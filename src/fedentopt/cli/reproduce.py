@@ -93,7 +93,6 @@ def reproduce(
         FAMILIES,
         Reproduction,
         ask_for,
-        check_export,
         check_precision,
         family_of,
         find_results,
@@ -140,13 +139,13 @@ def reproduce(
     if dry_run:
         _dry_run(request, device, samples_per_second, as_json)
         return
+    sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     if results is None:
         request.check_sources(folder)
     if export is not None:
-        check_export(export, plan, found)
+        request.check_export(export, trains=trains)
     if results is None and page and os.path.exists(folder / RESULTS_PAGE):
         check_page(folder / RESULTS_PAGE)
-    sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     for source in sources if export is not None else [folder] if trains else []:
         provenance.read(source)  # refused before training, not when its log is added to
     if trains:
@@ -199,7 +198,10 @@ def _committed(family: str) -> Path | None:
 
 
 def _list(request: Reproduction, as_json: bool) -> None:
-    listed = [entry.listed() for entry in request.compare()]
+    entries, refused = request.states()
+    listed = [entry.listed() for entry in entries]
+    for reason in refused:
+        note(f"refused: {reason}")
     if as_json:
         print_json({"cells": listed})
         return
@@ -242,7 +244,7 @@ def _run(
     ray_workers: int | None,
 ) -> None:
     """Do what is to do; the command is logged and, where asked for, what is finished exported, after every stack and
-    whatever ends it."""
+    whatever ends it. Where that fails, training goes on."""
     from fedentopt.paper.provenance import command_line, note_command
 
     folder, unfinished = options.out_dir, request.unfinished()
@@ -254,11 +256,17 @@ def _run(
         note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
     started, clock = time.time(), time.monotonic()
 
-    def stack_done() -> None:
+    def keep() -> None:
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
             note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
             request.export(export, *sources)
+
+    def stack_done() -> None:
+        try:
+            keep()
+        except InputError as error:  # a folder that another command holds, say, is no reason to stop training
+            note(f"{error}; the runs are kept, and the next stack or the same command tries again")
 
     try:
         with terminated_with_care(), Reporter(runs).shown() as reporter:
@@ -268,7 +276,7 @@ def _run(
         raise typer.Exit(130) from None
     finally:
         if folder.is_dir():
-            stack_done()
+            (keep if sys.exc_info()[0] is None else stack_done)()
 
 
 def _page(request: Reproduction, folder: Path) -> list[Path]:

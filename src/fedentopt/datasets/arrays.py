@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def from_arrays(
     if channels["train"] != channels["test"]:
         raise InputError(f"dataset: x_train has {channels['train']} channels, x_test {channels['test']}")
     raw_train, raw_test = (read_labels(held[f"y_{split}"], held[f"x_{split}"]) for split in ("train", "test"))
-    names, (train, test), notes = label_classes("dataset", raw_train, raw_test, class_names)
+    names, (train, test), notes = label_classes("dataset", raw_train, raw_test, _names(class_names))
     images = image_pieces(held["x_train"]), image_pieces(held["x_test"])
     content = Content(channels["train"], {"": Labels(names, train, test)}, *images)
     arrays = in_memory(content, size, None)
@@ -82,7 +82,20 @@ def from_arrays(
     return Dataset(NAME, arrays.x_train, train, arrays.x_test, test, names, arrays.mean, arrays.std, notes, clients)
 
 
+def _names(given: Any) -> tuple[str, ...] | None:
+    """Names of classes as plain text in their order; refused: what has none, or holds anything else."""
+    if given is None:
+        return None
+    unordered = isinstance(given, str | set | frozenset | Mapping) or not isinstance(given, Iterable)
+    names = [] if unordered else list(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"dataset: class_names is {given!r}; accepted: one text per class, in a list")
+    return tuple(map(str, names))  # NumPy's text is printed, and so known again, by another name
+
+
 def _read(key: str, values: Any) -> np.ndarray:
+    if np.ma.is_masked(values):
+        raise InputError(f"dataset: {key} is masked in part; accepted: an array without missing values")
     try:
         array = _plain(np.asarray(values))
     except (ValueError, TypeError, RuntimeError) as error:

@@ -12,7 +12,7 @@ from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.sizes import size
 from fedentopt.results.statistics import Interval, mean, mean_interval, paired_differences, sample_std
 
-DONE, PARTLY, MISSING_DATA, NOT_RUN = "done", "partly", "missing-data", "not-run"
+DONE, PARTLY, MISSING_DATA, NOT_RUN, REFUSED = "done", "partly", "missing-data", "not-run", "refused"
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Comparison:
 
     `lead` is the mean difference to FedAvg under the same settings, seed by seed (None for FedAvg itself), `against`
     the same with its interval, None where fewer than two seeds are shared; `interval` is that of a change's own mean.
-    `state` is one of done, partly, missing-data and not-run. `stand_ins` are, by precision, the seeds in which the run,
-    or the one it is compared with where the figure is a change, has another precision than the cell's own.
+    `state` is one of done, partly, missing-data, not-run, and in a list refused. `stand_ins` are, by precision, the
+    seeds in which the run, or the one it is compared with where the figure is a change, has another precision than the
+    cell's own.
     """
 
     cell: Cell

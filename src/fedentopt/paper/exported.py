@@ -21,7 +21,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.files import make_folder, write_text
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.measures import LATER, Curve, Measured, Results
+from fedentopt.paper.measures import LATER, OWN, Curve, Measured, Results
 from fedentopt.simulation.config import RunConfig
 
 CELL = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer", "swept")
@@ -156,9 +156,9 @@ def _read_measured(row: _Row) -> Measured:
     fields: dict[str, Any] = {
         name: row.read(name, int if name in integers or name.startswith("rounds_to_") else float)
         for name in (*MEASURED, *LATER)
-        if name != "code"
+        if name not in OWN
     }
-    fields["code"] = row.read("code", str)
+    fields |= {name: row.read(name, str) for name in OWN}
     return Measured(**fields | {"settings": row.need("settings", str), "seed": row.need("seed", int)})
 
 

@@ -17,7 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
+from fedentopt.files import file_digest
 from fedentopt.own_code import code_digest
 from fedentopt.paper.cells import Cell
 from fedentopt.results.folder import RunFolder
@@ -30,9 +32,11 @@ TARGETS = (40, 45, 50)
 """Accuracies in per cent whose first round is compared."""
 LOWER_TARGETS = (10, 20, 30)
 """Those of harder data sets."""
+OWN = ("code", "data", "weights")
+"""What may be the user's own behind a run: known again by digests."""
 LATER = (
     *(f"rounds_to_{target}" for target in LOWER_TARGETS), "bytes_up", "bytes_down", "asked", "selection_seconds",
-    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, "code",
+    "simulated_seconds", "validation_accuracy", "client_mean", "client_worst_tenth", *TRUST, *OWN,
 )  # fmt: skip
 """What results of earlier versions lack, and not every run has."""
 
@@ -50,8 +54,8 @@ Curve = list[tuple[int, float | None, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; `code` is the
-    digest of the user's own code behind it."""
+    """The figures of one finished run; None where it has none. `settings` and `seed` say which run; those in
+    `OWN` are digests."""
 
     settings: str
     seed: int
@@ -88,6 +92,8 @@ class Measured:
     first_auc: float | None = None
     third_auc: float | None = None
     code: str | None = None
+    data: str | None = None
+    weights: str | None = None
 
 
 @cache  # asked for again and again, and a config never changes
@@ -185,12 +191,10 @@ class Results:
             return round(measured.accuracy - baseline.accuracy, 4)
         return figure(measured, metric)
 
-    def codes(self, config: RunConfig) -> set[str]:
-        """Digests of the user's own code behind the runs of these settings, those to come among them."""
-        if self._out_dir is not None:
-            return {self._digest(config)} - {""}
-        key = settings_key(config)
-        return {run.code for (settings, _), run in self._exported.items() if settings == key and run.code}
+    def digests(self, config: RunConfig, of: str) -> set[str]:
+        """Digests of the user's own `code`, `data` or `weights` behind the finished runs of these settings."""
+        found = (self.get(config, seed) for seed in self.seeds(config))
+        return {getattr(run, of) for run in found if run is not None and getattr(run, of)}
 
     def _folder(self, config: RunConfig, seed: int) -> RunResult | None:
         if self._out_dir is None:
@@ -199,6 +203,9 @@ class Results:
         if not folder.is_finished():
             return None
         folder.check_code(self._digest(config), "bring the old code back, give another folder, or delete that one")
+        folder.check_weights(
+            file_digest(config.weights), "bring the old file back, give another folder, or delete that one"
+        )
         folder.clear_lock()
         return read_run(folder.path)
 
@@ -242,7 +249,8 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     taken = ("bytes_up", "bytes_down", "selection_seconds", "simulated_seconds", "validation_accuracy", *TRUST)
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
-    given["code"] = run.about.get("code", {}).get("digest")
+    given |= {of: run.about.get(of, {}).get("digest") for of in ("code", "weights")}
+    given["data"] = None if config.dataset in ENTRIES else run.about["dataset"].get("digest")
     per_client = summary.get("client_accuracy") or {}
     given["client_mean"] = _rounded("client_mean", per_client.get("mean"))
     given["client_worst_tenth"] = _rounded("client_worst_tenth", per_client.get("worst_tenth"))

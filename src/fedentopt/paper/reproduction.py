@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
-from fedentopt.files import FOLDER_PATIENCE, locked_folder, make_folder
+from fedentopt.files import FOLDER_PATIENCE, file_digest, locked_folder, make_folder
+from fedentopt.own_code import code_digest
 from fedentopt.paper import provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, named_tables
-from fedentopt.paper.comparison import Comparison, compare
+from fedentopt.paper.comparison import REFUSED, Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
-from fedentopt.paper.measures import Measured, Results
+from fedentopt.paper.measures import OWN, Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.results.folder import RunFolder
+from fedentopt.results.reading import is_same_data
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
 
@@ -58,27 +62,84 @@ class Reproduction:
     results: Results
     data_dir: Path | None = None
     precision: str | None = None
+    _digests: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False, compare=False)  # of own data
 
     def compare(self, cells: Sequence[Cell] | None = None) -> list[Comparison]:
         """Cells (those asked for) beside what is known of them."""
         wanted = self.cells if cells is None else cells
         return compare(wanted, self.results, lambda name: has_data(name, self.data_dir))
 
-    def check_sources(self, folder: Path) -> None:
-        """Refuse, before anything trains, runs of the plan in `folder` that other code or other data of the user's
-        made: tables would average them with new ones."""
-        from fedentopt.datasets.catalog import ENTRIES
-        from fedentopt.simulation.sweep import check_data
+    def states(self) -> tuple[list[Comparison], list[str]]:
+        """The cells asked for beside what is known of them, for a list: one whose runs are refused, as of other own
+        code, keeps no other from being shown. With why, each once."""
+        entries, reasons = [], []
+        for cell in self.cells:
+            try:
+                entries += self.compare([cell])
+            except InputError as error:
+                entries.append(Comparison(cell, {}, None, None, REFUSED))
+                reasons.append(str(error))
+        return entries, list(dict.fromkeys(reasons))
 
-        own = [cell.config for cell in self.plan if cell.config is not None]
-        own = [config for config in own if config.own_code or config.dataset not in ENTRIES]
-        found = [(config, seed) for config in own for seed in sorted(self.results.seeds(config))]
-        for config, seed in found:
-            self.results.get(config, seed)
-        runs = [dataclasses.replace(config, seed=seed) for config, seed in found]
-        there = [run for run in runs if RunFolder(folder, run).is_finished()]
-        ways_out = "bring the old data back, give another folder, or delete that one"
-        check_data(there, lambda config: RunFolder(folder, config), self.data_dir, None, ways_out)
+    def check_sources(self, folder: Path) -> None:
+        """Refuse, before anything trains, runs of the plan in `folder`, and exported ones, that other code, data or
+        start weights of the user's made: tables would average them with new ones, or compare them."""
+        for config in self._own_runs(baselines=True):
+            now = {of: self._now(config, of) for of in OWN}
+            for seed in sorted(self.results.seeds(config)):
+                run = self.results.get(config, seed)  # which refuses other code
+                others = [of for of in OWN if run and not _are_same(of, getattr(run, of), now[of])]
+                if not others:
+                    continue
+                made = RunFolder(folder, dataclasses.replace(config, seed=seed))
+                if made.is_finished():
+                    ways_out = "bring the old data back, give another folder, or delete that one"
+                    raise InputError(f"dataset: {config.dataset!r} is not what {made.path} was made from; {ways_out}")
+                raise InputError(
+                    f"known: the {others[0]} behind {config.method} on {config.dataset} have changed since its results "
+                    f"were exported; bring the old {others[0]} back, or give a folder without these results"
+                )
+
+    def check_export(self, folder: Path, *, trains: bool) -> None:
+        """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
+        same cells by other code, data or start weights of the user's, which would be averaged with these."""
+        if not folder.exists():
+            return
+        known = read_exported(folder, "export")
+        provenance.read(folder)
+        for run, of in itertools.product(self._own_runs(), OWN):
+            there, now = known.digests(run, of), self.results.digests(run, of)
+            now |= {self._now(run, of)} - {""} if trains else set()
+            if not all(_are_same(of, one, other) for one in there for other in now):
+                raise InputError(
+                    f"export: {folder} holds results of {run.method} on {run.dataset} by other {of} (digest "
+                    f"{min(there)[:8]}, now {min(now)[:8]}); bring the old {of} back, or give another folder"
+                )
+
+    def _own_runs(self, *, baselines: bool = False) -> list[RunConfig]:
+        """Runs of the plan, at seed 0, with something of the user's; on request also those that they are compared
+        with."""
+        configs = (
+            run
+            for cell in self.plan
+            for config in (cell.config, *((cell.baseline, cell.reference) if baselines else ()))
+            if config is not None
+            for run in cell.versions(config)
+        )
+        return [run for run in dict.fromkeys(configs) if run.own_code or run.weights or run.dataset not in ENTRIES]
+
+    def _now(self, config: RunConfig, of: str) -> str:
+        """The digest of what a run to come would be made with; empty where it is gone, or nothing of the user's."""
+        from fedentopt.simulation.sweep import find_digest
+
+        if of == "weights":
+            return file_digest(config.weights)
+        if of == "code":
+            return code_digest(config.own_code)
+        key = (config.dataset, config.fine_labels, config.image_size)
+        if key not in self._digests:
+            self._digests[key] = "" if config.dataset in ENTRIES else find_digest(config, self.data_dir)
+        return self._digests[key]
 
     def unfinished(self) -> list[RunConfig]:
         """Runs of the cells that are still to do, whether their data is there or not.
@@ -205,6 +266,11 @@ class Reproduction:
         return written
 
 
+def _are_same(of: str, one: str | None, other: str) -> bool:
+    """Whether two digests are of the same code, data or weights, as far as they are known."""
+    return not one or not other or (is_same_data(one, other) if of == "data" else one == other)
+
+
 def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]:
     """All cells among which `target` is found: the paper's, those of one of the `FAMILIES`, or of a user's file; and
     the target there."""
@@ -260,23 +326,6 @@ def find_results(results: Path | None, known: Path | None, out_dir: Path) -> Res
     if out_dir.exists() and not out_dir.is_dir():
         raise InputError(f"out: {out_dir} is not a folder; accepted: a folder of runs, or one to be made")
     return Results(out_dir) if known is None else read_exported(known, "known").on(out_dir)
-
-
-def check_export(folder: Path, cells: Sequence[Cell], results: Results) -> None:
-    """Refuse a folder to export into before anything is trained for it: no folder, damaged files, or results of the
-    same cells by other code of the user's, which would be averaged with these."""
-    if not folder.exists():
-        return
-    known = read_exported(folder, "export")
-    provenance.read(folder)
-    for cell in cells:
-        for run in () if cell.config is None else cell.versions(cell.config):
-            there, now = (known.codes(run), results.codes(run)) if run.own_code else (set(), set())
-            if there and now and there != now:
-                raise InputError(
-                    f"export: {folder} holds results of {run.method} by other code (digest {min(there)[:8]}, now "
-                    f"{min(now)[:8]}); bring the old code back, or give another folder"
-                )
 
 
 def _need_simulator() -> None:

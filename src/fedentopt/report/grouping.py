@@ -1,8 +1,9 @@
 """What may be compared with what: runs of one setting side by side, seeds of one method together.
 
-A *setting* is what the methods of a table share: data, partition, model, clients, cohort, availability, rounds.
-A *method* is everything else but the seed, a user's own code included; where two methods of a setting carry the same
-name (two buffer sizes, two values of mu, two states of a file), what differs is added to it.
+A *setting* is what the methods of a table share: data (one state of a file), partition, model, clients, cohort,
+availability, rounds.
+A *method* is everything else but the seed, a user's own code and weights included; where two methods of a setting carry
+the same name (two buffer sizes, two values of mu, two states of a file), what differs is added to it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedentopt.results.reading import RunResult
+from fedentopt.results.reading import RunResult, is_same_data
 from fedentopt.selection import SELECTORS, EntropySelector, RandomSelector
 
 SETTING = (
@@ -74,17 +75,19 @@ class Group:
 
 def group_runs(runs: Iterable[RunResult]) -> tuple[Group, ...]:
     """Sort runs into settings and methods; any order of the input gives the same groups."""
-    # Data that changed under the same name has other classes; its runs share no chart with the older ones.
+    # Data that changed under the same name, other classes or other images; its runs share no chart with the older ones.
     settings: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs:
         settings.setdefault((_key(run.config, SETTING), run.labels.classes, run.labels.clients), []).append(run)
-    members = sorted(settings.values(), key=_setting_order)
-    titles = [setting_title(group[0].config, short=True) for group in members]
+    parts = [part for same in settings.values() for part in _by_data(same)]
+    parts.sort(key=lambda part: (*_setting_order(part[1]), part[0]))
+    titles = [setting_title(group[0].config, short=True) for _, group in parts]
     titles = [
-        title if titles.count(title) == 1 else setting_title(group[0].config, short=False)
-        for title, group in zip(titles, members, strict=True)
+        (title if titles.count(title) == 1 else setting_title(group[0].config, short=False))
+        + (f" · data {data[:8]}" if data else "")
+        for title, (data, group) in zip(titles, parts, strict=True)
     ]
-    return tuple(Group(title, _methods(group)) for title, group in zip(titles, members, strict=True))
+    return tuple(Group(title, _methods(group)) for title, (_, group) in zip(titles, parts, strict=True))
 
 
 def averaging() -> str:
@@ -118,13 +121,19 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
     for run in runs:
         seeds.setdefault((run.method, _key(run.config, own)), []).append(run)
     methods = []
-    for (name, _), (code, members) in ((key, part) for key, same in seeds.items() for part in _by_code(same)):
+    parts = (
+        (name, code, weights, members)
+        for (name, _), same in seeds.items()
+        for code, of_code in _by(same, "code")
+        for weights, members in _by(of_code, "weights")
+    )
+    for name, code, weights, members in parts:
         namesakes = [others[0].config for (other, _), others in seeds.items() if other == name]
         differing = [key for key in own if len({str(config.get(key)) for config in namesakes}) > 1]
         config = members[0].config
         # A setting that came later is not named in a config where it has its default.
         details = [f"{key}={config[key]}" for key in differing if key in config]
-        details += [f"code {code[:8]}"] if code else []
+        details += [f"{of} {digest[:8]}" for of, digest in (("code", code), ("weights", weights)) if digest]
         methods.append(
             Method(
                 label=f"{name} ({', '.join(details)})" if details else name,
@@ -136,12 +145,27 @@ def _methods(runs: list[RunResult]) -> tuple[Method, ...]:
     return tuple(sorted(methods, key=_method_order))
 
 
-def _by_code(runs: list[RunResult]) -> list[tuple[str, list[RunResult]]]:
-    """Runs of one method by the digest of the user's code behind them; all together, without one, where it is one code
-    as far as it is known."""
+def _by_data(runs: list[RunResult]) -> list[tuple[str, list[RunResult]]]:
+    """Runs of one setting by the digest of the data behind them; all together, without one, where it is one data set as
+    far as it is known."""
+    found: dict[str, list[RunResult]] = {}
+    for digest, run in sorted(
+        ((_digest(run, "dataset"), run) for run in runs), key=lambda pair: (-len(pair[0]), pair[0])
+    ):
+        found.setdefault(next((one for one in found if is_same_data(one, digest)), digest), []).append(run)
+    return list(found.items()) if len(found.keys() - {""}) > 1 else [("", runs)]
+
+
+def _digest(run: RunResult, of: str) -> str:
+    return str((run.about.get(of) or {}).get("digest", ""))
+
+
+def _by(runs: list[RunResult], of: str) -> list[tuple[str, list[RunResult]]]:
+    """Runs of one method by the digest of the user's code or weights behind them; all together, without one, where it
+    is one as far as it is known."""
     found: dict[str, list[RunResult]] = {}
     for run in runs:
-        found.setdefault(str((run.about.get("code") or {}).get("digest", "")), []).append(run)
+        found.setdefault(_digest(run, of), []).append(run)
     return list(found.items()) if len(found.keys() - {""}) > 1 else [("", runs)]
 
 

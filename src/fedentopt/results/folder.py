@@ -1,6 +1,6 @@
 """A run's folder: what the engine hands a run's recorder, kept on disk (`reading` reads it back).
 
-    DIR/<run id>/  run.json              settings, versions, hardware, data set, digest of own code
+    DIR/<run id>/  run.json              settings, versions, hardware, data set, digests of own code and weights
                    rounds.csv            one row per round
                    label_counts.csv      true label counts, one row per client
                    reported_counts.csv   what the server saw instead, where noise was added
@@ -34,7 +34,7 @@ from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_
 from fedentopt.results.clients import CLIENTS, clients_csv
 from fedentopt.results.environment import environment
 from fedentopt.results.label_counts import CLIENT_ACCURACY, COUNTS, REPORTED, client_accuracy_csv, counts_csv
-from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, plain_settings
+from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, is_same_data, plain_settings
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import rounds_csv
 from fedentopt.results.summary import summarise_outcome
@@ -62,6 +62,7 @@ def about_run(config: RunIdentity, start: RunStart, command: str) -> dict[str, A
             **({"digest": start.data_digest} if start.data_digest else {}),
         },
         **({"code": {"digest": start.code_digest}} if start.code_digest else {}),
+        **({"weights": {"digest": start.weights_digest}} if start.weights_digest else {}),
     }
 
 
@@ -108,11 +109,13 @@ class RunFolder:
 
     def is_of(self, digest: str) -> bool:
         """Whether the run in the folder was made of data with this digest, as far as it is known."""
-        return self._fits("dataset", digest)
+        noted = self._noted("dataset")
+        return not noted or not digest or is_same_data(noted, digest)
 
     def is_of_code(self, digest: str) -> bool:
         """Whether the run in the folder was made with own code of this digest, as far as it is known."""
-        return self._fits("code", digest)
+        noted = self._noted("code")
+        return not noted or not digest or noted == digest
 
     def check_code(self, digest: str, ways_out: str) -> None:
         """Refuse own code of another digest than that of the run in the folder; `ways_out` is what a person can do."""
@@ -122,12 +125,14 @@ class RunFolder:
                 f"(digest {self._noted('code')[:8]}, now {digest[:8]}); {ways_out}"
             )
 
-    def _fits(self, what: str, digest: str) -> bool:
-        noted = self._noted(what)
-        return not noted or not digest or noted == digest
+    def check_weights(self, digest: str, ways_out: str) -> None:
+        """Refuse a file of start weights of another digest than that of the run in the folder, as `check_code` does."""
+        noted = self._noted("weights")
+        if noted and digest and noted != digest:
+            raise InputError(f"weights: the file is not the one that {self.path} was made from; {ways_out}")
 
     def _noted(self, what: str) -> str:
-        """The digest in `run.json` of the `dataset` or the own `code`; empty where it has none."""
+        """The digest in `run.json` of the `dataset`, the own `code` or the `weights`; empty where it has none."""
         about = read_json(self.path / RUN) if (self.path / RUN).exists() else {}
         return str(about.get(what, {}).get("digest", ""))
 
@@ -168,10 +173,9 @@ class RunFolder:
         self._start, self._client_names = start, start.client_names
         if self._resumed_round:
             self._check_same_data(start)
-            self.check_code(
-                start.code_digest,
-                "bring the old code back, give another folder, or start the run again with --no-resume",
-            )
+            ways_out = "bring the old {} back, give another folder, or start the run again with --no-resume"
+            self.check_code(start.code_digest, ways_out.format("code"))
+            self.check_weights(start.weights_digest, ways_out.format("file"))
             self._write_resumed(start)
             self._start = None
         elif not ((self.path / SUMMARY).exists() or (self.path / CHECKPOINT).exists()):

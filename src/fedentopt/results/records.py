@@ -98,6 +98,7 @@ class RunStart:
     device: str
     data_digest: str = ""  # of the data set's content; empty where it is not known
     code_digest: str = ""  # of the user's own code behind the run; empty where there is none
+    weights_digest: str = ""  # of the file of start weights; empty where there is none
     client_names: tuple[str, ...] = ()  # where the data names its clients; else they are numbers
 
 

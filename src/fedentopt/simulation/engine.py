@@ -24,6 +24,7 @@ from torch import nn
 from fedentopt.algorithms import Algorithm, overrides
 from fedentopt.datasets import Dataset
 from fedentopt.errors import InputError
+from fedentopt.files import file_digest
 from fedentopt.models import build
 from fedentopt.own_code import code_digest, importing_from_here, is_import_path
 from fedentopt.partition import NATURAL
@@ -44,7 +45,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.memory_check import check_memory, least_memory
 from fedentopt.simulation.methods import build_algorithm, build_selector
 from fedentopt.simulation.options import RunOptions
-from fedentopt.simulation.own_models import refusing_own_model
+from fedentopt.simulation.own_models import check_training, refusing_own_model
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
 from fedentopt.simulation.second_stage import SecondStages
@@ -175,6 +176,8 @@ class Stack:
         model = models[config.seed]
         algorithms = [task.make_algorithm() for task in tasks]
         with_code = overrides(algorithms[0], "local_loss")
+        if tasks[0].model is not None or is_import_path(config.model):
+            check_training(model, config.model, data.num_classes, data.image_size, plain_loss=not with_code)
         batch = max(min(config.batch_size, len(data.y_train)), TEST_BATCH)
         chosen = choose_trainer(
             options.trainer, model, device, data.image_size, code=with_code, batch=batch, precision=config.precision
@@ -211,6 +214,7 @@ class Stack:
         ]  # fmt: skip
         for run in self.runs:
             check_combination(run, self.feedback.outputs)
+        weights = file_digest(config.weights)
         codes: dict[tuple[str, ...], str] = {}  # reading a module's sources once serves all runs of a sweep
         for task, run in zip(tasks, self.runs, strict=True):
             if task.code is None and task.config.own_code not in codes:
@@ -223,7 +227,7 @@ class Stack:
                 RunStart(
                     run.planner.counts, run.planner.reported, data.class_names, len(data.y_train), len(data.y_test),
                     self.trainer.describe(), hardware, data.digest, code,
-                    clients.names if clients is not None and run.config.partition == NATURAL else (),
+                    weights, clients.names if clients is not None and run.config.partition == NATURAL else (),
                 )
             )  # fmt: skip
         self.trainer.reserve(

@@ -8,7 +8,7 @@ and passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from fedentopt.algorithms import (
     overrides,
 )
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 
 PLAIN = LocalTerms()
 
@@ -53,33 +53,38 @@ class Hooks:
         """The local objective of a client; class terms as float arrays (C,)."""
         if not self._has_terms:  # a round asks for every client of every run: no more work than there is
             return PLAIN
+        if self.own:
+            client = replace(client, label_counts=client.label_counts.copy())
         terms = self._call("local_terms", client)
         if not self.own:
             return cast(LocalTerms, terms)
         if not isinstance(terms, LocalTerms):
             raise self._wrong("local_terms", terms, "LocalTerms")
-        size = len(client.label_counts)
+        shape = client.label_counts.shape
+        given: dict[str, Any] = {}
         for field in ("logit_scale", "logit_shift"):
             values = getattr(terms, field)
-            if values is not None and np.shape(values) != (size,):
-                raise self._wrong("local_terms", f"{field} of shape {np.shape(values)}", f"({size},), one per class")
+            if values is not None:
+                given[field] = self._numbers("local_terms", field, values, shape, "one per class")
             if values is not None and self.has_code:
                 raise self._wrong("local_terms", field, "none beside a local_loss, which sees plain logits")
         if not isinstance(terms.mu, int | float | np.number) or not np.isfinite(terms.mu):
             raise self._wrong("local_terms", f"mu {terms.mu!r}", "a finite number")
-        return terms
+        return replace(terms, **given)
 
     def mix(self, round_: Round) -> Mixing:
         """The server's factors."""
         mixing = self._call("mix", round_)
         if not isinstance(mixing, Mixing):
             raise self._wrong("mix", mixing, "Mixing")
-        factors = np.asarray(mixing.clients, dtype=np.float64)
-        if factors.shape != round_.shares.shape:
-            raise self._wrong("mix", f"factors of shape {factors.shape}", f"{round_.shares.shape}, one per client")
-        if self.steps and mixing.own:
+        factors = self._numbers("mix", "factors", mixing.clients, round_.shares.shape, "one per client")
+        try:
+            own = float(mixing.own)
+        except (TypeError, ValueError):
+            raise self._wrong("mix", f"own {mixing.own!r}", "a number") from None
+        if self.steps and own:
             raise self._wrong("mix", f"own {mixing.own!r}", "0 where step combines")
-        return Mixing(float(mixing.own), factors)
+        return Mixing(own, factors)
 
     def push(self, vectors: Vectors, rows: int, width: int) -> torch.Tensor:
         """The linear terms of the clients' objectives, (rows, width); one row that is given is everybody's."""
@@ -91,7 +96,7 @@ class Hooks:
     def absorb(self, vectors: Vectors, start: torch.Tensor, trained: torch.Tensor, round_: Round) -> Vectors:
         """The vectors after a round; shapes as before."""
         before = {id(side): {n: v.shape for n, v in side.items()} for side in (vectors.server, vectors.client)}
-        self._call("absorb", vectors, start, trained, round_)
+        self._call("absorb", vectors, start.clone() if self.own else start, trained, round_)
         for side in (vectors.server, vectors.client):
             self._check_vectors("absorb", side, before[id(side)])
         return vectors
@@ -113,9 +118,11 @@ class Hooks:
         """Indices of the clients kept, ascending and at least one."""
         kept = self._call("judge", soft_labels, samples)
         try:
-            places = sorted({int(place) for place in kept})
-        except (TypeError, ValueError):
-            places = []
+            given = np.asarray(list(kept))
+        except (TypeError, ValueError, RuntimeError):
+            given = np.zeros(0)
+        # Not what else turns into numbers: a mask would keep the clients 0 and 1.
+        places = sorted(set(given.tolist())) if given.ndim == 1 and given.dtype.kind in "iu" else []
         if not places or places[0] < 0 or places[-1] >= len(samples):
             raise self._wrong("judge", kept, f"at least one index from 0 to {len(samples) - 1}")
         return places
@@ -125,9 +132,14 @@ class Hooks:
         found = self._call("groups", label_counts, seed)
         if found is None:
             return None
-        groups = np.asarray(found)
-        if groups.shape != (len(label_counts),) or groups.dtype.kind not in "iu" or groups.min() < 0:
-            raise self._wrong("groups", found, f"one whole number from 0 for each of {len(label_counts)} clients")
+        try:
+            groups = np.asarray(found)
+        except ValueError:  # lists of several lengths
+            groups = np.zeros(0)
+        number = len(label_counts)
+        if groups.shape != (number,) or groups.dtype.kind not in "iu" or groups.min() < 0 or groups.max() >= number:
+            accepted = f"one whole number from 0 for each of {number} clients, below {number}"
+            raise self._wrong("groups", found, accepted)
         return groups.astype(np.int64)
 
     def second_stage(self, rounds: int, cohort: int, clients: int, sizes: ModelSizes) -> SecondStage | None:
@@ -149,14 +161,28 @@ class Hooks:
         return self._clear(filled) if value else filled  # zeros need no second copy, which may be gigabytes
 
     def _call(self, hook: str, *arguments: Any) -> Any:
+        if self.own:  # it may change what it is given, which others read, too
+            arguments = tuple(one.copy() if isinstance(one, np.ndarray) else one for one in arguments)
         try:
             return getattr(self.algorithm, hook)(*arguments)
         except (InputError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:
-            if not self.own:
+            if not self.own or is_of_handler(error):
                 raise
             raise InputError(f"algorithm: {self.name!r}: {hook} raised {describe_error(error)}") from error
+
+    def _numbers(self, hook: str, what: str, given: Any, shape: tuple[int, ...], of: str) -> np.ndarray:
+        """Numbers as they are now: own code may give the same array again, with others in it, for the next client."""
+        try:
+            values = np.array(given)
+        except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that NumPy cannot read
+            values = np.zeros(0, dtype=object)
+        if values.dtype.kind not in "biuf":
+            raise self._wrong(hook, f"{what} {given}", f"{shape} numbers, {of}")
+        if values.shape != shape:
+            raise self._wrong(hook, f"{what} of shape {values.shape}", f"{shape}, {of}")
+        return values.astype(np.float64)
 
     def _tensor(self, hook: str, value: Any, shape: tuple[int, ...]) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):

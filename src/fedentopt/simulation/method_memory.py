@@ -79,15 +79,15 @@ class MethodMemory:
         `about` is what it is told of the round, where it has an `absorb`."""
         width = self._layout.parameter_width
         self.before_change(clients)
+        if self.models is not None:  # before own code, which may change what it is given
+            self.models.index_copy_(0, self._numbers(clients), trained)
+            self.seen.update(clients)
         if about is not None:
             numbers = self._numbers(clients)
             vectors = self._hooks.absorb(self._vectors(numbers), start[:width], trained[:, :width], about)
             self.server = vectors.server
             for name, rows in vectors.client.items():
                 self.client[name].index_copy_(0, numbers, rows)
-        if self.models is not None:
-            self.models.index_copy_(0, self._numbers(clients), trained)
-            self.seen.update(clients)
         self.changed.update(clients)
 
     def updates_of(self, clients: tuple[int, ...]) -> KeptUpdates | None:

@@ -196,7 +196,7 @@ def check_selector(made: Any, name: str) -> Selector:
             f"selector: {name!r} made a {type(made).__name__} without {', '.join(lacks)}; accepted: a Selector"
         )
     needs: Any = getattr(made, "needs", frozenset())
-    if isinstance(needs, str) or not set(needs) <= NEEDS:
+    if isinstance(needs, str) or not isinstance(needs, Iterable) or not set(needs) <= NEEDS:
         raise InputError(f"selector: {name!r} needs {needs!r}; accepted: a set of {', '.join(sorted(NEEDS))}")
     if isinstance(made, Selector):
         check_own_selector(made, name)

@@ -7,19 +7,19 @@ any other passes as it is, bugs of ours and what a handler of signals raises amo
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import copy
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import FrameType
 
 import torch
 from torch import nn
 
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error
+from fedentopt.models import keyed_draws
+from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.own_names import is_users
 
 _CALLERS = tuple(
@@ -27,14 +27,14 @@ _CALLERS = tuple(
     for room in ("models", "simulation.trainers", "simulation.second_stage", "simulation.head_stage")
 )
 """Where models are called. Elsewhere in a run only what has its own refusals is the user's, or what listens."""
+_BACKWARD = (torch.Tensor.backward.__code__, torch.autograd.grad.__code__)
 _TRANSPARENT = "fedentopt.models.keyed_draws"  # stands below every operation of a model that draws
 
 
-@contextlib.contextmanager
+@contextmanager
 def refusing_own_model(name: str) -> Iterator[None]:
     """Around a stack of runs of the user's model `name`: refuse what it raises, exits of the process included. To run
     out of a GPU's memory is nobody's mistake."""
-    handlers = _signal_handlers()  # before any of them runs, which may put another in its place
     try:
         yield
     except (InputError, torch.OutOfMemoryError):
@@ -42,35 +42,68 @@ def refusing_own_model(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as raised:
         # On its way through a pool of threads, which is a generator, a StopIteration becomes the cause of a new error.
         error = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
-        place = _place(error, name.partition(":")[0].partition(".")[0], handlers)
+        place = None if is_of_handler(error) else _place(error, name.partition(":")[0].partition(".")[0])
         if place is None:
             raise
         raise InputError(f"model: {name} raised {describe_error(error)}, in {place}") from error
 
 
-def _signal_handlers() -> set[CodeType]:
-    """The code of what Python calls on signals, wherever one happens to interrupt it: functions, methods, objects."""
-    handlers: list[Any] = [one for one in map(signal.getsignal, signal.valid_signals()) if callable(one)]
-    asked = (one for each in handlers for one in (each, getattr(each, "func", None), type(each).__call__))
-    codes = (getattr(one, "__code__", None) for one in asked)
-    return {code for code in codes if isinstance(code, CodeType)}
+def check_training(model: nn.Module, name: str, num_classes: int, image_size: int, *, plain_loss: bool) -> None:
+    """Refuse an own model that puts other tensors in the place of its parameters or buffers, where those that are
+    averaged would stay as they are, and with a plain loss one that gives something else than logits while it trains, as
+    with an auxiliary classifier: that would fail, or take more columns for more classes. `model` stays as it is."""
+    tried = copy.deepcopy(model).train()
+    draws = keyed_draws(tried)
+    before = _places(tried)
+    with nullcontext() if draws is None else draws.step(), torch.no_grad():
+        output = tried(torch.zeros(2, 3, image_size, image_size))
+    after = _places(tried)
+    moved = [
+        key
+        for key in before | after
+        if key not in before or key not in after or before[key].data_ptr() != after[key].data_ptr()
+    ]
+    if moved:
+        raise InputError(
+            f"model: {name} puts another tensor in the place of {moved[0]} when it is called; accepted: parameters and "
+            f"buffers changed in place, as by copy_"
+        )
+    if not plain_loss:
+        return
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, num_classes):
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(
+            f"model: {name} gives {got} for two images while it trains; accepted: one row of {num_classes} logits per "
+            f"image, (2, {num_classes}), unless a method's own local_loss takes more"
+        )
 
 
-def _place(error: BaseException, package: str, handlers: set[CodeType]) -> str | None:
+def _places(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters and buffers as they lie in memory now; what it does not save is its own business."""
+    found = {key: parameter.detach() for key, parameter in model.named_parameters()}
+    for name, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and leaf not in module._non_persistent_buffers_set:
+                found[f"{name}.{leaf}".removeprefix(".")] = buffer.detach()
+    return found
+
+
+def _place(error: BaseException, package: str) -> str | None:
     """Where in the user's model an exception was raised, None if it was not; `package` is the model's own."""
     steps = [step for step in traceback.walk_tb(error.__traceback__) if _module(step[0]) != _TRANSPARENT]
     ours = [n for n, (frame, _) in enumerate(steps) if _module(frame).partition(".")[0] == "fedentopt"]
     if not ours or not _module(steps[ours[-1]][0]).startswith(_CALLERS):
         return None
     inside = steps[ours[-1] + 1 :]
-    if any(frame.f_code in handlers for frame, _ in inside):
-        return None
     for frame, line in reversed(inside):
         if _is_models(_module(frame), package):
             return f"{frame.f_code.co_qualname} ({_shown(frame.f_code.co_filename)}, line {line})"
     # Without a line of the user's, in a Sequential of torch's layers, the innermost of these.
     layers = [frame.f_locals["self"] for frame, _ in inside if frame.f_code is nn.Module._call_impl.__code__]
-    return f"its layer {type(layers[-1]).__name__}" if layers else None
+    if layers:
+        return f"its layer {type(layers[-1]).__name__}"
+    # What comes behind the model in there is a plain loss, which autograd knows the way back of.
+    return "its backward pass" if inside and inside[0][0].f_code in _BACKWARD else None
 
 
 def _module(frame: FrameType) -> str:

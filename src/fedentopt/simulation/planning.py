@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -14,12 +14,12 @@ import numpy as np
 
 from fedentopt.audit import Audit, Recall
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key, mix64
-from fedentopt.selection import SELECTORS, Candidates, ClientId, Cohort, Observation, Selector
+from fedentopt.selection import SELECTORS, Candidates, Census, ClientId, Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
@@ -143,7 +143,9 @@ class RunPlanner:
             reports = cast(np.ndarray, self.watch.believed(range(config.clients)))
         self.needs = self._told | {"head"} if self.watch.reads_heads else self._told
         self._selecting = 0.0  # seconds that the selector took since the last plan
-        self._call("register", reports, noisy=config.epsilon is not None)
+        # One of the user's own may keep what it is given, and change it.
+        given = reports if config.selector in SELECTORS else reports.copy()
+        self._call("register", given, noisy=config.epsilon is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
@@ -194,10 +196,11 @@ class RunPlanner:
         wanted = self._call("candidates", *self._available())
         if wanted is None:
             return []
-        if not isinstance(wanted, Candidates):
+        known = isinstance(wanted, Candidates) and isinstance(wanted.ids, Iterable)
+        if not known or not _is_number(wanted.samples, none=True):
             raise InputError(
-                f"selector: {self.config.selector!r}: candidates gave {type(wanted).__name__}; "
-                f"accepted: Candidates, or None"
+                f"selector: {self.config.selector!r}: candidates gave {_shown(wanted, Candidates)}; "
+                f"accepted: Candidates, or None, with samples a whole number from 1, or none"
             )
         clients = self._known_clients(tuple(wanted.ids), wanted, "asks", "Candidates")
         owned = [self.parts.indices[client] for client in clients]
@@ -290,6 +293,12 @@ class RunPlanner:
         wanted = self._call("census") if hasattr(self.selector, "census") else None
         if wanted is None:
             return None
+        known = isinstance(wanted, Census) and _is_number(wanted.epochs) and _is_number(wanted.samples, none=True)
+        if not known:
+            raise InputError(
+                f"selector: {self.config.selector!r}: census gave {_shown(wanted, Census)}; "
+                f"accepted: Census, or None, with epochs a whole number from 1, and samples too, or none"
+            )
         work = []
         for client, samples in enumerate(self.parts.indices):
             if wanted.samples is not None and wanted.samples < len(samples):
@@ -389,6 +398,23 @@ class RunPlanner:
             )
         return {"selector": state, **self.watch.state_dict()}
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the selector must not forget beside that. A type that a checkpoint would change is refused."""
+        given = self._call("arrays") if hasattr(self.selector, "arrays") else {}
+        kept: dict[str, np.ndarray] = {}
+        for name, array in given.items() if isinstance(given, Mapping) else [("arrays", given)]:
+            try:
+                kept[name] = np.array(array)
+            except (TypeError, ValueError, RuntimeError):
+                kept[name] = np.zeros(0, dtype=object)
+            floats = kept[name].dtype in (np.float32, np.float64)
+            if not isinstance(given, Mapping) or not isinstance(name, str) or not floats:
+                raise InputError(
+                    f"selector: {self.config.selector!r}: arrays gave {name!r} of type {kept[name].dtype}; "
+                    f"accepted: a mapping from text to arrays of float32 or float64"
+                )
+        return kept
+
     def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
         """Call the selector; what one's own raises becomes one line that names it."""
         started = time.perf_counter()
@@ -397,7 +423,7 @@ class RunPlanner:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            if self.config.selector in SELECTORS:
+            if self.config.selector in SELECTORS or is_of_handler(error):
                 raise
             raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
         finally:
@@ -412,6 +438,15 @@ class RunPlanner:
         if arrays:
             self._call("load_arrays", arrays)
         self.watch.learnt(range(self.config.clients))
+
+
+def _is_number(value: object, *, none: bool = False) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return (none and value is None) or (whole and int(value) >= 1)  # type: ignore[call-overload]
+
+
+def _shown(given: object, kind: type) -> str:
+    return repr(given) if isinstance(given, kind) else type(given).__name__
 
 
 def _some_of(samples: np.ndarray, most: int, own_key: int) -> np.ndarray:

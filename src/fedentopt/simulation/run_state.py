@@ -154,7 +154,7 @@ class RunState:
             method=self.config.algorithm,
             client=client,
             round=round_,
-            label_counts=label_counts,
+            label_counts=label_counts.copy() if self.hooks.own else label_counts,
             vectors=vectors,
             previous=kept,
             key=self.planner.code_key(round_, client),
@@ -231,9 +231,7 @@ class RunState:
         """
         copies = {name: _copied(tensor) for name, tensor in ({"models": self.models} | self.memory.server_rows).items()}
         others = {} if self.stage is None else {"head": _copied(self.stage.head)}
-        for name, array in getattr(self.planner.selector, "arrays", dict)().items():
-            wide = np.asarray(array).dtype == np.float64
-            others[f"{SELECTOR}{name}"] = torch.from_numpy(np.array(array, dtype=np.float64 if wide else np.float32))
+        others |= {f"{SELECTOR}{name}": torch.from_numpy(array) for name, array in self.planner.arrays().items()}
         others |= {f"{WATCH}{name}": torch.from_numpy(array) for name, array in self.planner.watch.arrays().items()}
         meta: dict[str, Any] = {"planner": self.planner.state_dict(), "diverged_round": self.diverged_round}
         meta["has_trained"] = self.has_trained

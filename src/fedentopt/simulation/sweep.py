@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedentopt import datasets
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.errors import InputError
+from fedentopt.files import file_digest
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import RunResult, read_run
 from fedentopt.results.records import RunRecorder
@@ -86,6 +87,7 @@ def run_sweep(
     begun = [job for job in pending if folder_of(job).can_resume()]
     for job in [*finished, *begun]:
         folder_of(job).check_code(codes[job.config.digest()], _ways_out("code", afresh))
+        folder_of(job).check_weights(file_digest(job.config.weights), _ways_out("file", afresh))
     configs = [job.config for job in finished]
     check_data(configs, lambda config: folders[config.digest()], options.data_path, data, _ways_out("data", afresh))
     for job in finished:
@@ -194,16 +196,20 @@ def check_data(
         if config.dataset in ENTRIES and given is None:
             continue
         key = _data_key(config)
-        if given is not None:
-            loaded[key] = given.digest
-        elif key not in loaded:
-            try:
-                loaded[key] = _load([key], data_dir)[key].digest
-            except InputError:
-                loaded[key] = ""
+        if key not in loaded:
+            loaded[key] = find_digest(config, data_dir) if given is None else given.digest
         folder = folder_of(config)
         if not folder.is_of(loaded[key]):
             raise InputError(f"dataset: {config.dataset!r} is not what {folder.path} was made from; {ways_out}")
+
+
+def find_digest(config: RunConfig, data_dir: Path | None) -> str:
+    """Digest of the data of a run as it is now; empty where it is gone."""
+    key = _data_key(config)
+    try:
+        return _load([key], data_dir)[key].digest
+    except InputError:
+        return ""
 
 
 def _ways_out(what: str, afresh: str) -> str:

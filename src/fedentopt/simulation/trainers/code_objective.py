@@ -15,7 +15,7 @@ from torch import nn
 from fedentopt.algorithms.local_code import Batch, LocalContext, Outputs
 from fedentopt.errors import InputError
 from fedentopt.models import head_name
-from fedentopt.own_code import describe_error
+from fedentopt.own_code import describe_error, is_of_handler
 from fedentopt.simulation.trainers.bound_model import BoundModel
 from fedentopt.simulation.work import LocalCode
 
@@ -32,11 +32,16 @@ class CodeObjective:
         self._start = self._frozen()
         self._previous: BoundModel | None = None
         self._generator = torch.Generator(device=bound.row.device)
+        self._places = self._where()
         self._code: LocalCode | None = None
         self._context: LocalContext | None = None
 
     def _frozen(self) -> BoundModel:
         return BoundModel(self._model, self._bound.layout, self._bound.row.device, trains=False)
+
+    def _where(self) -> list[tuple[int, int]]:
+        """Which parameters the model has, and where their numbers lie: in the row that is averaged, or nowhere."""
+        return [(id(parameter), parameter.data_ptr()) for parameter in self._bound.module.parameters()]
 
     @staticmethod
     def _take(bound: BoundModel, row: torch.Tensor) -> nn.Module:
@@ -83,6 +88,11 @@ class CodeObjective:
                 _refuse(error, code, "local_loss")
                 raise
         _check(loss, code.method)
+        if self._where() != self._places:
+            raise InputError(
+                f"algorithm: {code.method}: local_loss gave the model other parameters, or moved them, as double() "
+                f"does; accepted: their numbers changed in place"
+            )
         self._bound.clear_gradient()
         try:
             loss.backward()
@@ -149,7 +159,9 @@ def _noting_logits(module: nn.Module, x: torch.Tensor, *, wanted: bool) -> Itera
 
 def _refuse(error: BaseException, code: LocalCode, what: str) -> None:
     """Refuse what the user's own code raised. In a method of ours without any of it, it is a bug, or the end of the
-    process that somebody asked for, and passes."""
+    process that somebody asked for, and passes, as does what a handler of signals raises."""
+    if is_of_handler(error):
+        return
     if code.own == "algorithm":
         raise InputError(f"algorithm: {code.method}: {what} raised {describe_error(error)}") from error
     if code.own is not None and not isinstance(error, InputError):
