@@ -49,24 +49,19 @@ def refusing_own_model(name: str) -> Iterator[None]:
 
 
 def check_training(model: nn.Module, name: str, num_classes: int, image_size: int, *, plain_loss: bool) -> None:
-    """Refuse an own model that puts other tensors in the place of its parameters or buffers, where those that are
-    averaged would stay as they are, and with a plain loss one that gives something else than logits while it trains, as
-    with an auxiliary classifier: that would fail, or take more columns for more classes. `model` stays as it is."""
+    """Refuse an own model that puts other tensors in the place of its weights, where those that are averaged would not
+    train, and with a plain loss one that gives something else than logits while it trains, as with an auxiliary
+    classifier: that would fail, or take more columns for more classes. `model` stays as it is."""
     tried = copy.deepcopy(model).train()
     draws = keyed_draws(tried)
-    before = _places(tried)
+    before = {key: tensor.data_ptr() for key, tensor in tried.named_parameters()}
     with nullcontext() if draws is None else draws.step(), torch.no_grad():
         output = tried(torch.zeros(2, 3, image_size, image_size))
-    after = _places(tried)
-    moved = [
-        key
-        for key in before | after
-        if key not in before or key not in after or before[key].data_ptr() != after[key].data_ptr()
-    ]
-    if moved:
+    moved = [key for key, tensor in tried.named_parameters() if before.get(key) != tensor.data_ptr()]
+    if moved or len(before) != sum(1 for _ in tried.parameters()):
         raise InputError(
-            f"model: {name} puts another tensor in the place of {moved[0]} when it is called; accepted: parameters and "
-            f"buffers changed in place, as by copy_"
+            f"model: {name} puts other tensors in the place of {moved[0] if moved else 'its parameters'} when it is "
+            f"called; accepted: weights changed in place, as by clamp_"
         )
     if not plain_loss:
         return
@@ -76,16 +71,6 @@ def check_training(model: nn.Module, name: str, num_classes: int, image_size: in
             f"model: {name} gives {got} for two images while it trains; accepted: one row of {num_classes} logits per "
             f"image, (2, {num_classes}), unless a method's own local_loss takes more"
         )
-
-
-def _places(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters and buffers as they lie in memory now; what it does not save is its own business."""
-    found = {key: parameter.detach() for key, parameter in model.named_parameters()}
-    for name, module in model.named_modules():
-        for leaf, buffer in module._buffers.items():
-            if buffer is not None and leaf not in module._non_persistent_buffers_set:
-                found[f"{name}.{leaf}".removeprefix(".")] = buffer.detach()
-    return found
 
 
 def _place(error: BaseException, package: str) -> str | None:
