@@ -6,6 +6,7 @@ anything could import Triton.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 
 import straight_line
 import toy
+from fedentopt.models import build
+from fedentopt.simulation.head_stage import ModuleEncoders, StackedEncoders
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
@@ -105,6 +108,21 @@ def test_models_are_evaluated_by_their_running_statistics() -> None:
     pairs = zip((stack, loop), starts, strict=True)
     soft = [w.trainer.soft_labels(rows, own) for w, rows in pairs]
     np.testing.assert_allclose(*soft, rtol=1e-4)
+
+
+def test_encoders_of_a_second_stage_use_their_running_statistics() -> None:
+    stack = world(NAME, "stacked")
+    assert isinstance(stack.trainer, StackedTrainer)
+    assert isinstance(stack.trainer.net, WideNet)
+    rows = [stack.starts[:2].clone(), stack.starts[1:].clone()]  # two runs of two clusters
+    for slot, own in itertools.product(stack.layout.buffers, rows):
+        slot.view(own).copy_(torch.rand(2, *slot.shape) + 0.5)
+    images = stack.transform.standardise(stack.data.test_images[:12]).unflatten(0, (2, 6))
+    found = StackedEncoders(stack.trainer.net).features(rows, images)
+    model = build(NAME, straight_line.CLASSES, seed=5, image_size=4)
+    expected = ModuleEncoders(model, stack.layout, images.device).features(rows, images)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(StackedEncoders(stack.trainer.net).features(rows[1:], images[1:]), expected[1:])
 
 
 def test_the_engine_trains_them_as_one_by_one() -> None:
