@@ -125,6 +125,17 @@ def test_encoders_of_a_second_stage_use_their_running_statistics() -> None:
     torch.testing.assert_close(StackedEncoders(stack.trainer.net).features(rows[1:], images[1:]), expected[1:])
 
 
+def test_a_mean_number_of_batches_is_a_whole_one_again() -> None:
+    """As where each client's module has it: the server's mean of clients with 2 and 3 batches is none of a layer's."""
+    trained = []
+    for made in (world(NAME, "stacked"), world(NAME, "loop")):
+        for slot in made.layout.integer_slots():
+            slot.view(made.starts).copy_(torch.tensor([2.6, 0.4, 7.0]))
+        models = made.trainer.train(made.starts, made.work(short([0, 2, 5]))).models
+        trained.append(torch.stack([slot.view(models) for slot in made.layout.integer_slots()]))
+    assert torch.equal(*trained)
+
+
 def test_the_engine_trains_them_as_one_by_one() -> None:
     methods = ({"algorithm": "fedavg"}, {"algorithm": "scaffold", "seed": 1})
     common = {"model": NAME, "rounds": 2, "clients": 4, "cohort": "2", "epochs": 1, "precision": "fp32-exact"}
