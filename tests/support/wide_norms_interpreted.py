@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import straight_line
@@ -174,6 +174,26 @@ def test_bf16_products(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> N
         # The interpreter cuts digits off, and some pixels change sides of ReLU's kink; a wrong index moves all by one.
         for part, wanted, near in ((gradient, exact[:, :p], 0.25), (state, exact[:, p:], 2e-2)):
             assert float((part - wanted).norm() / wanted.norm()) < near
+
+
+def test_padding_stays_finite_whatever_a_batch_is_divided_by() -> None:
+    """Of the same image a few times over nothing varies, and a row of zeros beside them is a million times as far from
+    the mean after each layer."""
+    layers: list[nn.Module] = []
+    for inputs in (3, *(16,) * 7):
+        layers += [nn.Conv2d(inputs, 16, 1, bias=False), nn.BatchNorm2d(16, eps=1e-12), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 5))
+    layout, blocks = FlatLayout(model, channels_last=True), wide_blocks(model, 1)
+    assert blocks is not None
+    row = layout.pack(model.state_dict())[None]
+    p = layout.parameter_width
+    x, labels = torch.full((1, 8, 3, 1, 1), 0.7), torch.full((1, 8), 2)
+    x[:, 5:], labels[:, 5:] = 0.0, -1
+    gradient = torch.zeros(1, p)
+    WideNet(blocks, layout, ops("cpu", exact=True)).step(
+        row[:, :p], gradient, x, labels, None, None, state=row[:, p:].clone()
+    )
+    assert gradient.isfinite().all()
 
 
 def test_statistics_of_values_far_from_zero() -> None:
