@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import pkgutil
 from dataclasses import replace
 
@@ -174,6 +175,7 @@ NETS = [
     ("lenet5", "stacked"), ("toy:branching", "stacked"), ("toy:wide", "stacked"), ("toy:dropping", "stacked"),
     ("toy:normed", "streams"), ("toy:dropping", "streams"), ("toy:branching", "streams"),
 ]  # fmt: skip
+NORMED = ("toy:wide_normed", "stacked")
 
 
 @pytest.fixture
@@ -213,6 +215,10 @@ def test_batch_norm_in_stacks(exact, stacks_norms, form, monkeypatch):
     torch.testing.assert_close(*logits, atol=1e-2, rtol=1e-2)
 
 
+def test_second_stages_of_batch_norm_in_stacks(stacks_norms):
+    compare(concat_runs("toy:wide_normed"), toy.images(samples=120, size=4), 1e-3, trainer="stacked")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_same_bits_of_batch_norm_in_any_stack(stacks_norms, precision):
     data = toy.images(samples=600, size=32, classes=10)
@@ -250,8 +256,8 @@ def test_losses_of_training(exact, name, trainer):
         torch.testing.assert_close(canonical(gpu, told.models), models, atol=5e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "trainer"), NETS)
-def test_losses_never_make_the_host_wait(exact, name, trainer):
+@pytest.mark.parametrize(("name", "trainer"), [*NETS, NORMED])
+def test_losses_never_make_the_host_wait(exact, stacks_norms, name, trainer):
     made = world(name, trainer, CUDA)
     work = made.work(clients(9), wants_losses=True)
     for _ in range(2):  # kernels are compiled and steps captured
@@ -264,8 +270,8 @@ def test_losses_never_make_the_host_wait(exact, name, trainer):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(("name", "trainer"), NETS)
-def test_questions_never_make_the_host_wait(exact, name, trainer):
+@pytest.mark.parametrize(("name", "trainer"), [*NETS, NORMED])
+def test_questions_never_make_the_host_wait(exact, stacks_norms, name, trainer):
     made = world(name, trainer, CUDA)
     own = [np.arange(30), np.arange(50, 61), np.zeros(0, dtype=np.int64), np.arange(70, 90)]
     before = made.trainer.mean_losses(made.starts, [2, 0, 1, 2], own).read()  # kernels are compiled
@@ -289,8 +295,8 @@ def test_losses_of_a_stack_in_parts(exact, trainer):
         torch.testing.assert_close(made.trainer.train(made.starts, work).losses, whole, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "trainer"), NETS)
-def test_mean_losses(exact, name, trainer):
+@pytest.mark.parametrize(("name", "trainer"), [*NETS, NORMED])
+def test_mean_losses(exact, stacks_norms, name, trainer):
     gpu, cpu = world(name, trainer, CUDA), world(name, "loop")
     rng = np.random.default_rng(0)
     own = [rng.permutation(120)[: int(size)] for size in rng.integers(1, 120, 40)] + [np.zeros(0, dtype=np.int64)]
@@ -718,23 +724,28 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
             assert torch.equal(many.losses[place], alone.losses[0]), number
 
 
-@pytest.mark.parametrize("precision", ["fp32-exact", "fp32", "bf16"])
-@pytest.mark.parametrize("form", ["update", "aside", "all", "every"])
-def test_nothing_of_a_round_is_left_for_the_next(form, precision, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "form", "precision"),
+    [
+        *itertools.product(["toy:wide"], ["update", "aside", "all", "every"], ["fp32-exact", "fp32", "bf16"]),
+        *itertools.product(["toy:wide_normed"], ["every"], ["fp32", "bf16"]),
+    ],
+)
+def test_nothing_of_a_round_is_left_for_the_next(stacks_norms, name, form, precision, monkeypatch):
     """Captured with stale memory, replayed after other clients, with momentum and weights of all kinds left."""
     count_as_large(monkeypatch)
     bf16 = precision == "bf16"
     with torch_settings(CUDA, precision):
-        made = world("toy:wide", "stacked", CUDA)
-        module = build("toy:wide", straight_line.CLASSES, seed=5, image_size=8)
+        made = world(name, "stacked", CUDA)
+        module = build(name, straight_line.CLASSES, seed=5, image_size=straight_line.SIZES.get(name, 8))
         kernels = ops(CUDA, exact=precision == "fp32-exact", bf16=bf16, form=FORMS[form]._replace(untransposed=True))
         trainer = StackedTrainer(module, made.layout, made.data, made.transform, kernels)
         work = made.work(clients(9), wants_losses=True)
         first = trainer.train(made.starts, work)
         for stale in (torch.nan, -torch.inf, -0.0, 3.0):
-            left = [trainer._buffers.w, trainer._buffers.v]
+            left = [trainer._buffers.w, trainer._buffers.v, trainer._buffers.state]
             left += [copy for copies in trainer.net._copies.values() for copy in copies if copy is not None]
-            assert len(left) > 2
+            assert len(left) > 3
             for tensor in left:
                 tensor.fill_(stale)
             trainer.train(made.starts, made.work(clients(5)))

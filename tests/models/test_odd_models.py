@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,12 @@ def test_on_a_gpu_only_a_model_that_can_be_stacked_is(
     assert choice.choose_trainer("auto", made, torch.device("cuda"), 8) == trainer
 
 
+def filled(x: torch.Tensor, where: Any, value: torch.Tensor | float) -> torch.Tensor:
+    x = x.clone()
+    x[where] = value
+    return x
+
+
 @pytest.mark.parametrize(
     ("of", "reads"),
     [
@@ -117,6 +124,10 @@ def test_on_a_gpu_only_a_model_that_can_be_stacked_is(
         (lambda x: x.where(x > 1, 0), False),
         (lambda x: x * float(x.max()), True), (lambda x: x if x.min() > 0 else -x, True),
         (lambda x: x - x[x > 1].sum(), True), (lambda x: x * len(x.nonzero()), True),
+        (lambda x: x * x.amax((1, 2, 3)).tolist()[0], True), (lambda x: x * float(x.cpu().numpy().max()), True),
+        (lambda x: filled(x, x.amax((1, 2, 3)) > 1, x[0] * 2), True), (lambda x: filled(x, x > 1, x.mean()), True),
+        (lambda x: x.index_put(indices=[x > 1], values=x.mean()), True), (lambda x: filled(x, x > 1, 0.0), False),
+        (lambda x: filled(x, (0, x[0] > 1), 0.0), False), (lambda x: filled(x, torch.tensor([1]), x[:1]), False),
     ],
 )  # fmt: skip
 def test_whether_numbers_of_a_model_reach_python(of: Callable[[torch.Tensor], torch.Tensor], reads: bool) -> None:

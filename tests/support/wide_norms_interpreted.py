@@ -6,16 +6,19 @@ anything could import Triton.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import straight_line
 import toy
+from fedentopt.models import build
+from fedentopt.simulation.head_stage import ModuleEncoders, StackedEncoders
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
@@ -107,6 +110,32 @@ def test_models_are_evaluated_by_their_running_statistics() -> None:
     np.testing.assert_allclose(*soft, rtol=1e-4)
 
 
+def test_encoders_of_a_second_stage_use_their_running_statistics() -> None:
+    stack = world(NAME, "stacked")
+    assert isinstance(stack.trainer, StackedTrainer)
+    assert isinstance(stack.trainer.net, WideNet)
+    rows = [stack.starts[:2].clone(), stack.starts[1:].clone()]  # two runs of two clusters
+    for slot, own in itertools.product(stack.layout.buffers, rows):
+        slot.view(own).copy_(torch.rand(2, *slot.shape) + 0.5)
+    images = stack.transform.standardise(stack.data.test_images[:12]).unflatten(0, (2, 6))
+    found = StackedEncoders(stack.trainer.net).features(rows, images)
+    model = build(NAME, straight_line.CLASSES, seed=5, image_size=4)
+    expected = ModuleEncoders(model, stack.layout, images.device).features(rows, images)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(StackedEncoders(stack.trainer.net).features(rows[1:], images[1:]), expected[1:])
+
+
+def test_a_mean_number_of_batches_is_a_whole_one_again() -> None:
+    """As where each client's module has it: the server's mean of clients with 2 and 3 batches is none of a layer's."""
+    trained = []
+    for made in (world(NAME, "stacked"), world(NAME, "loop")):
+        for slot in made.layout.integer_slots():
+            slot.view(made.starts).copy_(torch.tensor([2.6, 0.4, 7.0]))
+        models = made.trainer.train(made.starts, made.work(short([0, 2, 5]))).models
+        trained.append(torch.stack([slot.view(models) for slot in made.layout.integer_slots()]))
+    assert torch.equal(*trained)
+
+
 def test_the_engine_trains_them_as_one_by_one() -> None:
     methods = ({"algorithm": "fedavg"}, {"algorithm": "scaffold", "seed": 1})
     common = {"model": NAME, "rounds": 2, "clients": 4, "cohort": "2", "epochs": 1, "precision": "fp32-exact"}
@@ -145,6 +174,26 @@ def test_bf16_products(bf16_numbers: None, monkeypatch: pytest.MonkeyPatch) -> N
         # The interpreter cuts digits off, and some pixels change sides of ReLU's kink; a wrong index moves all by one.
         for part, wanted, near in ((gradient, exact[:, :p], 0.25), (state, exact[:, p:], 2e-2)):
             assert float((part - wanted).norm() / wanted.norm()) < near
+
+
+def test_padding_stays_finite_whatever_a_batch_is_divided_by() -> None:
+    """Of the same image a few times over nothing varies, and a row of zeros beside them is a million times as far from
+    the mean after each layer."""
+    layers: list[nn.Module] = []
+    for inputs in (3, *(16,) * 7):
+        layers += [nn.Conv2d(inputs, 16, 1, bias=False), nn.BatchNorm2d(16, eps=1e-12), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 5))
+    layout, blocks = FlatLayout(model, channels_last=True), wide_blocks(model, 1)
+    assert blocks is not None
+    row = layout.pack(model.state_dict())[None]
+    p = layout.parameter_width
+    x, labels = torch.full((1, 8, 3, 1, 1), 0.7), torch.full((1, 8), 2)
+    x[:, 5:], labels[:, 5:] = 0.0, -1
+    gradient = torch.zeros(1, p)
+    WideNet(blocks, layout, ops("cpu", exact=True)).step(
+        row[:, :p], gradient, x, labels, None, None, state=row[:, p:].clone()
+    )
+    assert gradient.isfinite().all()
 
 
 def test_statistics_of_values_far_from_zero() -> None:

@@ -87,8 +87,8 @@ class StackedEncoders:
     worth laying side by side: one run's images fill the GPU.
     """
 
-    def __init__(self, net: LoweredNet | WideNet, layout: FlatLayout) -> None:
-        self._net, self._width = net, layout.parameter_width
+    def __init__(self, net: LoweredNet | WideNet) -> None:
+        self._net = net
 
     def features(self, rows: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """See `Encoders`."""
@@ -99,8 +99,8 @@ class StackedEncoders:
 
     def _features(self, rows: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         if len(rows) == 1:
-            return self._pass(rows[0][:, : self._width], x).permute(1, 0, 2).flatten(1)[None]
-        turns = torch.stack([own[:, : self._width] for own in rows], dim=1)  # (clusters, runs, width)
+            return self._pass(rows[0], x).permute(1, 0, 2).flatten(1)[None]
+        turns = torch.stack(list(rows), dim=1)  # (clusters, runs, width)
         return torch.cat([self._pass(encoders, x) for encoders in turns], dim=2)
 
     def _pass(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class SecondStages:
     @functools.cached_property
     def _encoders(self) -> Encoders:
         if isinstance(self._net, LoweredNet | WideNet):
-            return StackedEncoders(self._net, self._layout)
+            return StackedEncoders(self._net)
         return ModuleEncoders(self._model, self._layout, self._device)
 
     def train(self, runs: Sequence[RunState], plans: Sequence[RoundPlan]) -> list[torch.Tensor]:

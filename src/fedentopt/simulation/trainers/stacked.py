@@ -228,6 +228,8 @@ class StackedTrainer:
         w, start_row = b.w[:n], b.per_row["start_row"][:n]
         if self._normed:
             torch.index_select(b.start_state, 0, start_row, out=b.state[:n])
+            for slot in self.layout.integer_slots():  # which the server's mean may not have left whole
+                replace(slot, offset=slot.offset - self.layout.parameter_width).view(b.state[:n]).round_()
         if isinstance(self.net, WideNet):
             self.net.begin(b.start, start_row, w, b.v)
         else:

@@ -184,7 +184,7 @@ def _linears(rest: Layers) -> tuple[WideLinear, ...] | None:
 
 
 def _padding(conv: nn.Conv2d) -> int | None:
-    """The padding of a plain square convolution with a bias; None if it is anything else."""
+    """The padding of a plain square convolution; None if it is anything else."""
     side = conv.kernel_size[0]
     plain = (
         conv.kernel_size == (side, side)

@@ -272,7 +272,7 @@ class WideNet:
                 else:
                     slope, normed = self._normalised(rows, block, product, real, state)
                 how = {"pooled": block.pooled, "keep": keep, "turned": keep and self._turned}
-                out, out_t, code = wide_norm.activated(product, slope, grown, **how)
+                out, out_t, code = wide_norm.activated(product, slope, grown, real, **how)
             if keep:
                 entered = maps_t if self._turned else maps
                 assert entered is not None

@@ -97,7 +97,7 @@ def activate(z, at, scale, shift):
 
 
 @triton.jit
-def activate_kernel(z, scale, shift, y, yt, code, batch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+def activate_kernel(z, real, scale, shift, y, yt, code, batch, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
                     POOL: tl.constexpr, KEEP: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr,
                     COLUMNS: tl.constexpr):  # fmt: skip
     pixel = tl.program_id(0)
@@ -123,6 +123,8 @@ def activate_kernel(z, scale, shift, y, yt, code, batch, H: tl.constexpr, W: tl.
             tl.store(code + base + at, tl.where(best <= 0, _DEAD, top).to(tl.uint8))
     else:
         best = activate(z, base + at, by, onto)
+    if real is not None:
+        best = tl.where(tl.load(real + model * batch + row)[:, None] > 0, best, 0.0)
     tl.store(y + base + at, best.to(y.dtype.element_ty))
     if TURN:
         tl.store(yt + base + column[:, None] * batch + row[None, :], tl.trans(best).to(yt.dtype.element_ty))
@@ -223,9 +225,13 @@ def _added(parts: Tensor) -> Tensor:
 
 
 def activated(
-    z: Tensor, by: Slope, size: Size, *, pooled: bool, keep: bool, turned: bool
+    z: Tensor, by: Slope, size: Size, real: Tensor | None = None, *, pooled: bool, keep: bool, turned: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Normalised maps of `size` through ReLU and perhaps a 2x2 max-pool: what `wide_maps.pool` gives."""
+    """Normalised maps of `size` through ReLU and perhaps a 2x2 max-pool: what `wide_maps.pool` gives.
+
+    Samples that are not `real`, if that is told, leave as zeros. Statistics without them may put them at any distance,
+    and what grows with every layer would reach infinity, which a gradient of zero makes NaN of the weights' gradients.
+    """
     n, pixels, batch, c = z.shape
     fewer = (size[0] // 2) * (size[1] // 2) if pooled else pixels
     y = torch.empty((n, fewer, batch, c), dtype=z.dtype, device=z.device)
@@ -233,8 +239,8 @@ def activated(
     code = torch.empty((n, fewer, batch, c), dtype=torch.uint8, device=z.device) if pooled and keep else None
     rows, columns = min(batch, BATCH_TILE), cut(c, 64)
     activate_kernel[(fewer, batch // rows * (c // columns), n)](
-        z, by.scale.contiguous(), by.shift.contiguous(), y, yt, code, batch, H=size[0], W=size[1], C=c, POOL=pooled,
-        KEEP=code is not None, TURN=turned, ROWS=rows, COLUMNS=columns, num_warps=4,
+        z, real, by.scale.contiguous(), by.shift.contiguous(), y, yt, code, batch, H=size[0], W=size[1], C=c,
+        POOL=pooled, KEEP=code is not None, TURN=turned, ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return y, yt, code
 
