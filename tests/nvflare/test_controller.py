@@ -204,10 +204,45 @@ def test_whole_models_and_differences_are_in_no_round_averaged_with_each_other(
     server = FakeServer(tmp_path, {**everybody(), FIRST: site(FIRST, train=difference)}, start)
     done = server.run(make(cohort_size=8, num_rounds=3))
     assert server.panics == []
-    assert done.history[0].answered == [FIRST], "nothing is known of what is usual; the others sit out a round"
-    assert not any(FIRST in each.answered for each in done.history[1:])
-    assert len(done.history[2].answered) == 7
-    assert np.allclose(server.persistor.model["head.bias"], 50 + 1 + 1)
+    assert [len(each.answered) for each in done.history] == [7] * 3, "most decide, though the first was another"
+    assert not any(FIRST in each.answered for each in done.history)
+    assert "type" in done.history[0].failed[FIRST]
+    assert np.allclose(server.persistor.model["head.bias"], 50 + 3)
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_what_most_of_a_few_answers_are_is_decided_when_no_more_are_awaited(
+    tmp_path: Path, make: Callable[..., LabelAware]
+) -> None:
+    def difference(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params_type = ParamsType.DIFF
+        return reply
+
+    mute = {name: site(name, train=lambda model: None) for name in [*COUNTS][-5:] if name != FIRST}
+    server = FakeServer(tmp_path, {**everybody(), **mute, FIRST: site(FIRST, train=difference)}, START)
+    done = server.run(make(cohort_size=8, num_rounds=1))
+    assert server.panics == []
+    assert len(done.history[0].answered) == 8 - 1 - len(mute)
+    assert np.allclose(server.persistor.model["head.bias"], 1)
+
+
+def test_no_more_models_are_held_than_it_takes_to_be_certain(tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    class Noting(LabelAwareFedAvg):
+        def _aggregate_one_result(self, result: FLModel) -> bool:
+            steps.append("used")
+            return bool(super()._aggregate_one_result(result))
+
+    def telling(model: FLModel) -> FLModel:
+        steps.append("came")
+        return moved(model)
+
+    server = FakeServer(tmp_path, {name: site(name, train=telling) for name in COUNTS}, START)
+    server.run(Noting(**{**BASE, "cohort_size": 8, "num_rounds": 2}))
+    assert server.panics == []
+    assert steps == ["came"] * 5 + ["used"] * 5 + ["came", "used"] * (3 + 8)
 
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])

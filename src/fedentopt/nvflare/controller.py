@@ -241,7 +241,10 @@ class LabelAware(KeptState):
         )
         if training is None:
             return list(results)
-        usable = [result for result in results if training.receive(_accept, result)]
+        usable: list[FLModel] = []
+        for result in results:
+            training.receive(usable.append, result)
+        training.settle()
         # In the order of the cohort, so that the sum does not depend on who was fastest.
         order = {name: place for place, name in enumerate(targets or ())}
         return sorted(usable, key=lambda result: order.get(site_of(result), len(order)))
@@ -249,6 +252,13 @@ class LabelAware(KeptState):
     def _training(self, targets: Sequence[str] | None) -> Training | None:
         """The round's training where this is what is sent."""
         return self._open if self._open is not None and list(targets or ()) == self._open.selection.sites else None
+
+    def get_num_standing_tasks(self) -> int:
+        """NVFlare's; where nobody is awaited any more, replies that were held are handed on."""
+        standing = int(super().get_num_standing_tasks())
+        if not standing and self._open is not None:
+            self._open.settle()
+        return standing
 
     # --- after training
     def aggregate(self, results: list[FLModel], aggregate_fn: Callable[..., FLModel] | None = None) -> FLModel:
@@ -315,7 +325,3 @@ class LabelAwareFedAvg(LabelAware, FedAvg):
 
 class LabelAwareScaffold(LabelAware, Scaffold):
     """NVFlare's SCAFFOLD with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `Scaffold`."""
-
-
-def _accept(reply: FLModel) -> bool:
-    return True
