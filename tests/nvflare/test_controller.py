@@ -261,6 +261,24 @@ def test_metrics_that_cannot_be_averaged_are_dropped(tmp_path: Path, make: Calla
     assert np.allclose(server.persistor.model["head.bias"], 1)
 
 
+@pytest.mark.parametrize("odd", [None, {}, {"loss": np.zeros(7)}, {"loss": "low"}])
+@pytest.mark.parametrize("since", [0, 1])
+def test_the_metrics_of_one_site_take_nothing_from_those_of_the_others(tmp_path: Path, odd: Any, since: int) -> None:
+    """It is the first to answer, and NVFlare's early stopping goes by the averages: an array there ended the job."""
+    sent = [0]
+
+    def first(model: FLModel) -> FLModel:
+        sent[0] += 1
+        return moved(model, metrics=odd if sent[0] > since else {"loss": 2.0})
+
+    sites = {name: site(name, train=lambda model: moved(model, metrics={"loss": 2.0})) for name in COUNTS}
+    server = FakeServer(tmp_path, {**sites, FIRST: site(FIRST, train=first)}, START)
+    done = server.run(fedavg(cohort_size=8, num_rounds=6, stop_cond="loss < 0.1", patience=3))
+    assert server.panics == []
+    assert [len(each.answered) for each in done.history] == [8] * 4, "the loss no longer improves, so it stops early"
+    assert done.best_target_metric_value == 2.0
+
+
 def garbage(rng: np.random.Generator) -> Any:
     """Anything a site might put where a number, an array or a dictionary belongs."""
     shape = tuple(int(n) for n in rng.integers(0, 4, rng.integers(0, 4)))

@@ -115,6 +115,7 @@ class LabelAware(KeptState):
         self.history: list[RoundSelection] = []
         self._open: Training | None = None  # the round whose cohort is training
         self._types: Counter[Any] = Counter()  # of replies so far
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of metrics, in the last round
         self._told_no_loss = False
 
     # --- the model that a job begins with
@@ -162,7 +163,9 @@ class LabelAware(KeptState):
             )
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
-        self._open = Training(selection, self.members, self._types, self._named_head, self.loss_metric, self.steps)
+        self._open = Training(
+            selection, self.members, self._types, self._named_head, self.loss_metric, self.steps, self._shapes
+        )
         names = selection.sites
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
@@ -297,6 +300,7 @@ class LabelAware(KeptState):
         training, self._open = self._open, None
         if training is not None:
             last = training.selection
+            self._shapes = training.usual_shapes() if last.answered else self._shapes
             for site in last.sites:
                 if site in last.answered:
                     self.failing.answered(site)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedentopt.errors import InputError
 from fedentopt.nvflare.members import Sites
-from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, usable_metrics
+from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, shapes_of, usable_metrics
 from fedentopt.selection import Cohort, Observation
 from fedentopt.server.local_training import LocalTraining
 from fedentopt.server.report import printable
@@ -40,7 +40,8 @@ class Training:
 
     NVFlare averages whole models and differences as what the first one was, so one kind is used in a round: the one
     that most replies are of, this round's and those before. Until that is certain (in the first round, when more than
-    half of the cohort have sent it) replies are held; `settle` decides when no more are awaited.
+    half of the cohort have sent it) replies are held; `settle` decides when no more are awaited. In the same way a
+    metric has one shape: in `shapes`, that which most replies of the round before had.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Training:
         head: tuple[str, str | None] | None,
         loss_metric: str,
         steps: LocalTraining | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.selection, self.members = selection, members
         self.observations: dict[str, Observation] = {}
@@ -60,7 +62,8 @@ class Training:
         self._type: Any = None  # of the replies that are used, once it is certain
         self._held: list[tuple[Callable[[FLModel], Any], FLModel, Observation | None]] = []
         self._awaited = len(selection.sites)
-        self._metric_shapes: dict[str, tuple[int, ...]] = {}
+        self._shapes = dict(shapes or {})  # of metrics, as they are used
+        self._told: dict[str, Counter[tuple[int, ...]]] = {}  # and as they were sent
         self._sent: FLModel | None = None
         self._start: dict[str, np.ndarray] = {}
         self._begin = time.monotonic()
@@ -81,11 +84,14 @@ class Training:
         try:
             check_reply(self._sent, reply)
             seen = self._observe(site, reply)
+            reply.metrics = usable_metrics(reply.metrics)
         except Exception as error:  # whatever a reply is made of, it is its site's failure
             self._fail(site, error)
             good = False
         else:
             self._types[reply.params_type] += 1
+            for name, shape in shapes_of(reply.metrics).items():
+                self._told.setdefault(name, Counter())[shape] += 1
             self._held.append((use, reply, seen))
             good = True
         if self._type is None and not self._is_certain():
@@ -110,7 +116,7 @@ class Training:
         try:
             if reply.params_type != self._type:
                 raise InputError(f"the reply is of type {reply.params_type}, others' are {self._type}")
-            reply.metrics = usable_metrics(reply.metrics, self._metric_shapes)
+            reply.metrics = self._alike(reply.metrics)
             if use(reply) is False:
                 raise InputError("the reply was not used")
         except Exception as error:
@@ -120,6 +126,20 @@ class Training:
         if seen is not None:
             self.observations[site] = seen
         return True
+
+    def _alike(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics without those of another shape than others' of the name."""
+        odd = {
+            name
+            for name, shape in shapes_of(metrics).items()
+            if shape != self._shapes.setdefault(name, self._told[name].most_common(1)[0][0])
+        }
+        return {name: value for name, value in metrics.items() if name not in odd}
+
+    def usual_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the metrics that more than half of the replies that were used have alike."""
+        commonest = {name: told.most_common(1)[0] for name, told in self._told.items()}
+        return {name: shape for name, (shape, n) in commonest.items() if 2 * n > len(self.selection.answered)}
 
     def _fail(self, site: str, error: Exception) -> None:
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
