@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ Callback = Callable[[Mapping[str, Any]], None]
 Combine = Callable[[list[RecordDict], str], MetricRecord]
 PREFIX = "selection-"
 CHANGED = "changed"
+MOST_REASONS = 20  # why a client did not evaluate: where the app cannot, all have one in every round
 
 
 @dataclass
@@ -40,7 +42,8 @@ class RoundSelection:
 
     `suspects` are the known clients that claim more samples than `size_cap` allows, and those whose label report does
     not fit what their training shows, where that is audited; `suspicions` says why, in the round that first finds so:
-    repeated in every record, the reasons for thousands would fill disks.
+    repeated in every record, the reasons for thousands would fill disks. So would those of all clients where nobody can
+    evaluate: `not_evaluated` holds the first few of `evaluations_failed`.
     """
 
     round: int
@@ -49,6 +52,7 @@ class RoundSelection:
     failed: dict[ClientId, str] = field(default_factory=dict)
     stood_in: tuple[ClientId, ...] = ()
     not_evaluated: dict[ClientId, str] = field(default_factory=dict)
+    evaluations_failed: int = 0
     suspects: tuple[ClientId, ...] = ()
     suspicions: dict[ClientId, str] = field(default_factory=dict)
     epsilon: float | None = None
@@ -56,6 +60,11 @@ class RoundSelection:
     known: int = 0
     seconds: float = 0.0
     problem: str | None = None
+
+    def note_evaluation(self, failed: Mapping[ClientId, str]) -> None:
+        """These clients did not evaluate, and why."""
+        self.evaluations_failed = len(failed)
+        self.not_evaluated = dict(islice(failed.items(), MOST_REASONS))
 
     def record(self) -> dict[str, Any]:
         """The round as JSON can hold it."""
@@ -70,6 +79,7 @@ class RoundSelection:
             "failed": {str(client): reason for client, reason in self.failed.items()},
             "stood_in": list(self.stood_in),
             "not_evaluated": {str(client): reason for client, reason in self.not_evaluated.items()},
+            "evaluations_failed": self.evaluations_failed,
             "suspects": list(self.suspects),
             "suspicions": {str(client): why for client, why in self.suspicions.items()},
             "online": self.online,

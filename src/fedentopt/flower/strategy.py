@@ -308,7 +308,7 @@ class LabelAware(FedAvg):
                 self.federation.mute.failed(client, last.round)
             else:
                 self.federation.mute.answered(client)
-        last.not_evaluated.update(failed)
+        last.note_evaluation(failed)
         if failed:
             log.warning(
                 "round %d: %d of %d clients did not evaluate (%s), the first: %s%s",
