@@ -38,6 +38,16 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_the_command_runs_for_a_file_whose_name_begins_like_an_option(fedentopt: Command, counts: Path) -> None:
+    counts.rename(counts.with_name("-x.csv"))
+    said = fedentopt("plan", *FEW, "--drop", "total", "--json", "--", "-x.csv")
+    assert said.code == 0, said.err
+    words = shlex.split(json.loads(said.out)["recommendation"]["command"])
+    again = fedentopt(*words[1:], "--json")
+    assert again.code == 0, again.err
+    assert len(json.loads(again.out)["rounds"]) == 10
+
+
 def test_from_ones_own_table_to_a_decision(fedentopt: Command, counts: Path) -> None:
     said = fedentopt("plan", counts.name, *FEW, "--json")
     assert said.code == 2

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Error, Message
 
-from fedentopt.flower import FedEntOpt, LabelAware
+from fedentopt.flower import FedEntOpt, LabelAware, census
 from fedentopt.flower import checkpoint as checkpoints
 from fedentopt.flower.census import Member
 from fedentopt.flower.register_files import MOST_PARTS, RegisterFiles
@@ -51,6 +51,24 @@ def test_thousands_of_nodes_under_one_name_cost_thousands_of_bytes(caplog: pytes
     assert sum(map(len, caplog.messages)) < 5000
     assert sum(map(len, strategy.census.refusals.values())) < 4000 * 200
     assert "and 3996 more" in strategy.census.refusals[50_000]
+
+
+def test_a_node_that_starts_again_and_again_is_not_remembered_under_every_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key it has a new id each time, and a reason why it was left out was kept for each for ever."""
+    monkeypatch.setattr(census, "_REMEMBERED", 5)
+    grid, strategy = federation(), made()
+    grid.nodes[49_000] = Node(8, skewed(1)[0], query=broken)  # this one stays
+
+    def restart(number: int, arrays: Any) -> None:
+        grid.nodes.pop(50_000 + number - 1, None)
+        grid.nodes[50_000 + number] = Node(77, skewed(1)[0], query=broken)
+
+    strategy.start(grid, model(), num_rounds=20, evaluate_fn=restart)
+    asked = {node for nodes in grid.sent("query") for node in nodes}
+    assert {50_000 + number for number in range(20)} <= asked
+    for kept in (strategy.census.refusals, strategy.census._tries, strategy.census._again):
+        assert 49_000 in kept
+        assert len(kept) <= 5 + 2
 
 
 def test_names_may_be_bound_to_the_nodes_that_first_came_under_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,59 @@ def test_a_node_that_fails_is_asked_again_and_one_that_recovers_is_estimated(cap
     assert f"client node-{mute} did not train: no answer within 50 s" in caplog.text
     assert {f"node-{dead}", f"node-{mute}"} <= set(strategy.census.members)
     assert not {f"node-{dead}", f"node-{mute}"} & set(picked(strategy)[0])  # they sit out round 1
+
+
+class SlowGrid:
+    """Has replies come after a while, by the clock, and looks how many nodes are asked and how many replies held."""
+
+    def __init__(self, grid: Any, clock: FastClock, seconds: dict[int, float]) -> None:
+        self.most_asked = self.most_held = 0
+        held: weakref.WeakSet[Message] = weakref.WeakSet()
+        due: dict[str, float] = {}
+        push, pull, work = grid.push_messages, grid.pull_messages, grid._work
+
+        def noting(message: Message) -> Message | None:
+            reply = work(message)
+            if reply is not None and "census" in message.content["config"]:
+                held.add(reply)
+            return reply
+
+        def pushing(messages: list[Message]) -> list[str]:
+            names = list(push(messages))
+            due.update(
+                {
+                    name: clock.now() + seconds.get(message.metadata.dst_node_id, 20.0)
+                    for name, message in zip(names, messages, strict=True)
+                }
+            )
+            return names
+
+        def pulling(names: list[str]) -> Any:
+            self.most_asked = max(self.most_asked, len(names))
+            self.most_held = max(self.most_held, len(held))
+            return pull([name for name in names if due[name] <= clock.now()])
+
+        grid.push_messages, grid.pull_messages, grid._work = pushing, pulling, noting
+
+
+@pytest.mark.parametrize("mute", [range(0, 200, 20), range(100)])
+def test_silent_nodes_cost_a_census_about_one_timeout_in_all(mute: range) -> None:
+    """A wait of its own for every 64 nodes would be four of them, and where half of all say nothing no less."""
+    grid, strategy = learners(skewed_labels(200), first=10_000), made()
+    for client in mute:
+        grid.nodes[node_of(grid, client)].train = silent
+    slow = node_of(grid, 150)
+    clock = strategy.clock = FastClock()
+    seen = SlowGrid(grid, clock, {slow: 900.0})
+    begun: list[float] = []
+    grid.before_send = lambda kind: begun.append(clock.now())
+    strategy.start(grid, start_model(), num_rounds=1, timeout=3600)
+    assert begun[-1] < 1.3 * 3600  # round 1
+    assert seen.most_asked <= 64
+    assert seen.most_held <= 64
+    known = {client for client in range(200) if strategy.selector.estimate(client) is not None}
+    assert known >= set(range(200)) - set(mute) - {150}
+    assert 150 in known or len(mute) == 100  # the slow one is awaited, unless there are too many to wait for
 
 
 def test_a_census_in_which_nobody_trains_ends_the_run_with_the_reason() -> None:

@@ -609,6 +609,21 @@ def test_a_round_in_which_nobody_can_evaluate_is_one_line(caplog: pytest.LogCapt
     assert set(made.history[0].not_evaluated) == set(range(8))
 
 
+def test_a_record_does_not_hold_every_reason_where_nobody_of_many_can_evaluate() -> None:
+    """The app of many has no evaluation and Flower asks for it: all fail, in every round, in every record after it."""
+    grid = federation(30)
+    app = grid._app
+
+    def trains_only(message: Message, context: Any) -> Message:
+        return broken(message) if message.metadata.message_type == "evaluate" else app(message, context)
+
+    grid._app = trains_only  # type: ignore[assignment]
+    result = strategy(fraction_evaluate=1.0).start(grid, model(), num_rounds=2)
+    for record in result.rounds.values():
+        assert list(record["not_evaluated"]) == [str(client) for client in range(20)]
+        assert record["evaluations_failed"] == 30
+
+
 def test_the_app_of_the_guide_runs_as_it_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch = pytest.importorskip("torch")
     page = Path(__file__).parent.parent.parent / "docs" / "flower.md"

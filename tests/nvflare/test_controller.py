@@ -204,10 +204,45 @@ def test_whole_models_and_differences_are_in_no_round_averaged_with_each_other(
     server = FakeServer(tmp_path, {**everybody(), FIRST: site(FIRST, train=difference)}, start)
     done = server.run(make(cohort_size=8, num_rounds=3))
     assert server.panics == []
-    assert done.history[0].answered == [FIRST], "nothing is known of what is usual; the others sit out a round"
-    assert not any(FIRST in each.answered for each in done.history[1:])
-    assert len(done.history[2].answered) == 7
-    assert np.allclose(server.persistor.model["head.bias"], 50 + 1 + 1)
+    assert [len(each.answered) for each in done.history] == [7] * 3, "most decide, though the first was another"
+    assert not any(FIRST in each.answered for each in done.history)
+    assert "type" in done.history[0].failed[FIRST]
+    assert np.allclose(server.persistor.model["head.bias"], 50 + 3)
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_what_most_of_a_few_answers_are_is_decided_when_no_more_are_awaited(
+    tmp_path: Path, make: Callable[..., LabelAware]
+) -> None:
+    def difference(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params_type = ParamsType.DIFF
+        return reply
+
+    mute = {name: site(name, train=lambda model: None) for name in [*COUNTS][-5:] if name != FIRST}
+    server = FakeServer(tmp_path, {**everybody(), **mute, FIRST: site(FIRST, train=difference)}, START)
+    done = server.run(make(cohort_size=8, num_rounds=1))
+    assert server.panics == []
+    assert len(done.history[0].answered) == 8 - 1 - len(mute)
+    assert np.allclose(server.persistor.model["head.bias"], 1)
+
+
+def test_no_more_models_are_held_than_it_takes_to_be_certain(tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    class Noting(LabelAwareFedAvg):
+        def _aggregate_one_result(self, result: FLModel) -> bool:
+            steps.append("used")
+            return bool(super()._aggregate_one_result(result))
+
+    def telling(model: FLModel) -> FLModel:
+        steps.append("came")
+        return moved(model)
+
+    server = FakeServer(tmp_path, {name: site(name, train=telling) for name in COUNTS}, START)
+    server.run(Noting(**{**BASE, "cohort_size": 8, "num_rounds": 2}))
+    assert server.panics == []
+    assert steps == ["came"] * 5 + ["used"] * 5 + ["came", "used"] * (3 + 8)
 
 
 @pytest.mark.parametrize("make", [fedavg, scaffold])
@@ -224,6 +259,24 @@ def test_metrics_that_cannot_be_averaged_are_dropped(tmp_path: Path, make: Calla
     assert server.panics == []
     assert len(done.history[0].answered) == 8
     assert np.allclose(server.persistor.model["head.bias"], 1)
+
+
+@pytest.mark.parametrize("odd", [None, {}, {"loss": np.zeros(7)}, {"loss": "low"}])
+@pytest.mark.parametrize("since", [0, 1])
+def test_the_metrics_of_one_site_take_nothing_from_those_of_the_others(tmp_path: Path, odd: Any, since: int) -> None:
+    """It is the first to answer, and NVFlare's early stopping goes by the averages: an array there ended the job."""
+    sent = [0]
+
+    def first(model: FLModel) -> FLModel:
+        sent[0] += 1
+        return moved(model, metrics=odd if sent[0] > since else {"loss": 2.0})
+
+    sites = {name: site(name, train=lambda model: moved(model, metrics={"loss": 2.0})) for name in COUNTS}
+    server = FakeServer(tmp_path, {**sites, FIRST: site(FIRST, train=first)}, START)
+    done = server.run(fedavg(cohort_size=8, num_rounds=6, stop_cond="loss < 0.1", patience=3))
+    assert server.panics == []
+    assert [len(each.answered) for each in done.history] == [8] * 4, "the loss no longer improves, so it stops early"
+    assert done.best_target_metric_value == 2.0
 
 
 def garbage(rng: np.random.Generator) -> Any:

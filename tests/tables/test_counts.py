@@ -213,6 +213,21 @@ def test_columns_can_be_dropped(tmp_path: Path) -> None:
         read_counts(path, drop=["sum"])
 
 
+def test_a_message_does_not_list_thousands_of_columns(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    names = [f"c{number}" for number in range(3000)]
+    path.write_text(f"client,{','.join(names)}\nx{',1' * 3000}\n")
+    told = f"accepted: {', '.join(names[:20])} and 2980 more"
+    for drop in ("town", "client"):
+        with pytest.raises(InputError) as caught:
+            read_counts(path, drop=drop)
+        assert str(caught.value).endswith(told)
+    path.write_text("client,class,count\n" + "".join(f"x,{name},1\n" for name in names))
+    with pytest.raises(InputError) as caught:
+        read_counts(path, drop="town")
+    assert str(caught.value).endswith(told)
+
+
 def test_even_classes_are_no_total(tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     path.write_text("client,a,b\nx,1,1\ny,3,3\nz,4,4\n")

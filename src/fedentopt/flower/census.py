@@ -35,6 +35,7 @@ ABOUT, RELEASE = "client", "release"
 """ConfigRecord and key, in any reply, by which an owner tells which release of its counts is the current one."""
 LONGEST_PAUSE = 600.0
 _NAMED = 3  # nodes that a message names before it says how many more there are
+_REMEMBERED = 1000  # nodes that failed and are gone
 _LINES = 20  # nodes left out that have a line of their own before a round; all of a large federation may have one cause
 
 
@@ -166,11 +167,17 @@ class Census:
         self._refresh.add(client)
 
     def _drop_gone(self, here: set[int]) -> None:
-        """Questions to nodes that are gone will not be answered."""
+        """Questions to nodes that are gone will not be answered; and of nodes that failed, those that are gone are not
+        remembered without end: one that starts again and again without a key has another id each time."""
         for name, (message, _) in list(self._open.items()):
             if message.metadata.dst_node_id not in here:
                 del self._open[name]
         self._asked = {message.metadata.dst_node_id for message, _ in self._open.values()}
+        gone = self.refusals.keys() - here
+        for node in gone if len(gone) > _REMEMBERED else ():
+            del self.refusals[node]
+            self._tries.pop(node, None)
+            self._again.pop(node, None)
 
     def _read(self, grid: Grid) -> bool:
         """Read the answers that have come and give up on those that are too late; whether there was any."""

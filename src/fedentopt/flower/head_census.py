@@ -12,14 +12,14 @@ A ClientApp that does not look at these trains as always, and all is well. One t
 `census = 1` in the record `client` of its reply, and may send the arrays of the last layer alone.
 
 A node that fails is asked again after a pause, three times in all; one that did not answer in time is not waited for a
-second time. Who fails sits out round 1 as after any failure, and is estimated when it first trains. Nodes are asked in
-waves, so that no more than a wave of models is ever held.
+second time. Who fails sits out round 1 as after any failure, and is estimated when it first trains. Not all nodes are
+asked at once (`window`), so that no more than so many models are ever held.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedentopt.flower import replies
 from fedentopt.flower.enrolment import Enrolment, told_name
-from fedentopt.flower.exchange import exchange
+from fedentopt.flower.exchange import Answer
 from fedentopt.flower.federation import NoClientsError
 from fedentopt.flower.replies import BadReplyError, arrays_of
 from fedentopt.flower.report import ClientId
+from fedentopt.flower.window import Window
 from fedentopt.selection import Head, Observation
 from fedentopt.server.local_training import CENSUS, EPOCHS, SAMPLES
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware
 
 TRIES = 3
-WAVE = 64
+AT_ONCE = 64
 
 log = logging.getLogger("flwr")
 
@@ -85,10 +86,14 @@ class HeadCensus:
         nodes = self.register.unknown(online)
         self.asked = len(nodes)
         log.info("census: asking %d node(s) to train from the start model; nothing is averaged", len(nodes))
+        window = Window(self.grid, AT_ONCE, self.timeout, selection.census.patience, selection.clock)
         for attempt in range(TRIES):
             again: list[int] = []
-            for first in range(0, len(nodes), WAVE):
-                again += self._wave(nodes[first : first + WAVE], config, told, failed)
+            window.ask(
+                nodes,
+                lambda some: self._messages(some, config),
+                lambda answers, again=again: again.extend(self._read(answers, told, failed)),  # type: ignore[misc]
+            )
             here = set(self.grid.get_node_ids()) if again else set()
             nodes = [node for node in again if node in here]
             if not nodes or attempt == TRIES - 1:
@@ -104,20 +109,18 @@ class HeadCensus:
         log.info("census: %d client(s) estimated, %d failed", len(told), len(failed))
         return True
 
-    def _wave(
-        self, nodes: Sequence[int], config: ConfigRecord, told: dict[int, _Told], failed: dict[int, str]
-    ) -> list[int]:
-        """Ask these nodes; returns those that answered, but with nothing that can be used."""
-        selection = self.selection
-        selection.standing_in = list(nodes)
+    def _messages(self, nodes: Sequence[int], config: ConfigRecord) -> Iterable[Message]:
+        """What these nodes are sent."""
+        self.selection.standing_in = list(nodes)
         try:
-            messages = self.strategy.configure_train(1, self.start, ConfigRecord(dict(config)), self.grid)
+            return self.strategy.configure_train(1, self.start, ConfigRecord(dict(config)), self.grid)
         finally:
-            selection.standing_in = None
-        answers = replies.judge(
-            exchange(self.grid, messages, self.timeout, selection.clock),
-            self._check, selection.weighted_by_key, {}, selection.weight_cap,
-        )  # fmt: skip
+            self.selection.standing_in = None
+
+    def _read(self, given: Sequence[Answer], told: dict[int, _Told], failed: dict[int, str]) -> list[int]:
+        """Note what nodes told; returns those that answered, but with nothing that can be used."""
+        selection = self.selection
+        answers = replies.judge(given, self._check, selection.weighted_by_key, {}, selection.weight_cap)
         good = [answer for answer in answers if answer.failure is None]
         key = selection.weighted_by_key
         weights: dict[ClientId, float] = {answer.node_id: replies.weight_of(answer, key) for answer in good}

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from flwr.serverapp.strategy import Result
 
 from fedentopt.errors import InputError
 from fedentopt.files import aside
-from fedentopt.flower.report import ClientId
+from fedentopt.flower.report import ClientId, id_order
 from fedentopt.selection import Cohort
 from fedentopt.server.report import printable
 
@@ -31,6 +32,8 @@ log = logging.getLogger("flwr")
 Callback = Callable[[Mapping[str, Any]], None]
 Combine = Callable[[list[RecordDict], str], MetricRecord]
 PREFIX = "selection-"
+CHANGED = "changed"
+MOST_REASONS = 20  # why a client did not evaluate: where the app cannot, all have one in every round
 
 
 @dataclass
@@ -38,7 +41,9 @@ class RoundSelection:
     """A round's cohort, and what became of it: clients that answered, why others did not, who stood in for them.
 
     `suspects` are the known clients that claim more samples than `size_cap` allows, and those whose label report does
-    not fit what their training shows, where that is audited; of these, `suspicions` says why.
+    not fit what their training shows, where that is audited; `suspicions` says why, in the round that first finds so:
+    repeated in every record, the reasons for thousands would fill disks. So would those of all clients where nobody can
+    evaluate: `not_evaluated` holds the first few of `evaluations_failed`.
     """
 
     round: int
@@ -47,6 +52,7 @@ class RoundSelection:
     failed: dict[ClientId, str] = field(default_factory=dict)
     stood_in: tuple[ClientId, ...] = ()
     not_evaluated: dict[ClientId, str] = field(default_factory=dict)
+    evaluations_failed: int = 0
     suspects: tuple[ClientId, ...] = ()
     suspicions: dict[ClientId, str] = field(default_factory=dict)
     epsilon: float | None = None
@@ -54,6 +60,11 @@ class RoundSelection:
     known: int = 0
     seconds: float = 0.0
     problem: str | None = None
+
+    def note_evaluation(self, failed: Mapping[ClientId, str]) -> None:
+        """These clients did not evaluate, and why."""
+        self.evaluations_failed = len(failed)
+        self.not_evaluated = dict(islice(failed.items(), MOST_REASONS))
 
     def record(self) -> dict[str, Any]:
         """The round as JSON can hold it."""
@@ -68,6 +79,7 @@ class RoundSelection:
             "failed": {str(client): reason for client, reason in self.failed.items()},
             "stood_in": list(self.stood_in),
             "not_evaluated": {str(client): reason for client, reason in self.not_evaluated.items()},
+            "evaluations_failed": self.evaluations_failed,
             "suspects": list(self.suspects),
             "suspicions": {str(client): why for client, why in self.suspicions.items()},
             "online": self.online,
@@ -139,6 +151,26 @@ class Progress:
                 callback(copy.deepcopy(record))  # what it writes there must not end up in the checkpoint
             except Exception:
                 log.exception("callback %s failed; the run goes on", getattr(callback, "__name__", callback))
+
+
+def packed(record: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as a checkpoint keeps it: of the suspects, who has come and who has gone since the one before."""
+    changed = set(record["suspects"]) ^ set(before.get("suspects", ()))
+    return {**record, "suspects": {CHANGED: sorted(changed, key=id_order)}}
+
+
+def unpacked(kept: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Records by their rounds, as they were before `packed`; those of earlier versions hold all suspects."""
+    found: dict[int, dict[str, Any]] = {}
+    suspects: list[ClientId] = []
+    for number in sorted(int(name) for name in kept):
+        record = dict(kept[str(number)])
+        told = record.get("suspects", [])
+        if isinstance(told, dict):
+            told = record["suspects"] = sorted(set(suspects) ^ set(told[CHANGED]), key=id_order)
+        suspects = told
+        found[number] = record
+    return found
 
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:

@@ -7,7 +7,7 @@ held against the model that was sent and against the other replies of the round:
 * exactly one ArrayRecord, with the names and shapes of the model that was sent, numbers all of them, finite in the
   model's own precision, in which they are averaged (for boosted trees: one JSON document with the fields that bagging
   reads);
-* exactly one MetricRecord, finite numbers all of them, with a weight above 0;
+* exactly one MetricRecord, finite numbers all of them and not too many, with a weight above 0;
 * the same records, metrics and lengths of lists as most replies of the round have;
 * a plausible weight: at most `weight_cap` times the median weight of the round, or times what the median weight per
   reported sample gives for this client, whichever is more. The first serves weights that are all alike, the second
@@ -34,6 +34,8 @@ from fedentopt.flower.exchange import Answer
 from fedentopt.server.report import printable
 
 LARGEST_WEIGHT = 2.0**53
+MOST_NUMBERS = 2**16
+"""In the metrics of a reply, with the letters of their names: averages are kept, round by round, while a run lasts."""
 FEWEST, SHARE, MOST = 3, 4, 20
 _HEADER = 4096  # bytes that NumPy may use for type and shape in front of an array's numbers
 
@@ -116,8 +118,11 @@ def check_trees(content: RecordDict, weight_key: str) -> None:
 
 
 def check_metrics(content: RecordDict, weight_key: str) -> None:
-    """Refuse metrics that cannot be averaged: not one record, no weight above 0, anything not finite."""
+    """Refuse metrics that cannot be averaged: not one record, too many, no weight above 0, anything not finite."""
     _, metrics = _only(content.metric_records, "MetricRecord")
+    size = sum(len(key) + (len(value) if isinstance(value, list) else 1) for key, value in metrics.items())
+    if size > MOST_NUMBERS:
+        raise BadReplyError(f"metrics: {size} numbers and letters of names; accepted: at most {MOST_NUMBERS}")
     for key, value in metrics.items():
         numbers = value if isinstance(value, list) else [value]
         if not all(_is_finite(number) for number in numbers):

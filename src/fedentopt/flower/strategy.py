@@ -203,7 +203,6 @@ class LabelAware(FedAvg):
             self.census.refresh(self.watch.due(server_round))
         online, available = self.federation.gather(server_round, grid, least, self.cohort_size)
         if self.watch is not None:
-            self.watch.tell(server_round, self.census.node_of)  # a new report may have changed it
             available = self.watch.admitted(available, self.cohort_size)
         losses = self.learning.candidate_losses(
             server_round, arrays, available, grid, (self.arrayrecord_key, self.configrecord_key), self.round_timeout
@@ -222,7 +221,7 @@ class LabelAware(FedAvg):
                 known=len(members),
             )
         )
-        self.learning.note_suspects(self.history[-1])
+        self.learning.name_suspects(self.history[-1])  # a new report may have changed it
         log.info(
             "configure_train: picked %d clients of %d online nodes: %s",
             len(cohort.clients),
@@ -309,7 +308,7 @@ class LabelAware(FedAvg):
                 self.federation.mute.failed(client, last.round)
             else:
                 self.federation.mute.answered(client)
-        last.not_evaluated.update(failed)
+        last.note_evaluation(failed)
         if failed:
             log.warning(
                 "round %d: %d of %d clients did not evaluate (%s), the first: %s%s",

@@ -115,6 +115,7 @@ class LabelAware(KeptState):
         self.history: list[RoundSelection] = []
         self._open: Training | None = None  # the round whose cohort is training
         self._types: Counter[Any] = Counter()  # of replies so far
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of metrics, in the last round
         self._told_no_loss = False
 
     # --- the model that a job begins with
@@ -162,7 +163,9 @@ class LabelAware(KeptState):
             )
         selection = RoundSelection(self._rounds_done, cohort)
         self.history.append(selection)
-        self._open = Training(selection, self.members, self._types, self._named_head, self.loss_metric, self.steps)
+        self._open = Training(
+            selection, self.members, self._types, self._named_head, self.loss_metric, self.steps, self._shapes
+        )
         names = selection.sites
         self.info(
             f"round {self._rounds_done}: cohort {names}, {cohort.entropy:.3f} bits, {cohort.classes_covered} classes"
@@ -241,7 +244,10 @@ class LabelAware(KeptState):
         )
         if training is None:
             return list(results)
-        usable = [result for result in results if training.receive(_accept, result)]
+        usable: list[FLModel] = []
+        for result in results:
+            training.receive(usable.append, result)
+        training.settle()
         # In the order of the cohort, so that the sum does not depend on who was fastest.
         order = {name: place for place, name in enumerate(targets or ())}
         return sorted(usable, key=lambda result: order.get(site_of(result), len(order)))
@@ -249,6 +255,13 @@ class LabelAware(KeptState):
     def _training(self, targets: Sequence[str] | None) -> Training | None:
         """The round's training where this is what is sent."""
         return self._open if self._open is not None and list(targets or ()) == self._open.selection.sites else None
+
+    def get_num_standing_tasks(self) -> int:
+        """NVFlare's; where nobody is awaited any more, replies that were held are handed on."""
+        standing = int(super().get_num_standing_tasks())
+        if not standing and self._open is not None:
+            self._open.settle()
+        return standing
 
     # --- after training
     def aggregate(self, results: list[FLModel], aggregate_fn: Callable[..., FLModel] | None = None) -> FLModel:
@@ -287,6 +300,7 @@ class LabelAware(KeptState):
         training, self._open = self._open, None
         if training is not None:
             last = training.selection
+            self._shapes = training.usual_shapes() if last.answered else self._shapes
             for site in last.sites:
                 if site in last.answered:
                     self.failing.answered(site)
@@ -315,7 +329,3 @@ class LabelAwareFedAvg(LabelAware, FedAvg):
 
 class LabelAwareScaffold(LabelAware, Scaffold):
     """NVFlare's SCAFFOLD with cohorts of maximum label entropy. Options: see `LabelAware` and NVFlare's `Scaffold`."""
-
-
-def _accept(reply: FLModel) -> bool:
-    return True

@@ -68,16 +68,15 @@ def check_reply(sent: FLModel, reply: FLModel) -> None:
         _check_group("control term", controls, change)
 
 
-def usable_metrics(metrics: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any] | None:
-    """The metrics without those that NVFlare would trip over; `shapes` are those of this round, by whoever came first.
+def usable_metrics(metrics: Any) -> dict[str, Any]:
+    """The metrics without those that NVFlare would trip over; none of them where there are none, since for one site
+    that sends no metrics NVFlare would average nobody's.
 
     Finite numbers and arrays stay, as Python numbers and NumPy arrays, and so does what NVFlare does not average (text,
     lists, dictionaries).
     """
-    if not isinstance(metrics, dict):
-        return None
     kept: dict[str, Any] = {}
-    for name, value in metrics.items():
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
         if value is None or isinstance(value, str | list | tuple | set | dict):
             kept[name] = value
             continue
@@ -86,9 +85,13 @@ def usable_metrics(metrics: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str
             _check_finite("metric", name, array)
         except Exception:
             continue
-        if shapes.setdefault(str(name), array.shape) == array.shape:
-            kept[name] = float(array) if array.ndim == 0 else array
+        kept[name] = float(array) if array.ndim == 0 else array
     return kept
+
+
+def shapes_of(metrics: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of usable metrics, of those that NVFlare averages."""
+    return {name: np.shape(value) for name, value in metrics.items() if isinstance(value, float | np.ndarray)}
 
 
 def stays_finite(before: Mapping[str, Any], change: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedentopt.errors import InputError
 from fedentopt.nvflare.members import Sites
-from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, usable_metrics
+from fedentopt.nvflare.replies import as_array, check_model, check_reply, observation, shapes_of, usable_metrics
 from fedentopt.selection import Cohort, Observation
 from fedentopt.server.local_training import LocalTraining
 from fedentopt.server.report import printable
@@ -35,8 +35,14 @@ class RoundSelection:
 
 
 class Training:
-    """Takes the replies of one round. `types` counts the kinds of all replies so far, `head` names the last layer, and
-    `steps` says how all sites train, where the server knows."""
+    """Takes the replies of one round. `types` counts the kinds of all usable replies so far, `head` names the last
+    layer, and `steps` says how all sites train, where the server knows.
+
+    NVFlare averages whole models and differences as what the first one was, so one kind is used in a round: the one
+    that most replies are of, this round's and those before. Until that is certain (in the first round, when more than
+    half of the cohort have sent it) replies are held; `settle` decides when no more are awaited. In the same way a
+    metric has one shape: in `shapes`, that which most replies of the round before had.
+    """
 
     def __init__(
         self,
@@ -46,14 +52,18 @@ class Training:
         head: tuple[str, str | None] | None,
         loss_metric: str,
         steps: LocalTraining | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.selection, self.members = selection, members
         self.observations: dict[str, Observation] = {}
         self.told_no_loss: list[str] = []
         self._types, self._named, self._loss_metric, self._steps = types, head, loss_metric, steps
         self._head: tuple[str, str | None] | None = None
-        self._type: Any = None  # of the replies that were used
-        self._metric_shapes: dict[str, tuple[int, ...]] = {}
+        self._type: Any = None  # of the replies that are used, once it is certain
+        self._held: list[tuple[Callable[[FLModel], Any], FLModel, Observation | None]] = []
+        self._awaited = len(selection.sites)
+        self._shapes = dict(shapes or {})  # of metrics, as they are used
+        self._told: dict[str, Counter[tuple[int, ...]]] = {}  # and as they were sent
         self._sent: FLModel | None = None
         self._start: dict[str, np.ndarray] = {}
         self._begin = time.monotonic()
@@ -67,31 +77,73 @@ class Training:
             self._start = {name: as_array(value).copy() for name, value in sent.params.items()}
 
     def receive(self, use: Callable[[FLModel], Any], reply: FLModel) -> bool:
-        """Check a reply, note it, and hand it on if it is usable; the result says whether it was used."""
+        """Check a reply, note it, and hand it on if it is usable, at once or when it is certain that its kind is; the
+        result says whether it was used, or is held."""
         site = site_of(reply)
+        self._awaited -= 1
         try:
-            self._check_type(reply)
             check_reply(self._sent, reply)
             seen = self._observe(site, reply)
-            reply.metrics = usable_metrics(reply.metrics, self._metric_shapes)
+            reply.metrics = usable_metrics(reply.metrics)
+        except Exception as error:  # whatever a reply is made of, it is its site's failure
+            self._fail(site, error)
+            good = False
+        else:
+            self._types[reply.params_type] += 1
+            for name, shape in shapes_of(reply.metrics).items():
+                self._told.setdefault(name, Counter())[shape] += 1
+            self._held.append((use, reply, seen))
+            good = True
+        if self._type is None and not self._is_certain():
+            return good
+        return self.settle() and good
+
+    def settle(self) -> bool:
+        """Hand on the replies that are held, those of the usual kind; whether the last of them was used."""
+        if self._held and self._type is None:
+            self._type = self._types.most_common(1)[0][0]
+        held, self._held = self._held, []
+        used = [self._hand_on(*each) for each in held]
+        return not used or used[-1]
+
+    def _is_certain(self) -> bool:
+        """Whether no reply that is still awaited could change which kind is the commonest."""
+        first, second = [*(number for _, number in self._types.most_common(2)), 0, 0][:2]
+        return first > second + self._awaited
+
+    def _hand_on(self, use: Callable[[FLModel], Any], reply: FLModel, seen: Observation | None) -> bool:
+        site = site_of(reply)
+        try:
+            if reply.params_type != self._type:
+                raise InputError(f"the reply is of type {reply.params_type}, others' are {self._type}")
+            reply.metrics = self._alike(reply.metrics)
             if use(reply) is False:
                 raise InputError("the reply was not used")
-        except Exception as error:  # whatever a reply is made of, it is its site's failure
-            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-            self.selection.failed[site] = printable(f"{kind}{error}")
+        except Exception as error:
+            self._fail(site, error)
             return False
-        self._type = reply.params_type
         self.selection.answered.append(site)
         if seen is not None:
             self.observations[site] = seen
         return True
 
-    def _check_type(self, reply: FLModel) -> None:
-        """Refuse whole models among differences and the reverse: NVFlare averages them as what the first one was."""
-        self._types[reply.params_type] += 1
-        usual = self._type or self._types.most_common(1)[0][0]
-        if reply.params_type != usual:
-            raise InputError(f"the reply is of type {reply.params_type}, others' are {usual}")
+    def _alike(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics without those of another shape than others' of the name."""
+        odd = {
+            name
+            for name, shape in shapes_of(metrics).items()
+            if shape != self._shapes.setdefault(name, self._told[name].most_common(1)[0][0])
+        }
+        return {name: value for name, value in metrics.items() if name not in odd}
+
+    def usual_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the metrics that more than half of the replies that were used have alike."""
+        commonest = {name: told.most_common(1)[0] for name, told in self._told.items()}
+        return {name: shape for name, (shape, n) in commonest.items() if 2 * n > len(self.selection.answered)}
+
+    def _fail(self, site: str, error: Exception) -> None:
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        self.selection.failed[site] = printable(f"{kind}{error}")
 
     def _observe(self, site: str, reply: FLModel) -> Observation | None:
         needs = self.members.selector.needs

@@ -18,7 +18,8 @@ from fedentopt.settings import settings_of
 def command(source: str, chosen: Outcome, *, rounds: int, seed: int, noisy: bool, drop: Sequence[str]) -> str:
     """The `fedentopt select` that makes these cohorts."""
     choice = chosen.choice
-    words = ["fedentopt", "select", source, "--cohort", str(choice.cohort)]
+    place = f"./{source}" if source.startswith("-") else source  # else it would be read as an option
+    words = ["fedentopt", "select", place, "--cohort", str(choice.cohort)]
     if choice.selector is not EntropySelector:
         words += ["--selector", choice.selector.name]
     if choice.buffer is not None:

@@ -26,6 +26,7 @@ _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "dev
 _TOTAL = {"total", "totals", "sum", "all", "gesamt", "summe", "n", "samples", "num_samples", "size", "count"}
 _TOTAL |= {"grand total", "subtotal", "overall", "gesamtergebnis", "total general", "total général"}
 _MOST_CELLS = 1 << 28  # of the table that a long file becomes, which may be far larger than the file
+_MOST_NAMED = 20  # columns or classes in a message
 _ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
 
 
@@ -72,9 +73,7 @@ def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str]
     long = _long_columns(sheet)
     if long is None:
         if unused:
-            raise InputError(
-                f"--drop: {path} has no column {unused[0]!r}; accepted: {', '.join(_names(sheet)[1:]) or 'none'}"
-            )
+            raise InputError(f"--drop: {path} has no column {unused[0]!r}; accepted: {_some(_names(sheet)[1:])}")
         table = _read_wide(sheet)
     else:
         table = _read_long(sheet, long, unused)
@@ -119,6 +118,12 @@ def _names(sheet: Sheet) -> list[str]:
     return [name.strip() for name in sheet.rows[0][1]]
 
 
+def _some(names: Sequence[str]) -> str:
+    """Names in a message: the first of them, since a table may have thousands."""
+    more = len(names) - _MOST_NAMED
+    return (", ".join(names[:_MOST_NAMED]) or "none") + (f" and {more} more" if more > 0 else "")
+
+
 def _without(sheet: Sheet, drop: Sequence[str]) -> tuple[Sheet, list[str]]:
     """The sheet without these columns, nor columns that are blank from top to bottom; and names that are no column."""
     names = _names(sheet)
@@ -129,7 +134,7 @@ def _without(sheet: Sheet, drop: Sequence[str]) -> tuple[Sheet, list[str]]:
     }
     gone = {place for place, name in enumerate(names) if name in drop}
     if 0 in gone:
-        raise InputError(f"--drop: {names[0]!r} is the column of clients; accepted: {', '.join(names[1:])}")
+        raise InputError(f"--drop: {names[0]!r} is the column of clients; accepted: {_some(names[1:])}")
     unused = [name for name in drop if name not in names]
     places = [place for place in range(len(names)) if place not in blank | gone]
     if len(places) == len(names):
@@ -276,7 +281,7 @@ def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) 
         classes.sort(key=lambda label: (int(label), label))
     for name in drop:
         if name not in classes:
-            raise InputError(f"--drop: {sheet.path} has no class {name!r}; accepted: {', '.join(classes)}")
+            raise InputError(f"--drop: {sheet.path} has no class {name!r}; accepted: {_some(classes)}")
     classes = [label for label in classes if label not in drop]
     if not classes:
         raise InputError(f"--drop: no class is left of {sheet.path}; accepted: at least one")
