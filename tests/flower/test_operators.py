@@ -297,25 +297,6 @@ def test_evaluate_by_something_else_is_refused() -> None:
 
 
 # --- a strategy from the run config
-@pytest.mark.parametrize("key", ["checkpoint-dir", "metrics-file"])
-def test_a_run_config_names_places_in_full(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's processes run in folders of Flower's: a checkpoint would be looked for in another one the next day."""
-    monkeypatch.chdir(tmp_path)
-    told = {"fedentopt.cohort-size": 2, "fedentopt.num-classes": 5}
-    named = key.replace("-", "_")
-    with pytest.raises(InputError) as caught:
-        strategy_from({**told, f"fedentopt.{key}": "kept/here"})
-    assert str(caught.value) == (
-        f"fedentopt.{key}: 'kept/here' is not an absolute path; accepted: one, such as '{tmp_path / 'kept/here'}'"
-    )
-    place = tmp_path / "kept"
-    for config in ({f"fedentopt.{key}": str(place)}, {f"fedentopt.{key}": "none"}):
-        strategy = strategy_from({**told, **config})
-        found = strategy.checkpoint_dir if key == "checkpoint-dir" else strategy.progress.file
-        assert found == (place if str(place) in config.values() else None)
-    strategy_from({**told, f"fedentopt.{key}": "x"}, **{named: "kept"})  # in code it is the code's own to say
-
-
 def test_a_strategy_is_made_from_the_run_config() -> None:
     told: dict[str, Any] = {
         "fedentopt.strategy": "FedAdam", "fedentopt.cohort-size": 3, "fedentopt.buffer-size": 2, "fedentopt.eta": 0.02,

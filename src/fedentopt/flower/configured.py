@@ -15,8 +15,7 @@
     strategy = strategy_from(context.run_config)
 
 Flower hands such a table to an app as keys `fedentopt.cohort-size` and so on; `flwr run --run-config` sets them for one
-run. Lists (`exclude`, `head`, `candidate-loss-keys`, `target`) are written with commas, and places (`checkpoint-dir`,
-`metrics-file`) in full: the folder of a process that Flower starts is nobody's choice.
+run. Lists (`exclude`, `head`, `candidate-loss-keys`, `target`) are written with commas.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from flwr.app import UserConfig
@@ -41,7 +39,6 @@ PREFIX = "fedentopt."
 LOCAL = "local_"
 """What settings of `LocalTraining` begin with."""
 LISTS = ("exclude", "head", "candidate_loss_keys", "target")
-PLACES = ("checkpoint_dir", "metrics_file")
 NONE_WORDS = ("none", "")
 
 
@@ -54,9 +51,7 @@ def strategy_from(run_config: UserConfig, prefix: str = PREFIX, **options: Any) 
         name.removeprefix(prefix).replace("-", "_"): value
         for name, value in run_config.items()
         if name.startswith(prefix)
-    }
-    _check_places({**told, **dict.fromkeys(options)}, prefix)
-    told |= options
+    } | options
     local = {name.removeprefix(LOCAL): told.pop(name) for name in list(told) if name.startswith(LOCAL)}
     if local:
         told["local"] = LocalTraining.read({name: _read(name, value) for name, value in local.items()})
@@ -114,17 +109,6 @@ def _check_names(told: Mapping[str, Any], cls: type[LabelAware], selector: str, 
     for name in ("cohort_size", "num_classes"):
         if name not in told:
             raise InputError(f"{prefix}{name.replace('_', '-')}: not set; accepted: a whole number from 1")
-
-
-def _check_places(told: Mapping[str, Any], prefix: str) -> None:
-    """Refuse relative paths: they would land wherever Flower happened to start the process."""
-    for name in PLACES:
-        place = told.get(name)
-        if isinstance(place, str) and place.strip().lower() not in NONE_WORDS and not Path(place).is_absolute():
-            raise InputError(
-                f"{prefix}{name.replace('_', '-')}: {place!r} is not an absolute path; accepted: one, such as "
-                f"{str(Path(place).absolute())!r}"
-            )
 
 
 def _settings(selector: str) -> list[str]:
