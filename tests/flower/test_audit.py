@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,7 @@ def test_liars_are_found_and_named_and_honest_clients_are_not(audit: str, caplog
         assert any(f"client {client} (node {1000 - 17 * client}) is suspected: report and" in line for line in told)
     last = result.rounds[10]
     assert last["suspects"] == list(LIARS)
-    reasons = [(client, why) for record in result.rounds.values() for client, why in record["suspicions"].items()]
-    assert sorted(client for client, _ in reasons) == ["1", "6", "9"]  # and in the records too
-    for client, why in reasons:
-        assert any(f"client {client} (node " in line and line.endswith(why) for line in told)
+    assert last["suspicions"]["6"] == str(strategy.suspects()[6])
     assert result.train_metrics_clientapp[10]["selection-suspects"] == 3
 
 
@@ -211,30 +207,6 @@ def test_a_run_stopped_in_the_middle_of_its_audit_goes_on_with_the_same_picks(au
         assert array.data == result.arrays[name].data
     with pytest.raises(InputError, match=f"audit: None, but the checkpoint was written with '{audit}'"):
         made(checkpoint_dir=tmp_path).start(learners(LABELS), start_model(), num_rounds=10)
-
-
-def test_suspects_and_reasons_are_not_repeated_in_every_record_of_a_checkpoint(tmp_path: Path) -> None:
-    """For thousands and over hundreds of rounds that was hundreds of megabytes, written after every round."""
-    whole = made(audit="warn", **EVERYBODY).start(learners(LABELS, liars=LIARS), start_model(), num_rounds=6)
-    for rounds in (1, 4):
-        made(audit="warn", **EVERYBODY, checkpoint_dir=tmp_path).start(
-            learners(LABELS, liars=LIARS), start_model(), num_rounds=rounds
-        )
-    found = load(tmp_path)
-    assert found is not None
-    kept = [found.meta["rounds"][str(number)] for number in (1, 2, 3, 4)]
-    assert sorted(name for record in kept for name in record["suspicions"]) == ["1", "6", "9"]
-    assert sorted(client for record in kept for client in record["suspects"]["changed"]) == [1, 6, 9]
-    earlier = {number: {**record, "suspects": whole.rounds[int(number)]["suspects"], "suspicions": {"6": "why"}}
-               for number, record in found.meta["rounds"].items()}  # fmt: skip
-    for meta in (found.meta, {**found.meta, "rounds": earlier}):  # as it is, and as it was written before
-        save(tmp_path, replace(found, meta=meta))
-        strategy = made(audit="warn", **EVERYBODY, checkpoint_dir=tmp_path)
-        result = strategy.start(learners(LABELS, liars=LIARS), start_model(), num_rounds=6)
-        for number, record in result.rounds.items():
-            assert list(record) == list(whole.rounds[number])
-            assert record["suspects"] == whole.rounds[number]["suspects"]
-        (tmp_path / "checkpoint-previous.npz").unlink()
 
 
 def test_estimates_lie_in_a_checkpoint_as_arrays_and_are_read_where_they_are_text(tmp_path: Path) -> None:

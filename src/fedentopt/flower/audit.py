@@ -93,18 +93,19 @@ class Watch:
             self._found = {client: known[client] for client in sorted(known, key=id_order)}
         return dict(self._found)
 
-    def tell(self, server_round: int, node_of: Callable[[ClientId], int]) -> dict[ClientId, Suspicion]:
-        """Log who is newly suspected, and who no longer is since its new report fits; returns the former, and why."""
+    def tell(self, server_round: int, node_of: Callable[[ClientId], int]) -> None:
+        """Log who is newly suspected, and who no longer is since its new report fits."""
         now = self.suspects()
-        new = {client: why for client, why in now.items() if client not in self._named}
-        for client, why in new.items():
-            log.warning("round %d: client %s (node %d) is suspected: %s", server_round, client, node_of(client), why)
+        for client, why in now.items():
+            if client not in self._named:
+                log.warning(
+                    "round %d: client %s (node %d) is suspected: %s", server_round, client, node_of(client), why
+                )
         for client in sorted(self._renewed - now.keys(), key=id_order):
             log.info("round %d: client %s is no longer suspected: its new report fits", server_round, client)
         self._renewed.clear()
         self._named |= now.keys()
         self._since = {client: self._since.get(client, server_round) for client in now}
-        return new
 
     def admitted(self, available: Sequence[ClientId], least: int) -> list[ClientId]:
         """Those that may be picked, in their order: all, or those out of quarantine and as many more as are needed."""

@@ -113,18 +113,19 @@ class Learning:
             )  # fmt: skip
         if self.watch is not None and labelled:
             self.roster.believe(self.watch.observe(labelled))
-            self.name_suspects(entry)
+            self.watch.tell(entry.round, self.census.node_of)
+            self.note_suspects(entry)
         self.feedback.observe(told, sent, labelled if self.infers else None)
 
     def suspects(self) -> dict[ClientId, Suspicion]:
         """The clients whose label reports do not fit what their training shows, and why."""
         return {} if self.watch is None else self.watch.suspects()
 
-    def name_suspects(self, entry: RoundSelection) -> None:
-        """Write down in a round's record who is suspected at present, and log, once per report, for what reason."""
-        new = {} if self.watch is None else self.watch.tell(entry.round, self.census.node_of)
-        entry.suspicions |= {client: str(why) for client, why in new.items()}
-        entry.suspects = tuple(sorted({*self.roster.capped(), *self.suspects()}, key=id_order))
+    def note_suspects(self, entry: RoundSelection) -> None:
+        """Write down in a round's record who is suspected at present."""
+        found = self.suspects()
+        entry.suspects = tuple(sorted({*self.roster.capped(), *found}, key=id_order))
+        entry.suspicions = {client: str(why) for client, why in found.items()}
 
     def turn_away(self, answers: Sequence[Answer]) -> list[Answer]:
         """Where nobody gives a name before it trains: the same answers, of which those in an excluded name failed."""

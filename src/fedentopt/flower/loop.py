@@ -29,7 +29,7 @@ from fedentopt.flower.exchange import Answer, exchange, replies
 from fedentopt.flower.head_census import HeadCensus
 from fedentopt.flower.hiding import check_wrappers
 from fedentopt.flower.options import check_whole, is_number
-from fedentopt.flower.progress import SelectionResult, joined, measured, packed, unpacked
+from fedentopt.flower.progress import SelectionResult, joined, measured
 from fedentopt.flower.register_files import RegisterFiles
 from fedentopt.flower.replies import is_finite_model
 from fedentopt.server.report import printable
@@ -100,7 +100,6 @@ class _Run:
         self.selection: LabelAware = self.layers[-1]  # type: ignore[assignment]
         self.result = SelectionResult()
         self.result.arrays = self.initial
-        self.kept: dict[str, Any] = {}  # the rounds' records as a checkpoint holds them
         # Before the first round: strategies write the round's number into them.
         self.configs = {
             name: identity.describe({n: v for n, v in config.items() if n != "server-round"})
@@ -193,7 +192,6 @@ class _Run:
         record = last.record()
         for name, kept in zip(("train", "evaluate", "server"), METRICS, strict=True):
             record[name] = dict(getattr(self.result, kept).get(server_round, {}))
-        self.kept[str(server_round)] = packed(record, self.result.rounds.get(server_round - 1, {}))
         self.result.rounds[server_round] = record
 
     def _train(self, server_round: int) -> list[Answer]:
@@ -308,7 +306,7 @@ class _Run:
             "forgotten": forgotten or [],
             "start": _shapes(self.initial),
             "configs": self.configs,
-            "rounds": self.kept,
+            "rounds": {str(number): record for number, record in result.rounds.items()},
             "metrics": {
                 name: {str(number): dict(record) for number, record in getattr(result, name).items()}
                 for name in METRICS
@@ -360,8 +358,7 @@ class _Run:
         model = found.arrays[MODEL]
         result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
         self._go_on_from(result.arrays)  # where the same object made a model after the checkpoint
-        self.kept = dict(found.meta["rounds"])
-        result.rounds = unpacked(self.kept)
+        result.rounds = {int(number): record for number, record in found.meta["rounds"].items()}
         for name in METRICS:
             records = found.meta["metrics"][name]
             getattr(result, name).update({int(number): MetricRecord(record) for number, record in records.items()})

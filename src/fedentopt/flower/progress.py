@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Result
 
 from fedentopt.errors import InputError
 from fedentopt.files import aside
-from fedentopt.flower.report import ClientId, id_order
+from fedentopt.flower.report import ClientId
 from fedentopt.selection import Cohort
 from fedentopt.server.report import printable
 
@@ -32,7 +32,6 @@ log = logging.getLogger("flwr")
 Callback = Callable[[Mapping[str, Any]], None]
 Combine = Callable[[list[RecordDict], str], MetricRecord]
 PREFIX = "selection-"
-CHANGED = "changed"
 MOST_REASONS = 20  # why a client did not evaluate: where the app cannot, all have one in every round
 
 
@@ -41,9 +40,8 @@ class RoundSelection:
     """A round's cohort, and what became of it: clients that answered, why others did not, who stood in for them.
 
     `suspects` are the known clients that claim more samples than `size_cap` allows, and those whose label report does
-    not fit what their training shows, where that is audited; `suspicions` says why, in the round that first finds so:
-    repeated in every record, the reasons for thousands would fill disks. So would those of all clients where nobody can
-    evaluate: `not_evaluated` holds the first few of `evaluations_failed`.
+    not fit what their training shows, where that is audited; of these, `suspicions` says why. `not_evaluated` holds the
+    first few of `evaluations_failed`: where nobody can evaluate, the reasons of all in every record would fill disks.
     """
 
     round: int
@@ -151,26 +149,6 @@ class Progress:
                 callback(copy.deepcopy(record))  # what it writes there must not end up in the checkpoint
             except Exception:
                 log.exception("callback %s failed; the run goes on", getattr(callback, "__name__", callback))
-
-
-def packed(record: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as a checkpoint keeps it: of the suspects, who has come and who has gone since the one before."""
-    changed = set(record["suspects"]) ^ set(before.get("suspects", ()))
-    return {**record, "suspects": {CHANGED: sorted(changed, key=id_order)}}
-
-
-def unpacked(kept: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Records by their rounds, as they were before `packed`; those of earlier versions hold all suspects."""
-    found: dict[int, dict[str, Any]] = {}
-    suspects: list[ClientId] = []
-    for number in sorted(int(name) for name in kept):
-        record = dict(kept[str(number)])
-        told = record.get("suspects", [])
-        if isinstance(told, dict):
-            told = record["suspects"] = sorted(set(suspects) ^ set(told[CHANGED]), key=id_order)
-        suspects = told
-        found[number] = record
-    return found
 
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:

@@ -203,6 +203,7 @@ class LabelAware(FedAvg):
             self.census.refresh(self.watch.due(server_round))
         online, available = self.federation.gather(server_round, grid, least, self.cohort_size)
         if self.watch is not None:
+            self.watch.tell(server_round, self.census.node_of)  # a new report may have changed it
             available = self.watch.admitted(available, self.cohort_size)
         losses = self.learning.candidate_losses(
             server_round, arrays, available, grid, (self.arrayrecord_key, self.configrecord_key), self.round_timeout
@@ -221,7 +222,7 @@ class LabelAware(FedAvg):
                 known=len(members),
             )
         )
-        self.learning.name_suspects(self.history[-1])  # a new report may have changed it
+        self.learning.note_suspects(self.history[-1])
         log.info(
             "configure_train: picked %d clients of %d online nodes: %s",
             len(cohort.clients),
