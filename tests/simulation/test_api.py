@@ -185,6 +185,10 @@ def test_one_run_from_its_config() -> None:
     assert given.runs[0].config["model"].endswith(":small_net")
     with pytest.raises(InputError, match="config: 'fedavg' cannot be used; accepted: a RunConfig, or a mapping"):
         simulate("fedavg")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="settings: 1 is no name; accepted: algorithm, "):
+        simulate({1: 2})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="dataset: tuple is no setting; accepted: a name in the mapping"):
+        simulate({"dataset": arrays()})
 
 
 @pytest.mark.parametrize(
@@ -213,6 +217,7 @@ def test_one_run_from_its_config() -> None:
         (["fedavg"], {"out": True}, "out: True cannot be used; accepted: a folder for the results, or none"),
         (["fedavg"], {"image_size": "16"}, "image_size: '16' has the wrong type; accepted: a whole number, 8 to 1024"),
         (["fedavg"], {"image_size": 16.0}, "image_size: 16.0 has the wrong type"),
+        ([Selector], {}, "method: Selector does not say how to pick; accepted: a class that has pick"),
         ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
         (["fedavg"], {"model": small_net(3)}, "model: Sequential is a model itself; accepted: a function that takes"),

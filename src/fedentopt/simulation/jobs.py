@@ -232,16 +232,16 @@ class _Method:
     def _selector(cls, given: Any, taken: dict[str, Any]) -> _Method:
         registry = PARTS["selector"]
         kind: Any = given if inspect.isclass(given) else type(given)
-        known = kind is given and kind.name in registry and registry.get(kind.name) is kind
-        name = kind.name if known else import_path(given)
-        settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
-        if known:
-            return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise InputError(
                 f"method: {kind.__name__} does not say how to {missing}; accepted: a class that has {missing}"
             )
+        known = kind is given and kind.name in registry and registry.get(kind.name) is kind
+        name = kind.name if known else import_path(given)
+        settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
+        if known:
+            return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
         if kind is given:
             declared = {key: one.default for key, one in settings_of(kind).items()} | taken
 
