@@ -66,6 +66,30 @@ class Unwritten(Selector):
     """Nobody has said how it picks."""
 
 
+class Unmade(Selector):
+    """Lacks something when it is made."""
+
+    def __init__(self, nothing: str, cohort_size: int, seed: int = 0) -> None:
+        super().__init__(cohort_size, seed=seed)
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return []
+
+
+class Forgetful(Last):
+    """Cannot say what it remembers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("lost")
+
+
+class Broken(Algorithm):
+    """Cannot be made."""
+
+    def __post_init__(self) -> None:
+        raise KeyError("lost")
+
+
 def small_net(classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, classes))
 
@@ -219,6 +243,9 @@ def test_one_run_from_its_config() -> None:
         (["fedavg"], {"image_size": 16.0}, "image_size: 16.0 has the wrong type"),
         ([Selector], {}, "method: Selector does not say how to pick; accepted: a class that has pick"),
         ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
+        ([Unmade], {}, r"selector: calling \S+:Unmade.for_run raised TypeError: Unmade.__init__"),
+        ([Forgetful(3)], {}, r"selector: calling \S+:Forgetful.state_dict raised KeyError: 'lost'"),
+        ([Broken], {}, r"algorithm: calling \S+:Broken raised KeyError: 'lost'"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
         (["fedavg"], {"model": small_net(3)}, "model: Sequential is a model itself; accepted: a function that takes"),
         (

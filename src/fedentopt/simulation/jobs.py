@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest, find_own
+from fedentopt.own_code import call_own, code_digest, find_own
 from fedentopt.own_objects import held_beside_state, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
@@ -197,7 +197,8 @@ class _Method:
             )
         if inspect.isclass(given) and issubclass(given, Algorithm):
             taken = settings_for("algorithm", given, own)
-            return replace(cls._algorithm(given(**dict(taken.values()))), used=frozenset(taken))
+            made = call_own("algorithm", import_path(given), given, **dict(taken.values()))
+            return replace(cls._algorithm(made), used=frozenset(taken))
         if isinstance(given, Algorithm):
             return replace(cls._algorithm(given), fixed=True)
         if inspect.isclass(given) and issubclass(given, Selector):
@@ -247,13 +248,15 @@ class _Method:
 
             def make(config: RunConfig) -> Selector:
                 sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
-                return check_selector(make_for_run(kind, rounds=config.rounds, **sizes, **config.of("selector")), name)
+                sizes |= {"rounds": config.rounds, **config.of("selector")}
+                return check_selector(call_own("selector", f"{name}.for_run", make_for_run, kind, **sizes), name)
 
         else:
             if given.clients:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
             fixed = ("selector", "cohort_size", "round", "seed", *given.memory())
-            declared = {key: value for key, value in given.state_dict().items() if key not in fixed}
+            state = call_own("selector", f"{name}.state_dict", given.state_dict)
+            declared = {key: value for key, value in state.items() if key not in fixed}
             held = held_beside_state(given)
             declared |= {key: value for key, value in held.items() if isinstance(value, str | int | float | bool)}
 
