@@ -223,6 +223,7 @@ def test_one_run_from_its_config() -> None:
         (["nonsense"], {}, "method: 'nonsense' is unknown"),
         ([3], {}, "method: 3 cannot be used; accepted: a name such as"),
         (["fedavg"], {"mu": 0.1}, "mu: no setting of fedavg"),
+        (["fedavg"], {"round": 3}, r"round: no setting of fedavg; did you mean rounds\?; `fedentopt methods` lists"),
         (["fedavg"], {"algorithm": "fedprox"}, "algorithm: is part of a method's name"),
         (["fedavg"], {"seeds": 0}, "seeds: 0 is out of range"),
         (["fedavg"], {"seeds": []}, "seeds: the list is empty"),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import inspect
 import operator
@@ -21,7 +22,7 @@ from fedentopt.own_objects import held_beside_state, import_path, source_digest_
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
-from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, known_keys, option_of
 from fedentopt.simulation.methods import (
     apply_settings,
     check_algorithm,
@@ -311,8 +312,10 @@ def _check_used(methods: Sequence[_Method], own: Mapping[str, Any]) -> None:
             fixed = " (an object keeps those it was made with)" if any(method.fixed for method in methods) else ""
             bare = key.partition(".")[2]
             of_run = f" ({bare} alone is one of the run)" if bare in FIELDS else ""
+            near = [] if of_run or key in known_keys() else difflib.get_close_matches(key, known_keys(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(
-                f"{key}: no setting of {names}{fixed}{of_run}; `fedentopt methods` lists what each method has"
+                f"{key}: no setting of {names}{fixed}{of_run}{hint}; `fedentopt methods` lists what each method has"
             )
 
 
