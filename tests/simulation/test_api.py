@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -120,6 +121,27 @@ def test_one_run_is_the_same_however_its_method_was_given() -> None:
     ]
     for other in curves[1:]:
         pd.testing.assert_frame_equal(other, curves[0])
+
+
+class Net(nn.Module):
+    """A model whose class takes the number of classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layers = small_net(classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_a_class_is_a_function_that_makes_models(tmp_path: Path) -> None:
+    settings = SMALL | {"dataset": arrays(), "image_size": 16, "seeds": 2}
+    by_class = compare(["fedavg"], model=Net, out=tmp_path, **settings)
+    by_function = compare(["fedavg"], model=lambda classes: Net(classes), **settings)
+    assert by_class.rounds["accuracy"].tolist() == by_function.rounds["accuracy"].tolist()
+    assert compare(["fedavg"], model=Net, out=tmp_path, **settings).rounds["seconds"].tolist() == (
+        by_class.rounds["seconds"].tolist()
+    ), "what is kept was read"
 
 
 def test_own_selectors_by_class_object_and_pair() -> None:

@@ -122,7 +122,7 @@ def make_jobs(
     if model is not None and not isinstance(model, str):
         if not callable(model):
             raise InputError(f"model: {type(model).__name__}; accepted: a name, package.module:factory, or a callable")
-        if hasattr(model, "state_dict"):  # every seed starts with weights of its own
+        if hasattr(model, "state_dict") and not inspect.isclass(model):  # every seed starts with weights of its own
             raise InputError(
                 f"model: {type(model).__name__} is a model itself; accepted: a function that takes the number of "
                 f"classes and returns one"
