@@ -179,6 +179,11 @@ def read_run(path: Path) -> RunResult:
     about = read_json(path / RUN)
     if not isinstance(about.get("config"), dict):
         raise InputError(f"{path / RUN}: field 'config' is missing or no object")
+    for name in ("dataset", "code", "weights"):
+        if not isinstance(about.get(name) or {}, dict):
+            raise InputError(f"{path / RUN}: {name} is {about[name]!r}; accepted: an object; {REMEDY}")
+    if type(about["config"].get("seed", 0)) is not int:
+        raise InputError(f"{path / RUN}: seed is {about['config']['seed']!r}; accepted: a whole number; {REMEDY}")
     about["config"] = plain_settings(about["config"])
     summary = read_json(path / SUMMARY) if (path / SUMMARY).exists() else {}
     _check_summary(path / SUMMARY, summary)
