@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedentopt.errors import InputError
@@ -393,6 +393,23 @@ def test_splits_that_are_refused(spec: str, clients: int, least: int, message: s
 def test_new_specs_are_written_as_they_are_read(spec: str) -> None:
     assert str(parse(spec)) == spec
     assert parse(str(parse(spec))) == parse(spec)
+
+
+BETAS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+MORE = st.none() | BETAS
+SPECS = st.one_of(
+    st.builds(PartitionSpec, st.sampled_from(["classes", "shards"]), st.integers(1, 10**15 - 1).map(float)),
+    st.builds(PartitionSpec, st.just("dir"), BETAS, quantity=MORE),
+    st.builds(PartitionSpec, st.just("quantity"), BETAS),
+    st.builds(PartitionSpec, st.just("mixed"), betas=st.lists(BETAS, min_size=1).map(tuple), quantity=MORE),
+    st.builds(PartitionSpec, st.sampled_from(["natural", "iid"])),
+)
+
+
+@given(SPECS)
+@example(PartitionSpec("shards", 1e6))
+def test_every_spec_can_be_read_as_it_is_written(spec: PartitionSpec) -> None:
+    assert parse(str(spec)) == spec
 
 
 @pytest.mark.parametrize(

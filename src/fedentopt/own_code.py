@@ -48,15 +48,19 @@ def find_own(setting: str, path: str) -> Any:
 def make_own(setting: str, path: str, *arguments: Any, **settings: Any) -> Any:
     """Import the factory behind `path` and call it; an exception it raises is refused in one line."""
     with importing_from_here():
-        factory = _find(setting, path)
-        try:
-            return factory(*arguments, **settings)
-        except InputError:
+        return call_own(setting, path, _find(setting, path), *arguments, **settings)
+
+
+def call_own(setting: str, path: str, factory: Any, *arguments: Any, **settings: Any) -> Any:
+    """Call own code that goes by the name `path`; an exception it raises is refused in one line."""
+    try:
+        return factory(*arguments, **settings)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end the command unheard
+        if is_of_handler(error):
             raise
-        except (Exception, SystemExit) as error:  # a script that ends itself must not end the command unheard
-            if is_of_handler(error):
-                raise
-            raise InputError(f"{setting}: calling {path} raised {describe_error(error)}") from error
+        raise InputError(f"{setting}: calling {path} raised {describe_error(error)}") from error
 
 
 def code_digest(paths: Iterable[str]) -> str:

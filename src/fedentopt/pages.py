@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedentopt.errors import InputError
@@ -13,6 +14,8 @@ _OURS = b'<meta name="generator" content="fedentopt '
 
 def check_page(path: Path | str) -> Path:
     """The path of a page, ~ expanded; refused: a folder, and a file that is there and was not made by fedentopt."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"page: {path!r} cannot be used; accepted: the name of a file")
     path = expand_home(path)
     try:
         if path.is_dir():

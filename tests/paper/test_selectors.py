@@ -164,6 +164,20 @@ def test_an_unknown_selector_in_a_file_is_refused(tmp_path: Path) -> None:
         cells_from_file(file)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedprox+kl", "fedentopt-dp", "test_selectors:Own"])
+def test_a_table_of_selectors_takes_no_other_method(method: str, tmp_path: Path) -> None:
+    file = tmp_path / "cells.toml"
+    cell = (
+        '[[cells]]\ntable = "{}"\nmetric = "accuracy"\nmodel = "lenet5"\ndataset = "digits"\npartition = "dir:0.1"\n'
+        'participation = 10\nmethod = ["random", "{}"]\n'
+    )
+    file.write_text(cell.format("selectors", method))
+    with pytest.raises(InputError, match=f"block 1: method: '{re.escape(method)}' is no selector, and the table 'sel"):
+        cells_from_file(file)
+    file.write_text(cell.format("mine", method))
+    assert [found.method for found in cells_from_file(file)] == ["random", method]
+
+
 def test_comparisons_are_paired_and_adjusted_over_the_setting() -> None:
     (setting,) = [s for s in bench_settings(compared(SOME)) if s.by_method]
     assert list(setting.by_method) == ["random", "fedentopt", "kl", "fed-cbs"]

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -391,9 +392,11 @@ def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> Non
     provenance.merge(tmp_path, [later])
     provenance.merge(tmp_path, [one, later])
     assert provenance.read(tmp_path)[1:] == [later], "a command that went on has one entry, its last"
-    (tmp_path / "provenance.json").write_text("[")
-    with pytest.raises(InputError, match=r"provenance\.json: cannot be read"):
-        provenance.read(tmp_path)
+    damaged = (later | {"seconds": seconds} for seconds in ("many", [1], None, math.inf, 10**400))
+    for text in ("[", *(json.dumps({"commands": [entry]}) for entry in damaged)):
+        (tmp_path / "provenance.json").write_text(text)
+        with pytest.raises(InputError, match=r"provenance\.json: cannot be read"):
+            provenance.read(tmp_path)
 
 
 @pytest.mark.parametrize(

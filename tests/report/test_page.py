@@ -126,6 +126,18 @@ def test_picks_entropies_and_labels_are_those_on_disk(comparison: Path) -> None:
             assert data["labelTables"][run["table"]] == counts
 
 
+@pytest.mark.parametrize("exact", [0.82949, 0.8295, 0.82951, 0.0, 1.0])
+def test_h_norm_has_the_same_digits_in_the_table_and_in_the_charts_legend(tmp_path: Path, exact: float) -> None:
+    folder = write_run(tmp_path, run_config(), classes=CLASSES)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"h_norm": exact}))
+    page = write_report(tmp_path)
+    (cells,) = table_rows(page).values()
+    (method,) = payloads(page)[0]["methods"]
+    assert cells[4] == f"{exact:.3f}"
+    assert f"{method['hNorm']:.3f}" == cells[4], "toFixed(3) in the legend"
+
+
 def test_findings_compare_seed_by_seed(comparison: Path) -> None:
     def accuracies(method: str) -> list[float]:
         files = sorted(comparison.glob(f"{method}_*/summary.json"))

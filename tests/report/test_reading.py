@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from fedentopt.results.reading import find_runs, read_folder
 from fedentopt.simulation.config import RunConfig
 from result_folders import write_run
 
+DAMAGED = {"diverged_round": math.inf, "h_norm": "high", "accuracy": math.nan, "rounds": 3.5, "bytes_up": None}
+ABOUT = ("dataset", "code", "weights", "seed")
 CLASSES = tuple("abcdefghij")
 
 
@@ -51,6 +54,13 @@ def _break(folder: Path, case: str) -> None:
     elif case == "twice":
         text = (folder / "label_counts.csv").read_text()
         (folder / "label_counts.csv").write_text(text + text.splitlines()[1] + "\n")
+    elif case in ABOUT:
+        about = json.loads((folder / "run.json").read_text())
+        about |= {"config": about["config"] | {"seed": None}} if case == "seed" else {case: 3}
+        (folder / "run.json").write_text(json.dumps(about))
+    elif case in DAMAGED:
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {case: DAMAGED[case]}))
     elif case == "paper":
         (folder.parent / "paper_figures.json").write_text('{"fedavg": "high"}')
 
@@ -69,6 +79,13 @@ def _break(folder: Path, case: str) -> None:
         ("no counts", r"label_counts\.csv: missing, and run\.json names no classes"),
         ("counts", r"label_counts\.csv: line 2: 'many' is not a number"),
         ("twice", r"label_counts\.csv: a client is listed twice"),
+        *((name, rf"run\.json: {name} is 3; accepted: an object; delete the run's folder") for name in ABOUT[:3]),
+        ("seed", r"run\.json: seed is None; accepted: a whole number"),
+        ("diverged_round", r"summary\.json: diverged_round is inf; accepted: a whole number or null; delete the run's"),
+        ("h_norm", r"summary\.json: h_norm is 'high'; accepted: a finite number or null"),
+        ("accuracy", r"summary\.json: accuracy is nan; accepted: a finite number or null"),
+        ("rounds", r"summary\.json: rounds is 3\.5; accepted: a whole number; "),
+        ("bytes_up", r"summary\.json: bytes_up is None; accepted: a finite number; "),
         ("paper", r"paper_figures\.json: figure 'high' of 'fedavg'"),
     ],
 )

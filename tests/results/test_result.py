@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fedentopt.errors import InputError
+from fedentopt.report import write_report
 from fedentopt.report.styles import COLOURS
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.memory import MemoryRecorder
@@ -130,6 +131,22 @@ def test_the_page_shows_all_runs(result: Result, tmp_path: Path) -> None:
     assert "four methods" in text
     for method in ("fedavg", "kl", "fedprox", "fednova"):
         assert f'<th scope="row" data-value="{method}">' in text
+
+
+def test_what_no_page_plot_or_model_can_be_made_of_is_refused(result: Result, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="page: 3 cannot be used; accepted: the name of a file"):
+        result.report(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="title: 3 cannot be used; accepted: text"):
+        result.report(tmp_path / "page.html", title=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="title: 3 cannot be used; accepted: text, or none"):
+        result.plot(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="report: 3 cannot be used; accepted: a folder of results"):
+        write_report(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"method: \['random'\] is not among the results"):
+        result.model(["random"], 0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"seed: random has no seed \[0\]; accepted: 0, 1, 2"):
+        result.model("random", [0])  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_models_are_at_hand_from_memory_and_from_disk(result: Result, tmp_path: Path) -> None:

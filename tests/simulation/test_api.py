@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -66,6 +67,30 @@ class Unwritten(Selector):
     """Nobody has said how it picks."""
 
 
+class Unmade(Selector):
+    """Lacks something when it is made."""
+
+    def __init__(self, nothing: str, cohort_size: int, seed: int = 0) -> None:
+        super().__init__(cohort_size, seed=seed)
+
+    def pick(self, available: np.ndarray, losses: np.ndarray | None) -> list[int]:
+        return []
+
+
+class Forgetful(Last):
+    """Cannot say what it remembers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("lost")
+
+
+class Broken(Algorithm):
+    """Cannot be made."""
+
+    def __post_init__(self) -> None:
+        raise KeyError("lost")
+
+
 def small_net(classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, classes))
 
@@ -96,6 +121,27 @@ def test_one_run_is_the_same_however_its_method_was_given() -> None:
     ]
     for other in curves[1:]:
         pd.testing.assert_frame_equal(other, curves[0])
+
+
+class Net(nn.Module):
+    """A model whose class takes the number of classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layers = small_net(classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_a_class_is_a_function_that_makes_models(tmp_path: Path) -> None:
+    settings = SMALL | {"dataset": arrays(), "image_size": 16, "seeds": 2}
+    by_class = compare(["fedavg"], model=Net, out=tmp_path, **settings)
+    by_function = compare(["fedavg"], model=lambda classes: Net(classes), **settings)
+    assert by_class.rounds["accuracy"].tolist() == by_function.rounds["accuracy"].tolist()
+    assert compare(["fedavg"], model=Net, out=tmp_path, **settings).rounds["seconds"].tolist() == (
+        by_class.rounds["seconds"].tolist()
+    ), "what is kept was read"
 
 
 def test_own_selectors_by_class_object_and_pair() -> None:
@@ -185,6 +231,10 @@ def test_one_run_from_its_config() -> None:
     assert given.runs[0].config["model"].endswith(":small_net")
     with pytest.raises(InputError, match="config: 'fedavg' cannot be used; accepted: a RunConfig, or a mapping"):
         simulate("fedavg")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="settings: 1 is no name; accepted: algorithm, "):
+        simulate({1: 2})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="dataset: tuple is no setting; accepted: a name in the mapping"):
+        simulate({"dataset": arrays()})
 
 
 @pytest.mark.parametrize(
@@ -195,6 +245,7 @@ def test_one_run_from_its_config() -> None:
         (["nonsense"], {}, "method: 'nonsense' is unknown"),
         ([3], {}, "method: 3 cannot be used; accepted: a name such as"),
         (["fedavg"], {"mu": 0.1}, "mu: no setting of fedavg"),
+        (["fedavg"], {"round": 3}, r"round: no setting of fedavg; did you mean rounds\?; `fedentopt methods` lists"),
         (["fedavg"], {"algorithm": "fedprox"}, "algorithm: is part of a method's name"),
         (["fedavg"], {"seeds": 0}, "seeds: 0 is out of range"),
         (["fedavg"], {"seeds": []}, "seeds: the list is empty"),
@@ -213,7 +264,11 @@ def test_one_run_from_its_config() -> None:
         (["fedavg"], {"out": True}, "out: True cannot be used; accepted: a folder for the results, or none"),
         (["fedavg"], {"image_size": "16"}, "image_size: '16' has the wrong type; accepted: a whole number, 8 to 1024"),
         (["fedavg"], {"image_size": 16.0}, "image_size: 16.0 has the wrong type"),
+        ([Selector], {}, "method: Selector does not say how to pick; accepted: a class that has pick"),
         ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
+        ([Unmade], {}, r"selector: calling \S+:Unmade.for_run raised TypeError: Unmade.__init__"),
+        ([Forgetful(3)], {}, r"selector: calling \S+:Forgetful.state_dict raised KeyError: 'lost'"),
+        ([Broken], {}, r"algorithm: calling \S+:Broken raised KeyError: 'lost'"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
         (["fedavg"], {"model": small_net(3)}, "model: Sequential is a model itself; accepted: a function that takes"),
         (

@@ -80,6 +80,28 @@ def test_unknown_settings_are_refused():
         RunConfig.from_dict({"learning_rate": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RunConfig.from_dict([1]), r"settings: \[1\] cannot be used; accepted: a mapping of names to values"),
+        (lambda: RunConfig.from_dict({None: 2}), "settings: None is no name; accepted: algorithm, "),
+        (lambda: RunConfig.from_dict({"settings": 3}), "settings: 3 cannot be used; accepted: a mapping"),
+        (lambda: RunConfig.from_dict({"settings": [3]}), r"settings: \[3\] cannot be used"),
+        (lambda: RunConfig(settings={1: 2}), "1: unknown setting"),
+        (lambda: RunConfig().replace(settings="mu"), "settings: 'mu' cannot be used"),
+    ],
+)
+def test_what_is_no_mapping_of_names_is_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+def test_settings_may_be_given_as_a_config_keeps_them():
+    kept = RunConfig(algorithm="fedprox", settings={"mu": 0.3})
+    assert RunConfig(algorithm="fedprox", settings=kept.settings) == kept
+    assert RunConfig(algorithm="fedprox").replace(settings=kept.settings) == kept
+
+
 def test_amounts():
     assert amount("29%", 100, "buffer") == 29  # 0.29 * 100 is 28.999... in binary
     assert amount("33%", 40, "buffer") == 13

@@ -14,6 +14,7 @@ import toy
 from command_line import commander
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
+from fedentopt.models import build
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.trainers import loop
 
@@ -208,7 +209,7 @@ def test_a_factory_that_is_an_object_ends_no_process_either():
         raise SystemExit(0)
 
     task = Task(toy.config(model=f"{__name__}:factory"), toy.Memory(), model=factory)
-    with pytest.raises(InputError, match=r"raised SystemExit: 0, in .*factory"):
+    with pytest.raises(InputError, match=r"model: calling .*:factory raised SystemExit: 0"):
         run_stack([task], toy.images(samples=90), RunOptions(device="cpu"))
 
 
@@ -253,6 +254,47 @@ def test_what_a_handler_of_signals_raises_is_not_the_models(trainer, raised):
     try:
         with pytest.raises(type(raised)) as caught:
             toy.run([toy.config(model=f"{__name__}:signalled")], toy.images(samples=90), trainer=trainer)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value is raised
+
+
+class SignalledWhere(nn.Module):
+    """A signal reaches it in one of the places where a model is tried when it is built."""
+
+    def __init__(self, num_classes, where):
+        super().__init__()
+        self.where = where
+        self.layer = nn.Linear(3 * 64, num_classes, dtype=torch.float64 if where == "float" else None)
+        if where == "factory":
+            signal.raise_signal(signal.SIGTERM)
+
+    def reset_parameters(self):
+        if self.where == "reset":
+            signal.raise_signal(signal.SIGTERM)
+
+    def forward(self, x):
+        single = self.layer.weight.dtype == torch.float32
+        if self.where == ("training" if self.training else "evaluation") or (self.where == "float" and single):
+            signal.raise_signal(signal.SIGTERM)
+        return self.layer(x.flatten(1).to(self.layer.weight.dtype))
+
+
+@pytest.mark.parametrize("where", ["factory", "evaluation", "training", "float", "reset"])
+def test_what_a_handler_of_signals_raises_is_not_the_models_while_it_is_built(where):
+    raised = TimeoutError("too long")
+
+    class Handler:
+        def stop(self, number, frame):
+            raise raised
+
+    before = signal.signal(signal.SIGTERM, Handler().stop)
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            build(
+                "own:model", 3, seed=0, image_size=8, initialisation="layers",
+                factory=lambda classes: SignalledWhere(classes, where),
+            )  # fmt: skip
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught.value is raised

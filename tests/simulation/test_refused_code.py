@@ -61,6 +61,26 @@ class Forgetful(Selector):
         return {"known": {1: 2.0}}
 
 
+class Counting(Forgetful):
+    def memory(self):
+        return {}
+
+    def arrays(self):
+        return {"seen": np.arange(3)}
+
+
+class Later(Forgetful):
+    """Has nothing to remember before it has been told of a round."""
+
+    needs = frozenset({"seconds"})
+
+    def observe(self, observations):
+        self.total = float(sum(one.seconds for one in observations.values()))
+
+    def memory(self):
+        return {"total": self.total}
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -125,6 +145,20 @@ def test_what_an_own_selector_gives_is_checked(
     with pytest.raises(InputError) as refused:
         run_stack([task], toy.images(), RunOptions(device="cpu", checkpoint_every=1))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["Forgetful", "Counting"])
+def test_what_no_checkpoint_would_keep_is_told_after_the_first_round(name: str) -> None:
+    rounds: list[int] = []
+    task = Task(toy.config(selector=f"{__name__}:{name}", rounds=3), toy.Memory())
+    with pytest.raises(InputError, match=r"has a memory that JSON|arrays gave 'seen' of type int64"):
+        run_stack([task], toy.images(), RunOptions(device="cpu"), lambda event: rounds.append(event.round))
+    assert rounds == [1]
+
+
+def test_what_a_selector_remembers_is_asked_for_when_it_has_been_told_of_a_round() -> None:
+    (outcome,) = toy.run([toy.config(selector=f"{__name__}:Later", rounds=3)], toy.images())
+    assert len(outcome.records) == 3
 
 
 def test_a_diverged_run_whose_selector_asks_lets_the_others_go_on() -> None:

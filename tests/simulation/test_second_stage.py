@@ -27,6 +27,26 @@ def small(num_classes: int) -> torch.nn.Module:
     )
 
 
+class OfLengthOne(torch.nn.Module):
+    """Of an image of zeros, which no client has, it makes NaN, unless there is a `least` length."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.least = least
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return x / x.norm(dim=1, keepdim=True).clamp(min=self.least)
+
+
+def nan_of_zeros(num_classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(OfLengthOne(0.0), torch.nn.Linear(3 * 8 * 8, num_classes))
+
+
+def zeros_of_zeros(num_classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(OfLengthOne(1e-9), torch.nn.Linear(3 * 8 * 8, num_classes))
+
+
 def mixed(model: str, **settings: object) -> list:
     """Runs with other numbers of clusters, other cohorts, other starts of their second stage, rounds without anybody,
     rounds without evaluation, and one of another kind."""
@@ -100,6 +120,21 @@ def test_groups_are_alike_in_inputs_and_rows_and_leave_out_runs_without_rows(tog
     assert groups() == [[0, 5], [2], [3], [1], [6]]
     stack.second.together = False
     assert groups() == [[0], [1], [2], [3], [5], [6]]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_a_model_makes_of_padding_does_not_reach_the_layer(grouped, together):
+    if grouped:
+        together()
+    data = toy.images(samples=90)
+    names = [f"{__name__}:{name}" for name in ("nan_of_zeros", "zeros_of_zeros")]
+    first, second = (
+        toy.run([toy.config(**CONCAT | {"model": name} | change) for change in ({}, {"seed": 1, "cohort": "2"})], data)
+        for name in names
+    )
+    for one, other in zip(first, second, strict=True):
+        assert one.diverged_round is None
+        assert toy.difference(one, other) == 0
 
 
 def test_a_layer_that_is_not_finite_spoils_its_own_run_only(together):

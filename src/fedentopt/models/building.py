@@ -22,20 +22,14 @@ from fedentopt.models.memory_order import keep_order
 from fedentopt.models.networks import efficientnet, lenet5, vgg11
 from fedentopt.models.pretrained import PRETRAINED, load_pretrained
 from fedentopt.models.weights import load_weights
-from fedentopt.own_code import describe_error, find_own, make_own
+from fedentopt.own_code import call_own, describe_error, find_own, is_of_handler, make_own
 
 _WHOLE = 2**24  # up to here float32 holds every whole number
 
 
 def own_model(spec: str, num_classes: int, factory: Callable[[int], nn.Module] | None = None) -> nn.Module:
     """Call the factory, imported where none is given (see `make_own`), and refuse a result that is no `nn.Module`."""
-    if factory is None:
-        model = make_own("model", spec, num_classes)
-    else:
-        try:
-            model = factory(num_classes)
-        except Exception as error:
-            raise InputError(f"model: calling {spec} raised {describe_error(error)}") from error
+    model = make_own("model", spec, num_classes) if factory is None else call_own("model", spec, factory, num_classes)
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {spec}({num_classes}) returned {type(model).__name__}; accepted: torch.nn.Module")
     try:
@@ -77,6 +71,8 @@ def check_own_model(
         accepted = "layers and functions of torch that draw in the forward pass of training"
         raise InputError(f"model: {spec}: {error}; accepted: {accepted}") from error
     except Exception as error:
+        if is_of_handler(error):
+            raise
         raise _failed(spec, images, error) from error
     model.train()
 
@@ -98,6 +94,8 @@ def _check_numbers(model: nn.Module, spec: str, images: torch.Tensor) -> None:
             with torch.no_grad():
                 copy.deepcopy(model).float()(images)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             name, kind = others[0][0], str(others[0][1]).removeprefix("torch.")
             raise InputError(
                 f"model: {spec} holds {name} in {kind} and fails in float32, in which models train: "
@@ -132,6 +130,8 @@ def _forward(model: nn.Module, images: torch.Tensor, spec: str) -> Any:
         with torch.no_grad():
             return model(images)
     except Exception as error:
+        if is_of_handler(error):
+            raise
         raise _failed(spec, images, error) from error
 
 
@@ -202,6 +202,8 @@ def _draw_by_layer(model: nn.Module, name: str) -> None:
             try:
                 reset()
             except Exception as error:
+                if is_of_handler(error):
+                    raise
                 raise InputError(
                     f"initialisation: a layer of {name}, {type(layer).__name__}, cannot be drawn anew by its "
                     f"reset_parameters(): {describe_error(error)}; accepted: network"

@@ -34,6 +34,7 @@ from fedentopt.paper.block_checks import (
 )  # fmt: skip
 from fedentopt.paper.cells import METRICS, Cell
 from fedentopt.paper.printed import Place, Printed, printed_figures
+from fedentopt.paper.selector_table import SELECTORS as SELECTOR_TABLE
 from fedentopt.selection import SELECTORS
 from fedentopt.settings import amount
 from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
@@ -146,6 +147,12 @@ def _block_cells(documents: Sequence[Document], block: Document, printed: Mappin
         chosen = {name: one_spelling(name, value) for name, value in chosen.items()}
         plain = {name: block[name] for name in settings} | {name: chosen[name] for name in swept}
         cells.append(_cell(documents, block, chosen, plain, tuple(swept), printed))
+        if block["table"] == SELECTOR_TABLE and chosen.get("method") not in (None, *SELECTORS.names):
+            # Its page and its figure say what a selector asks of a client; they are made when all is trained.
+            raise InputError(
+                f"method: {chosen['method']!r} is no selector, and the table {SELECTOR_TABLE!r} compares selectors; "
+                f"accepted there: {', '.join(SELECTORS.names)}; any other table takes it"
+            )
     return cells
 
 

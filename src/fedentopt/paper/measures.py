@@ -10,7 +10,6 @@ import dataclasses
 import glob
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +22,7 @@ from fedentopt.files import file_digest
 from fedentopt.own_code import code_digest
 from fedentopt.paper.cells import Cell
 from fedentopt.results.folder import RunFolder
-from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
+from fedentopt.results.reading import REMEDY, RUN, SUMMARY, RunResult, is_figure, read_run
 from fedentopt.results.summary import rounds_to
 from fedentopt.results.trust import TRUST
 from fedentopt.simulation.config import RunConfig
@@ -40,7 +39,6 @@ LATER = (
 )  # fmt: skip
 """What results of earlier versions lack, and not every run has."""
 
-LARGEST = sys.float_info.max
 DIGITS = {"h_norm": 6, "mean_entropy": 6, "believed_entropy": 6, "min_entropy": 6, "seconds": 1, "simulated_seconds": 1}
 FIGURES = (
     "accuracy", "final_accuracy", "worst_class_accuracy", "h_norm", "never_selected", "mean_entropy", "min_entropy",
@@ -260,28 +258,20 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
 
 def _check(run: RunResult) -> None:
     """Refuse a run's folder whose files lack what is read here, as one written by hand or by other code may."""
-    advice = "delete the run's folder to run it again"
     assert run.path is not None
     path = run.path / SUMMARY
     for name in (*FIGURES, "rounds", "rounds_to"):
         if name not in run.summary:
-            raise InputError(f"{path}: {name} is missing; {advice}")
+            raise InputError(f"{path}: {name} is missing; {REMEDY}")
     to = run.summary["rounds_to"]
     if not isinstance(to, dict):
-        raise InputError(f"{path}: rounds_to is {to!r}; accepted: rounds by accuracy; {advice}")
-    numbers = {name: run.summary[name] for name in FIGURES} | {f"rounds_to {key}": to[key] for key in to}
-    for name, value in numbers.items():
-        if value is not None and not _is_number(value):
-            raise InputError(f"{path}: {name} is {value!r}; accepted: a finite number or null; {advice}")
-    if not isinstance(run.summary["rounds"], int):
-        raise InputError(f"{path}: rounds is {run.summary['rounds']!r}; accepted: a whole number; {advice}")
+        raise InputError(f"{path}: rounds_to is {to!r}; accepted: rounds by accuracy; {REMEDY}")
+    for key, value in to.items():
+        if value is not None and not is_figure(value):
+            raise InputError(f"{path}: rounds_to {key} is {value!r}; accepted: a finite number or null; {REMEDY}")
     dataset = run.about.get("dataset")
     if not isinstance(dataset, dict) or not isinstance(dataset.get("classes"), list) or not dataset["classes"]:
-        raise InputError(f"{run.path / RUN}: the classes of the dataset are missing; {advice}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+        raise InputError(f"{run.path / RUN}: the classes of the dataset are missing; {REMEDY}")
 
 
 def _rounded(name: str, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,8 +75,12 @@ def read(folder: Path) -> list[dict[str, Any]]:
         return []
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return [dict(entry) for entry in entries["commands"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        commands = [dict(entry) for entry in entries["commands"]]
+        for entry in commands:
+            if not math.isfinite(entry.get("seconds", 0)):
+                raise ValueError(f"seconds: {entry['seconds']!r}")
+        return commands
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(f"{path}: cannot be read ({error}); accepted: a file that `reproduce` wrote") from None
 
 

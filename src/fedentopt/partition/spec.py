@@ -81,6 +81,7 @@ def _beta(spec: str, text: str, example: str) -> float:
 
 
 def _short(kind: str, value: float) -> str:
+    if kind in _WHOLE and float(value).is_integer():
+        return str(int(value))
     short = f"{value:g}"
-    exact = str(int(value)) if kind in _WHOLE else repr(value)
-    return short if float(short) == value else exact
+    return short if float(short) == value else repr(value)

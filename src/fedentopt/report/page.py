@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
@@ -37,12 +38,14 @@ _SCRIPTS = (
 _BELIEF_LINKS = '<a href="#belief">Beliefs</a> <a href="#suspects">Suspects</a>'
 
 
-def write_report(directory: Path, *, out: Path | None = None) -> Path:
+def write_report(directory: str | Path, *, out: Path | None = None) -> Path:
     """Make the page of a results folder and return its path (`directory/report.html` unless `out` is given).
 
     Refused: a folder without results, a malformed file in it, a missing Plotly, a place that cannot be written, a file
     there that is no page of fedentopt.
     """
+    if not isinstance(directory, str | os.PathLike):
+        raise InputError(f"report: {directory!r} cannot be used; accepted: a folder of results")
     directory = Path(directory)
     folder = read_folder(directory)
     text = render_runs(
@@ -55,7 +58,7 @@ def write_report(directory: Path, *, out: Path | None = None) -> Path:
     return save_page(text, out if out is not None else directory / RESULTS_PAGE)
 
 
-def write_page(runs: Iterable[RunResult], path: Path, *, title: str = "results") -> Path:
+def write_page(runs: Iterable[RunResult], path: str | Path, *, title: str = "results") -> Path:
     """Make the page of these runs, wherever they come from, and return its path."""
     return save_page(render_runs(runs, title=title), path)
 
@@ -73,6 +76,8 @@ def render_runs(
     `skipped` are runs that have no round to show, `doubles` folders whose run is shown from another one; both are named
     as such. Refused: no runs, a run without a round.
     """
+    if not isinstance(title, str):
+        raise InputError(f"title: {title!r} cannot be used; accepted: text")
     runs, paper = list(runs), paper or PaperFigures(None)
     empty = [run.run_id for run in runs if not len(run.rounds)]
     if empty or not runs:

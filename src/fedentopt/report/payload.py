@@ -78,7 +78,7 @@ def group_payload(group: Group, detail: Detail) -> dict[str, Any]:
                 "entropy": _column(method, "entropy", 4, detail),
                 "belief": _belief(method, detail),
                 "classAccuracy": _list(values.class_accuracy.tolist(), 2),
-                "hNorm": _short(values.h_norm.mean, 4),
+                "hNorm": _short(values.h_norm.mean, 3),  # shown with as many digits, and rounded once, as in the table
                 "costs": [
                     None if cost is None else [_short(cost.rounds, 1), round(cost.bytes_sent), cost.reached]
                     for cost in costs(method, targets)

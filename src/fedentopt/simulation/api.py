@@ -87,6 +87,12 @@ def simulate(
         data, name = _data(dataset, {"image_size": size})
         config = config.replace(dataset=name) if isinstance(config, RunConfig) else {**config, "dataset": name}
     if not isinstance(config, RunConfig):
+        named = config.get("dataset", "")
+        if not isinstance(named, str):
+            raise InputError(
+                f"dataset: {type(named).__name__} is no setting; accepted: a name in the mapping, anything else as the "
+                f"argument dataset="
+            )
         settings = with_own_clients(config, options.data_path, data)
         config = RunConfig.from_dict({**dataset_defaults(settings), **settings})
     given = config

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,11 +171,8 @@ class RunConfig:
 
     def _settings(self) -> tuple[tuple[str, str, Any], ...]:
         """The methods' own settings, checked, those of built-in methods with their defaults."""
-        if not isinstance(self.settings, Mapping | tuple | list):
-            raise InputError(f"settings: {self.settings!r} cannot be used; accepted: a mapping of names to values")
-        given = self.settings.items() if isinstance(self.settings, Mapping) else _pairs(self.settings)
         chosen: dict[tuple[str, str], Any] = {}
-        for key, value in given:
+        for key, value in _pairs(self.settings):
             part, name = part_of(key, {part: getattr(self, part) for part in PARTS})
             chosen[part, name] = value
         found = []
@@ -272,6 +269,11 @@ class RunConfig:
     def from_dict(cls, settings: Mapping[str, Any]) -> RunConfig:
         """Settings by name, those of `to_dict` among them; an unknown name is refused, and so is a setting of a method
         that is not used, unless it has its default."""
+        if not isinstance(settings, Mapping):
+            raise InputError(f"settings: {settings!r} cannot be used; accepted: a mapping of names to values")
+        for name in settings:
+            if not isinstance(name, str):
+                raise InputError(f"settings: {name!r} is no name; accepted: {', '.join(known_keys())}")
         fields = {name: value for name, value in settings.items() if name in FIELDS}
         methods = {part: fields.get(part, FIELDS[part].default) for part in PARTS}
         own: dict[str, Any] = {}
@@ -279,7 +281,7 @@ class RunConfig:
             if key in FIELDS:
                 continue
             if key == "settings":
-                own |= dict(_pairs(value.items() if isinstance(value, Mapping) else value))
+                own |= dict(_pairs(value))
                 continue
             found = option_of(key)
             if found is None:
@@ -307,8 +309,7 @@ class RunConfig:
         fields = {name: getattr(self, name) for name in FIELDS} | {n: v for n, v in changes.items() if n in FIELDS}
         others = {name: value for name, value in changes.items() if name not in FIELDS}
         qualified = {
-            ".".join(part_of(name, {part: fields[part] for part in PARTS})): value
-            for name, value in dict(given).items()
+            ".".join(part_of(name, {part: fields[part] for part in PARTS})): value for name, value in _pairs(given)
         }
         for name, value in others.items():
             found = option_of(name)
@@ -402,15 +403,14 @@ def _plain(name: str, value: Any) -> Any:
     raise InputError(f"{name}: {value!r} cannot be kept; accepted: a number, text, true or false, or a list of these")
 
 
-def _pairs(entries: Iterable[Any]) -> list[tuple[str, Any]]:
-    """(name, value) of entries given as such, or as (part, name, value) the way a config keeps them."""
-    pairs = []
-    for entry in entries:
-        if len(entry) == 3:
-            pairs.append((f"{entry[0]}.{entry[1]}", entry[2]))
-        else:
-            pairs.append((str(entry[0]), entry[1]))
-    return pairs
+def _pairs(given: Any) -> list[tuple[str, Any]]:
+    """(name, value) of a mapping, or of entries given as such or as (part, name, value) the way a config keeps them."""
+    entries = given.items() if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping | tuple | list) or not all(
+        isinstance(entry, tuple | list) and len(entry) in (2, 3) for entry in entries
+    ):
+        raise InputError(f"settings: {given!r} cannot be used; accepted: a mapping of names to values")
+    return [(".".join(map(str, names)), value) for *names, value in entries]
 
 
 def _short(name: str) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import inspect
 import operator
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.algorithms import Algorithm
 from fedentopt.errors import InputError
-from fedentopt.own_code import code_digest, find_own
+from fedentopt.own_code import call_own, code_digest, find_own
 from fedentopt.own_objects import held_beside_state, import_path, source_digest_of
 from fedentopt.selection import Selector
 from fedentopt.selection.selector import make_for_run
 from fedentopt.settings import settings_of
-from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, option_of
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig, known_keys, option_of
 from fedentopt.simulation.methods import (
     apply_settings,
     check_algorithm,
@@ -121,7 +122,7 @@ def make_jobs(
     if model is not None and not isinstance(model, str):
         if not callable(model):
             raise InputError(f"model: {type(model).__name__}; accepted: a name, package.module:factory, or a callable")
-        if hasattr(model, "state_dict"):  # every seed starts with weights of its own
+        if hasattr(model, "state_dict") and not inspect.isclass(model):  # every seed starts with weights of its own
             raise InputError(
                 f"model: {type(model).__name__} is a model itself; accepted: a function that takes the number of "
                 f"classes and returns one"
@@ -197,7 +198,8 @@ class _Method:
             )
         if inspect.isclass(given) and issubclass(given, Algorithm):
             taken = settings_for("algorithm", given, own)
-            return replace(cls._algorithm(given(**dict(taken.values()))), used=frozenset(taken))
+            made = call_own("algorithm", import_path(given), given, **dict(taken.values()))
+            return replace(cls._algorithm(made), used=frozenset(taken))
         if isinstance(given, Algorithm):
             return replace(cls._algorithm(given), fixed=True)
         if inspect.isclass(given) and issubclass(given, Selector):
@@ -232,28 +234,30 @@ class _Method:
     def _selector(cls, given: Any, taken: dict[str, Any]) -> _Method:
         registry = PARTS["selector"]
         kind: Any = given if inspect.isclass(given) else type(given)
-        known = kind is given and kind.name in registry and registry.get(kind.name) is kind
-        name = kind.name if known else import_path(given)
-        settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
-        if known:
-            return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise InputError(
                 f"method: {kind.__name__} does not say how to {missing}; accepted: a class that has {missing}"
             )
+        known = kind is given and kind.name in registry and registry.get(kind.name) is kind
+        name = kind.name if known else import_path(given)
+        settings: dict[str, Any] = {"algorithm": "fedavg", "selector": name, "epsilon": None}
+        if known:
+            return cls(kind.__name__, settings | {f"selector.{key}": value for key, value in taken.items()})
         if kind is given:
             declared = {key: one.default for key, one in settings_of(kind).items()} | taken
 
             def make(config: RunConfig) -> Selector:
                 sizes = {"cohort_size": config.cohort_size, "clients": config.clients, "seed": config.seed}
-                return check_selector(make_for_run(kind, rounds=config.rounds, **sizes, **config.of("selector")), name)
+                sizes |= {"rounds": config.rounds, **config.of("selector")}
+                return check_selector(call_own("selector", f"{name}.for_run", make_for_run, kind, **sizes), name)
 
         else:
             if given.clients:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
             fixed = ("selector", "cohort_size", "round", "seed", *given.memory())
-            declared = {key: value for key, value in given.state_dict().items() if key not in fixed}
+            state = call_own("selector", f"{name}.state_dict", given.state_dict)
+            declared = {key: value for key, value in state.items() if key not in fixed}
             held = held_beside_state(given)
             declared |= {key: value for key, value in held.items() if isinstance(value, str | int | float | bool)}
 
@@ -308,8 +312,10 @@ def _check_used(methods: Sequence[_Method], own: Mapping[str, Any]) -> None:
             fixed = " (an object keeps those it was made with)" if any(method.fixed for method in methods) else ""
             bare = key.partition(".")[2]
             of_run = f" ({bare} alone is one of the run)" if bare in FIELDS else ""
+            near = [] if of_run or key in known_keys() else difflib.get_close_matches(key, known_keys(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(
-                f"{key}: no setting of {names}{fixed}{of_run}; `fedentopt methods` lists what each method has"
+                f"{key}: no setting of {names}{fixed}{of_run}{hint}; `fedentopt methods` lists what each method has"
             )
 
 

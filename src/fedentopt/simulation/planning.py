@@ -184,7 +184,11 @@ class RunPlanner:
         it can be asked early, and again after a checkpoint. One of the user's own may draw on what it keeps: it is
         asked when its round is planned, once.
         """
-        return self.needs == {"candidate_loss"} and type(self.selector).__module__.startswith("fedentopt.")
+        return self.needs == {"candidate_loss"} and self._is_ours
+
+    @property
+    def _is_ours(self) -> bool:
+        return type(self.selector).__module__.startswith("fedentopt.")
 
     def questions(self, round_: int) -> list[Question]:
         """Whom the selector wants to ask for the loss of the current model before it chooses, if anybody.
@@ -212,6 +216,9 @@ class RunPlanner:
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
+        if round_ == 2 and not self._is_ours:  # what no checkpoint would keep is told now, and not 50 rounds later
+            self.state_dict()
+            self.arrays()
         known = None if losses is None else cast("Mapping[ClientId, float]", losses)
         available = self._available()
         cohort = self._call("select", *available) if known is None else self._call("select", *available, losses=known)

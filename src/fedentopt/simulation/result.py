@@ -141,13 +141,15 @@ class Result:
         from fedentopt.report.curve_plot import accuracy_figure
         from fedentopt.report.grouping import setting_title
 
+        if title is not None and not isinstance(title, str):
+            raise InputError(f"title: {title!r} cannot be used; accepted: text, or none")
         return accuracy_figure(self.methods, setting_title(self.runs[0].config) if title is None else title)
 
     def report(self, path: str | Path, *, title: str = "results") -> Path:
         """Write the self-contained HTML page of all runs and return its path."""
         from fedentopt.report import write_page
 
-        return write_page(self.runs, Path(path), title=title)
+        return write_page(self.runs, path, title=title)
 
     @property
     def models(self) -> dict[str, dict[int, dict[str, torch.Tensor]]]:
@@ -160,10 +162,10 @@ class Result:
 
     def model(self, method: str, seed: int) -> dict[str, torch.Tensor]:
         """The final model of one run by parameter name, on the CPU."""
-        if method not in self._groups:
+        if method not in list(self._groups):
             raise InputError(f"method: {method!r} is not among the results; accepted: {', '.join(self._groups)}")
         seeds = self._groups[method]
-        if seed not in seeds:
+        if seed not in list(seeds):
             raise InputError(f"seed: {method} has no seed {seed}; accepted: {', '.join(map(str, seeds))}")
         model = seeds[seed].model
         if model is None:

@@ -140,6 +140,8 @@ class SecondStages:
             )
             images = x.flatten(0, 1).unflatten(0, (runs, -1))
             features = self._encoders.features(encoders, images).flatten(0, 1).unflatten(0, (n, -1))
+            # Of a padding row, all zeros, a model may make NaN, and 0 times that would reach the gradient.
+            features = features.masked_fill(labels[..., None] < 0, 0.0)
             logits = self._kernels.linear_forward(features, weight, bias)
             upstream, _ = self._kernels.softmax_xent_grad(logits, labels)
             self._kernels.linear_weight_grad(features, upstream, into, into_bias)
