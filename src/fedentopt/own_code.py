@@ -76,6 +76,11 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def is_ours(thing: object) -> bool:
+    """Whether something is of a class of this package; one that a user has registered under a name is not."""
+    return type(thing).__module__.partition(".")[0] == "fedentopt"
+
+
 def is_of_handler(error: BaseException) -> bool:
     """Whether a handler of signals raised an exception, as in a script that ends on SIGTERM or after some time, and own
     code was only what it interrupted. Python hands such a function the very frame that stands above it."""

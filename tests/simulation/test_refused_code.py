@@ -12,7 +12,7 @@ import torch
 import toy
 from fedentopt.algorithms import Algorithm, LocalTerms, Mixing
 from fedentopt.errors import InputError
-from fedentopt.selection import Candidates, Census, Selector
+from fedentopt.selection import SELECTORS, Candidates, Census, Selector, selector
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 
 
@@ -159,6 +159,24 @@ def test_what_no_checkpoint_would_keep_is_told_after_the_first_round(name: str) 
 def test_what_a_selector_remembers_is_asked_for_when_it_has_been_told_of_a_round() -> None:
     (outcome,) = toy.run([toy.config(selector=f"{__name__}:Later", rounds=3)], toy.images())
     assert len(outcome.records) == 3
+
+
+def test_an_own_selector_that_is_registered_is_still_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets copies, and what it raises is one line, as with one that is named by its import path."""
+
+    class Named(Keeping):
+        pass
+
+    monkeypatch.setattr(SELECTORS, "_classes", dict(SELECTORS._classes))
+    selector("named", label="Named")(Named)
+    data, config = toy.images(90), toy.config(selector="named", partition="dir:0.2", rounds=3)
+    (plain,) = toy.run([config], data)
+    monkeypatch.setattr(Careless, "hook", "register")
+    (changed,) = toy.run([config], data)
+    assert [record.entropy for record in changed.records] == [record.entropy for record in plain.records]
+    monkeypatch.setattr(Named, "pick", lambda self, available, losses: 1 // 0)
+    with pytest.raises(InputError, match="selector: 'named': select raised ZeroDivisionError"):
+        toy.run([config], data)
 
 
 def test_a_diverged_run_whose_selector_asks_lets_the_others_go_on() -> None:

@@ -27,7 +27,7 @@ from fedentopt.algorithms import (
     overrides,
 )
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error, is_of_handler
+from fedentopt.own_code import describe_error, is_of_handler, is_ours
 
 PLAIN = LocalTerms()
 
@@ -39,7 +39,7 @@ class Hooks:
 
     def __init__(self, algorithm: Algorithm, name: str, padding: torch.Tensor | None = None) -> None:
         self.algorithm, self.name, self._padding = algorithm, name, padding
-        self.own = name not in ALGORITHMS or not _is_ours(algorithm)  # a user may have registered one, too
+        self.own = name not in ALGORITHMS or not is_ours(algorithm)  # a user may have registered one, too
         has = {
             hook
             for hook in ("push", "absorb", "step", "evaluated", "local_loss", "judge", "mix", "local_terms")
@@ -204,7 +204,3 @@ class Hooks:
         text = " ".join(str(given).split())
         shown = text if len(text) < 80 else f"{text[:77]}..."
         return InputError(f"algorithm: {self.name!r}: {hook} gave {shown}; accepted: {accepted}")
-
-
-def _is_ours(algorithm: Algorithm) -> bool:
-    return type(algorithm).__module__.partition(".")[0] == "fedentopt"

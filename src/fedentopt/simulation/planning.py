@@ -14,12 +14,12 @@ import numpy as np
 
 from fedentopt.audit import Audit, Recall
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error, is_of_handler
+from fedentopt.own_code import describe_error, is_of_handler, is_ours
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key, mix64
-from fedentopt.selection import SELECTORS, Candidates, Census, ClientId, Cohort, Observation, Selector
+from fedentopt.selection import Candidates, Census, ClientId, Cohort, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
@@ -144,7 +144,7 @@ class RunPlanner:
         self.needs = self._told | {"head"} if self.watch.reads_heads else self._told
         self._selecting = 0.0  # seconds that the selector took since the last plan
         # One of the user's own may keep what it is given, and change it.
-        given = reports if config.selector in SELECTORS else reports.copy()
+        given = reports if is_ours(self.selector) else reports.copy()
         self._call("register", given, noisy=config.epsilon is not None)
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
@@ -184,11 +184,7 @@ class RunPlanner:
         it can be asked early, and again after a checkpoint. One of the user's own may draw on what it keeps: it is
         asked when its round is planned, once.
         """
-        return self.needs == {"candidate_loss"} and self._is_ours
-
-    @property
-    def _is_ours(self) -> bool:
-        return type(self.selector).__module__.startswith("fedentopt.")
+        return self.needs == {"candidate_loss"} and is_ours(self.selector)
 
     def questions(self, round_: int) -> list[Question]:
         """Whom the selector wants to ask for the loss of the current model before it chooses, if anybody.
@@ -216,7 +212,7 @@ class RunPlanner:
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
         config = self.config
-        if round_ == 2 and not self._is_ours:  # what no checkpoint would keep is told now, and not 50 rounds later
+        if round_ == 2 and not is_ours(self.selector):  # what no checkpoint would keep is told now, not at the first
             self.state_dict()
             self.arrays()
         known = None if losses is None else cast("Mapping[ClientId, float]", losses)
@@ -430,7 +426,7 @@ class RunPlanner:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            if self.config.selector in SELECTORS or is_of_handler(error):
+            if is_ours(self.selector) or is_of_handler(error):
                 raise
             raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
         finally:
