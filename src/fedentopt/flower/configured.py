@@ -47,7 +47,7 @@ def strategy_from(run_config: UserConfig, prefix: str = PREFIX, **options: Any) 
 
     An unknown key, and a value that is not accepted, is refused by name.
     """
-    told: dict[str, Any] = {
+    told = {
         name.removeprefix(prefix).replace("-", "_"): value
         for name, value in run_config.items()
         if name.startswith(prefix)

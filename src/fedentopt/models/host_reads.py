@@ -1,9 +1,7 @@
 """Whether numbers of a model's forward reach Python: `if x.max() > 1`, or a shape that depends on them (`x[x > 0]`).
 
-On a GPU the host waits there, also where a mask says which rows of a tensor take another's values.
-
 A step of such a model cannot be captured in a CUDA graph and replayed: what Python has made of the numbers of one batch
-would be done to all.
+would be done to all. So it is where a mask says which rows of a tensor take another's values: a GPU counts them first.
 """
 
 from __future__ import annotations
