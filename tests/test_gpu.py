@@ -189,13 +189,8 @@ def canonical(made, models):
     return made.layout.to_canonical(models)
 
 
-@pytest.fixture
-def stacks_norms(monkeypatch):
-    monkeypatch.setattr("fedentopt.simulation.trainers.wide_blocks.STACKS_NORMS", True)
-
-
 @pytest.mark.parametrize("form", [WideForm(), EVERY], ids=["plain", "every"])
-def test_batch_norm_in_stacks(exact, stacks_norms, form, monkeypatch):
+def test_batch_norm_in_stacks(exact, form, monkeypatch):
     """Uneven clients, lone values among their batches: models, running statistics and losses of the loop trainer."""
     count_as_large(monkeypatch)
     monkeypatch.setattr(triton_room, "form_for", lambda device: form)
@@ -215,12 +210,12 @@ def test_batch_norm_in_stacks(exact, stacks_norms, form, monkeypatch):
     torch.testing.assert_close(*logits, atol=1e-2, rtol=1e-2)
 
 
-def test_second_stages_of_batch_norm_in_stacks(stacks_norms):
+def test_second_stages_of_batch_norm_in_stacks():
     compare(concat_runs("toy:wide_normed"), toy.images(samples=120, size=4), 1e-3, trainer="stacked")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_same_bits_of_batch_norm_in_any_stack(stacks_norms, precision):
+def test_same_bits_of_batch_norm_in_any_stack(precision):
     data = toy.images(samples=600, size=32, classes=10)
     common = SHORT | {"model": "vgg11-bn", "precision": precision, "batch_size": 64}
     config, said = toy.config(**common, algorithm="scaffold"), []
@@ -257,7 +252,7 @@ def test_losses_of_training(exact, name, trainer):
 
 
 @pytest.mark.parametrize(("name", "trainer"), [*NETS, NORMED])
-def test_losses_never_make_the_host_wait(exact, stacks_norms, name, trainer):
+def test_losses_never_make_the_host_wait(exact, name, trainer):
     made = world(name, trainer, CUDA)
     work = made.work(clients(9), wants_losses=True)
     for _ in range(2):  # kernels are compiled and steps captured
@@ -271,7 +266,7 @@ def test_losses_never_make_the_host_wait(exact, stacks_norms, name, trainer):
 
 
 @pytest.mark.parametrize(("name", "trainer"), [*NETS, NORMED])
-def test_questions_never_make_the_host_wait(exact, stacks_norms, name, trainer):
+def test_questions_never_make_the_host_wait(exact, name, trainer):
     made = world(name, trainer, CUDA)
     own = [np.arange(30), np.arange(50, 61), np.zeros(0, dtype=np.int64), np.arange(70, 90)]
     before = made.trainer.mean_losses(made.starts, [2, 0, 1, 2], own).read()  # kernels are compiled
@@ -296,7 +291,7 @@ def test_losses_of_a_stack_in_parts(exact, trainer):
 
 
 @pytest.mark.parametrize(("name", "trainer"), [*NETS, NORMED])
-def test_mean_losses(exact, stacks_norms, name, trainer):
+def test_mean_losses(exact, name, trainer):
     gpu, cpu = world(name, trainer, CUDA), world(name, "loop")
     rng = np.random.default_rng(0)
     own = [rng.permutation(120)[: int(size)] for size in rng.integers(1, 120, 40)] + [np.zeros(0, dtype=np.int64)]
@@ -731,7 +726,7 @@ def test_same_bits_of_a_client_beside_any_number(name, exact, form, monkeypatch)
         *itertools.product(["toy:wide_normed"], ["every"], ["fp32", "bf16"]),
     ],
 )
-def test_nothing_of_a_round_is_left_for_the_next(stacks_norms, name, form, precision, monkeypatch):
+def test_nothing_of_a_round_is_left_for_the_next(name, form, precision, monkeypatch):
     """Captured with stale memory, replayed after other clients, with momentum and weights of all kinds left."""
     count_as_large(monkeypatch)
     bf16 = precision == "bf16"

@@ -237,7 +237,6 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
 
     batch = STEPS[name]
     monkeypatch.setattr("fedentopt.simulation.triton.wide_pooled.NARROWEST", 2)
-    monkeypatch.setattr("fedentopt.simulation.trainers.wide_blocks.STACKS_NORMS", True)
     make, size, _ = MODELS[name]
     models = [make() for _ in range(3)]
     layout, blocks = FlatLayout(models[0], channels_last=True), wide_blocks(models[0], size)

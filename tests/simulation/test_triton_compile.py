@@ -93,7 +93,6 @@ MANY_CHANNELS = """
 from torch import nn
 from fedentopt.models.keyed_dropout import key_dropout
 from fedentopt.simulation.layout import FlatLayout
-from fedentopt.simulation.trainers import wide_blocks as wide_blocks_room
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
 from fedentopt.simulation.triton import EVERY, WideForm, wide_forms, wide_update
@@ -140,7 +139,6 @@ rows, x = zeros(n, layout.width), zeros(n, 64, 3, 16, 16)
 for bf16 in (False, True):
     net = WideNet(wide_blocks(deep, 16), layout, TritonKernels(bf16=bf16, form=form))
     net.step(rows, rows.clone(), x, labels, None, None)
-wide_blocks_room.STACKS_NORMS = True
 normed = nn.Sequential(
     nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 48, 3, padding=1),
     nn.BatchNorm2d(48), nn.ReLU(), nn.Flatten(), nn.Linear(48 * 16, 10),
@@ -248,7 +246,6 @@ import toy  # noqa: F401  (its models by name)
 from fedentopt.models import build
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer, stacked
-from fedentopt.simulation.trainers import wide_blocks as wide_blocks_room
 from fedentopt.simulation.triton import EVERY, WideForm, ahead, wide_update
 from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
@@ -286,7 +283,6 @@ usual, every = forms
 for name, form, bf16 in (("lenet5", usual, False), ("lenet5", usual, True), ("toy:wide", usual, False),
                          ("toy:wide", every, False), ("toy:wide", every, True), ("toy:dropping", every, False),
                          ("toy:wide_normed", usual, False), ("toy:wide_normed", every, True)):
-    wide_blocks_room.STACKS_NORMS = name == "toy:wide_normed"
     made = straight_line.world(name, "loop")
     module = build(name, straight_line.CLASSES, seed=5, image_size=straight_line.SIZES.get(name, 8))
     made.layout = FlatLayout(module, channels_last=name != "lenet5")

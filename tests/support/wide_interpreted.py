@@ -92,11 +92,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Sequential], int, int]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def stacks_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedentopt.simulation.trainers.wide_blocks.STACKS_NORMS", True)
-
-
 def stack(name: str, n: int) -> tuple[FlatLayout, Tensor, WideNet]:
     make, size, _ = MODELS[name]
     models = [make() for _ in range(n)]

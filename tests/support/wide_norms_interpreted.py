@@ -36,11 +36,6 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def stacks_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedentopt.simulation.trainers.wide_blocks.STACKS_NORMS", True)
-
-
 @pytest.fixture(params=FORMS)
 def stacked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     """A stack in one of the forms; layers as small as these are taken as large ones are."""

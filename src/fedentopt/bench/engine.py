@@ -56,6 +56,7 @@ GPU_CASES = (
     Case("vgg11", 10, 500, 1),
     Case("vgg11", 100, 500, 1),
     *(Case("vgg11", n, 500, 1, precision="bf16") for n in (10, 100)),
+    *(Case("vgg11-bn", n, 500, 1, precision=precision) for precision in ("fp32", "bf16") for n in (10, 100)),
     Case("efficientnet-b0", 4, 128, 1, 224),
     Case("efficientnet-b0", 10, 143, 2, 224, uneven=True),  # as many samples as a client of Brain-Tumor MRI has
     Case("efficientnet-b0", 4, 128, 1, 224, "bf16"),  # last: cuDNN chooses all algorithms anew

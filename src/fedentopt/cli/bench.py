@@ -14,7 +14,9 @@ from fedentopt.cli.console import Commands, err, note, out, print_json, print_ta
 def engine(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="timed repetitions of each case; the best counts")] = 5,
-    model: Annotated[list[str] | None, typer.Option(help="only these models (lenet5, vgg11, efficientnet-b0)")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="only these models (lenet5, vgg11, vgg11-bn, efficientnet-b0)")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
     selectors: Annotated[
         bool, typer.Option("--selectors", help="what selectors with feedback cost a stack of runs, beside random ones")

@@ -16,7 +16,6 @@ from fedentopt.simulation.lowering import REACH, flatten, is_plain, is_pool2
 WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
 CHANNELS = 16  # all other layers have multiples of this
 LARGEST_KERNEL = 7
-STACKS_NORMS = False  # on once the GPU tests have run with it; BatchNorm trains in streams until then
 
 Layers = list[tuple[str, nn.Module]]
 
@@ -150,7 +149,7 @@ def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
 def _norm(rest: Layers) -> tuple[WideNorm | None, Layers]:
     """The BatchNorm that comes first, if one does that learns and keeps running statistics, and what is left."""
     name, layer = rest[0] if rest else ("", None)
-    if layer is None or not STACKS_NORMS or not is_plain(layer, nn.BatchNorm2d):
+    if layer is None or not is_plain(layer, nn.BatchNorm2d):
         return None, rest
     if not (layer.affine and layer.bias is not None and layer.track_running_stats) or layer.momentum is None:
         return None, rest
