@@ -18,7 +18,7 @@ from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers import StackedTrainer, WideNet, choice
 from fedentopt.simulation.trainers import wide_blocks as wide_blocks_module
 from fedentopt.simulation.trainers.choice import choose_trainer, wants_channels_last
-from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, wide_blocks
+from fedentopt.simulation.trainers.wide_blocks import Dropped, WideBlocks, WideNorm, wide_blocks
 from fedentopt.simulation.triton import PlainKernels, ops
 
 CPU = torch.device("cpu")
@@ -70,7 +70,6 @@ def test_these_convolutions_do(changes: dict[str, object], padding: int) -> None
 
 def test_other_layers_do_not_fit() -> None:
     fits = list(wide())
-    assert wide_blocks(nn.Sequential(*fits[:1], nn.BatchNorm2d(64), *fits[1:]), 16) is None
     assert wide_blocks(nn.Sequential(*fits, nn.ReLU()), 16) is None
     assert wide_blocks(nn.Sequential(*fits, nn.Linear(5, 5)), 16) is None  # no ReLU between
     assert wide_blocks(nn.Sequential(nn.Conv2d(3, 64, 7, padding=3), *fits[1:]), 16) is None  # 147 entries a window
@@ -83,6 +82,21 @@ def test_other_layers_do_not_fit() -> None:
     assert wide_blocks(nn.Linear(5, 5), 16) is None
     assert wide_blocks(build("lenet5", 10, seed=0), 32) is None
     assert wide_blocks(build("efficientnet-b0", 10, seed=0), 32) is None
+
+
+def test_batch_norm_between_a_convolution_and_its_relu() -> None:
+    fits = list(wide())
+    found = wide_blocks(nn.Sequential(*fits[:1], nn.BatchNorm2d(64, eps=0.01, momentum=0.2), *fits[1:]), 16)
+    assert found is not None
+    assert found.normed
+    assert found.convolutions[0].norm == WideNorm("1", 0.01, 0.2)
+    assert found.convolutions[1].norm is None
+    for other in (
+        nn.BatchNorm2d(64, affine=False), nn.BatchNorm2d(64, track_running_stats=False),
+        nn.BatchNorm2d(64, momentum=None), nn.InstanceNorm2d(64), nn.GroupNorm(4, 64),
+    ):  # fmt: skip
+        assert wide_blocks(nn.Sequential(*fits[:1], other, *fits[1:]), 16) is None
+    assert wide_blocks(nn.Sequential(*fits[:2], nn.BatchNorm2d(64), *fits[2:]), 16) is None  # behind the ReLU
 
 
 def test_dropout_between_linear_layers_and_behind_the_maps() -> None:
