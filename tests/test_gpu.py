@@ -211,7 +211,10 @@ def test_batch_norm_in_stacks(exact, form, monkeypatch):
 
 
 def test_second_stages_of_batch_norm_in_stacks():
-    compare(concat_runs("toy:wide_normed"), toy.images(samples=120, size=4), 1e-3, trainer="stacked")
+    # In batches of eight, half a unit in the last place of the start weights moves the CPU's own models by up to 2e-2
+    # in so many rounds; in batches of 32 by less than 1e-6.
+    configs = [config.replace(batch_size=32) for config in concat_runs("toy:wide_normed")]
+    compare(configs, toy.images(samples=120, size=4), 2e-4, trainer="stacked")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -781,7 +784,7 @@ def test_vgg_models_begin_a_round(bf16):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_same_bits_in_every_form(precision, monkeypatch):
     """Of VGG-11, whose layers are large: 5 clients alone and 35 take other tiles."""
-    monkeypatch.setattr("fedentopt.simulation.triton.FORM", FORMS["every"])
+    monkeypatch.setattr(triton_room, "form_for", lambda device: FORMS["every"])
     data = toy.images(samples=600, size=32, classes=10)
     common = SHORT | {"model": "vgg11", "precision": precision, "batch_size": 64}
     config = toy.config(**common, algorithm="scaffold")

@@ -208,6 +208,9 @@ def test_server_steps() -> None:
 # Whole steps of wide convolutions. Maps in between are rounded, and where rounding carries a pixel over ReLU's kink its
 # whole gradient comes or goes: a share f of the pixels moves a gradient by about sqrt(f); a wrong index by one.
 STEP_NEAR = {"fp32-exact": 1e-2, "fp32": 8e-2, "bf16": 2.5e-1}
+# Behind BatchNorm more pixels lie near a kink, those of pools included: operands rounded to TF32 alone, all else in float64,
+# move gradients of the normed model by up to 0.13 (24 draws).
+NORMED_NEAR = STEP_NEAR | {"fp32": 2e-1}
 FORMS = {
     "usual": WideForm(), "first": WideForm(first=True), "descriptors": WideForm(descriptors=True),
     "joined": WideForm(first=True, descriptors=True, joined=True), "this device's": None,
@@ -251,6 +254,7 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
     lines, gradient = (torch.full((3, -(-width // 32) * 32), math.nan, device=DEVICE)[:, :width] for _ in range(2))
     lines.copy_(rows[:, :width])
     state = put(rows[:, width:]).clone() if blocks.normed else None
+    near = (NORMED_NEAR if blocks.normed else STEP_NEAR)[precision]
     x, labels = drawn(precision, 3, batch, 3, size, size), torch.randint(0, 5, (3, batch))
     x[1, -2:], labels[1, -2:] = 0.0, -1
     keys = torch.randint(-(2**62), 2**62, (3,))
@@ -269,13 +273,13 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
             if wanted.norm() < 1e-12:  # of a bias that BatchNorm takes away again
                 assert not slot.view(gradient)[i].any()
             else:
-                assert_near(slot.view(gradient)[i], wanted, STEP_NEAR[precision], (name, form, slot.name))
+                assert_near(slot.view(gradient)[i], wanted, near, (name, form, slot.name))
         for slot in layout.buffers:
             assert state is not None
             found = replace(slot, offset=slot.offset - width).view(state)[i]
-            assert_near(found, model.get_buffer(slot.name).double(), STEP_NEAR[precision], (name, form, slot.name))
+            assert_near(found, model.get_buffer(slot.name).double(), near, (name, form, slot.name))
         evaluated = reference(name, layout, rows[i]).eval()(x[0])
-        assert_near(logits[i], evaluated, STEP_NEAR[precision], (name, form, "logits"))
+        assert_near(logits[i], evaluated, near, (name, form, "logits"))
 
 
 def whole_numbers(*shape: int) -> Tensor:
