@@ -464,7 +464,8 @@ def test_a_terminal_says_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setenv("COLUMNS", "100")
     print_tables(vgg_entries(FLAT, {0: 49.0, 1: 60.0, 2: 71.0}), [])
-    assert "no method under one partition is clearly lower; tables may use bf16." in capsys.readouterr().out.replace("\n", " ")
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "no method under one partition is clearly lower; tables may use bf16." in printed
     print_tables(entries(BF16), [])
     assert "nothing is said" not in capsys.readouterr().out, "of what no figure is shown"
 
