@@ -171,9 +171,12 @@ def verdict(of_model: Sequence[Pair]) -> str:
             f"{found} That shows no clear cost, but does not rule out one of more than {MARGIN:g} point; tables stay "
             "with TF32."
         )
+    over_all = {method: mean_interval(own) for method, own in _by_method(of_model).items()}
+    lost_there = [f"{method} is, by {-gap.mean:.2f}" for method, gap in over_all.items() if gap and gap.high < 0]
+    but = f" (over all of them together {' and '.join(lost_there)})" if lost_there else ""
     return (
-        f"{found} A cost of more than {MARGIN:g} point is ruled out, and no method by itself is clearly lower; tables "
-        "may use bf16."
+        f"{found} A cost of more than {MARGIN:g} point is ruled out, and no method under one partition is clearly "
+        f"lower{but}; tables may use bf16."
     )
 
 
@@ -182,12 +185,17 @@ def by_method(of_model: Sequence[Pair]) -> list[Section]:
     before all runs are there."""
     if not all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16)):
         return []
+    rows = [(method, names.NOTHING, names.NOTHING, difference(mean_interval(own)), f"{len(own)} pairs")
+            for method, own in _by_method(of_model).items()]  # fmt: skip
+    return [Section(f"{names.model(of_model[0].bf16.cell.model)}, all partitions together", tuple(rows), summary=True)]
+
+
+def _by_method(of_model: Sequence[Pair]) -> dict[str, list[float]]:
+    """Differences of each method, of all partitions."""
     differences: dict[str, list[float]] = {}
     for pair in of_model:
         differences.setdefault(names.method(pair.bf16.cell.method or ""), []).extend(pair.differences)
-    rows = [(method, names.NOTHING, names.NOTHING, difference(mean_interval(own)), f"{len(own)} pairs")
-            for method, own in differences.items()]  # fmt: skip
-    return [Section(f"{names.model(of_model[0].bf16.cell.model)}, all partitions together", tuple(rows), summary=True)]
+    return differences
 
 
 def _over(entry: Comparison, seeds: set[int]) -> Comparison:

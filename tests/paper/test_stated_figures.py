@@ -1,0 +1,126 @@
+"""What README and the remarks say in figures, beside the results they say it of.
+
+The tables of README are compared cell by cell. In prose every "mean ± deviation" has to be that of some cell, and every
+"difference [low, high]" the interval between two cells of one setting. Which ones a sentence means it says in words: a
+figure that new seeds have moved is found here, mostly, one that belongs to another cell is not.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from fedentopt.results.statistics import Spread, paired_interval
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+PROSE = (
+    "README.md", "docs/reproducing.md", "docs/lying-clients.md", "results/paper/remarks.md", "results/audit/remarks.md",
+)  # fmt: skip
+NUMBER = r"[+−-]?\d+\.\d+"
+SETTING = ("model", "dataset", "partition", "availability", "participation")
+COLUMNS = [("cifar10", "dir:0.1"), ("cifar10", "classes:2"), ("cifar100", "dir:0.1"), ("cifar100", "classes:2")]
+ROWS = {
+    "random selection (FedAvg)": "table1 fedavg",
+    "FedEntOpt": "table1 fedentopt",
+    "FedEntOpt, noisy counts (ε = 0.5)": "table1 fedentopt-dp",
+    "SCAFFOLD, random selection": "table1 scaffold",
+    "30 of 100 clients claim even labels": "liars fedentopt liars=30% lie=uniform audit=off",
+    "the same with `--audit replace`": "liars fedentopt liars=30% lie=uniform audit=replace",
+    "no reports at all (`--selector inferred`)": "inferred inferred",
+}
+DIFFERENCES = {
+    "FedEntOpt − FedAvg [95 % interval]": ("table1 fedentopt", "table1 fedavg"),
+    "SCAFFOLD − FedEntOpt [95 % interval]": ("table1 scaffold", "table1 fedentopt"),
+}
+
+Setting = tuple[str, ...]
+Cells = dict[Setting, dict[str, dict[int, float]]]
+
+pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of this copy")
+
+
+@pytest.fixture(scope="module")
+def cells() -> Cells:
+    """Accuracies by setting, by table, method, buffer (where a table has several) and what is swept, and by seed."""
+    found: Cells = {}
+    for path in sorted([*RESULTS.glob("paper/*.csv"), *RESULTS.glob("audit/*.csv")]):
+        if path.stem.endswith("_curves"):
+            continue
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+            buffer = row["buffer"] if path.stem in ("table6", "grid-buffer", "single-class") else ""
+            name = " ".join(part for part in (path.stem, row["method"], buffer, row["swept"]) if part)
+            own = found.setdefault(tuple(row[field] for field in SETTING), {}).setdefault(name, {})
+            own[int(row["seed"])] = float(row["accuracy"] or "nan")
+    return found
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def says(text: str, value: float) -> bool:
+    """Whether this is the value, rounded to as many places as are written."""
+    return abs(number(text) - value) < 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-4
+
+
+def prose(page: str) -> str:
+    """A page as running text, without its tables."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return " ".join(" ".join(line for line in text.splitlines() if not line.startswith("|")).split())
+
+
+def test_the_tables_of_readme(cells: Cells) -> None:
+    seen = set()
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        label, *columns = [cell.strip() for cell in line.strip("|").split("|")]
+        if label not in ROWS | DIFFERENCES:
+            continue
+        seen.add(label)
+        for (dataset, partition), said in zip(COLUMNS, columns, strict=True):
+            own = cells["lenet5", dataset, partition, "", "10"]
+            if label in ROWS:
+                spread = Spread.of(own[ROWS[label]].values())
+                true: tuple[float, ...] = (spread.mean, spread.std)
+            else:
+                gap = paired_interval(*(own[name] for name in DIFFERENCES[label]))
+                assert gap is not None
+                true = (gap.mean, gap.low, gap.high)
+            written = re.findall(NUMBER, said)
+            assert len(written) == len(true)
+            assert all(map(says, written, true)), f"{label}, {dataset}, {partition}: {said}, but it is {true}"
+    assert seen == ROWS.keys() | DIFFERENCES.keys()
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_means_in_prose_are_those_of_a_cell(cells: Cells, page: str) -> None:
+    spreads = [Spread.of(own.values()) for setting in cells.values() for own in setting.values()]
+    wrong = [
+        f"{mean} ± {std}"
+        for mean, std in re.findall(r"(\d+\.\d+) ± (\d+\.\d+)", prose(page))
+        if not any(says(mean, spread.mean) and says(std, spread.std) for spread in spreads)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_intervals_in_prose_are_those_of_two_cells(cells: Cells, page: str) -> None:
+    """Or stand so in a table, as those over several cells do."""
+    intervals = [
+        (gap.mean, gap.low, gap.high)
+        for setting in cells.values()
+        for ours, theirs in permutations(setting.values(), 2)
+        if (gap := paired_interval(ours, theirs)) is not None
+    ]
+    tables = "".join(path.read_text(encoding="utf-8") for path in RESULTS.glob("*/tables/*.md"))
+    wrong = [
+        f"{mean} [{low}, {high}]"
+        for mean, low, high in re.findall(rf"({NUMBER})(?: points)? \[({NUMBER}), ({NUMBER})\]", prose(page))
+        if f"{mean} [{low}, {high}]" not in tables
+        and not any(all(map(says, (mean, low, high), gap)) for gap in intervals)
+    ]
+    assert wrong == []
