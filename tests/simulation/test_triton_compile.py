@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedentopt.simulation.triton import EVERY, WideForm, form_for
+from fedentopt.simulation.triton import EVERY, WideForm, form_for, ops
 
 PRELUDE = """
 import inspect, sys
@@ -476,3 +477,27 @@ def test_the_form_of_a_gpu(
     monkeypatch.setattr("fedentopt.simulation.triton._triton_version", lambda: version)
     assert form_for("cuda:0") == form
     assert form_for("cpu") == WideForm()
+
+
+def test_products_and_sums_stay_one_operation_whatever_triton_does_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And Triton does not warn the user that its default is about to change."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    name = "TRITON_DEFAULT_FP_FUSION"
+    monkeypatch.setenv(name, "0")  # so that it is as before when this test ends
+    monkeypatch.delenv(name)
+
+    class Later(triton.knobs.language_knobs):
+        default_fp_fusion = triton.knobs.env_bool(name, False)
+
+    monkeypatch.setattr(triton.knobs, "language", Later())
+    monkeypatch.setattr("fedentopt.simulation.triton.runs_on", lambda device: True)
+    ops("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CUDABackend(GPUTarget("cuda", 90, 32)).parse_options({}).enable_fp_fusion
+    monkeypatch.setenv(name, "0")
+    ops("cpu")
+    assert not CUDABackend(GPUTarget("cuda", 90, 32)).parse_options({}).enable_fp_fusion  # the user's word counts

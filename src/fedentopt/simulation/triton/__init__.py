@@ -62,6 +62,9 @@ def ops(
         return PlainKernels(bf16=bf16)
     from fedentopt.simulation.triton.triton_kernels import TritonKernels
 
+    # Read when a kernel is compiled: a product and a sum are one operation. Triton 3.9 warns that 3.10 will round them
+    # one by one unless told otherwise, which gives other bits.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     form = form or form_for(device)
     if form.gluon and not is_hopper(torch.device(device)):
         form = form._replace(gluon=False)  # its kernels are written for that chip's tensor cores
