@@ -29,8 +29,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 APP = Path(__file__).parent.parent.parent / "examples" / "flower-app"
 LIAR_APP = Path(__file__).parent.parent / "support" / "flower_liar_app"
 CLIENTS = 6
+# The two servers sum a round's models in different orders. At the app's own rate of 0.05 half a unit in the last place
+# of the global models can end in another model altogether (17 % instead of 19 %); at 0.02 it moves weights by up to
+# 1.3e-7 (25 draws), and another `mu` by 3e-2.
 RUN_CONFIG = (
-    f'clients={CLIENTS} cohort="2" buffer="3" partition="dir:0.3" rounds=3 epochs=1 seed=3 '
+    f'clients={CLIENTS} cohort="2" buffer="3" partition="dir:0.3" rounds=3 epochs=1 lr=0.02 seed=3 '
     'algorithm="fedprox" mu=0.01 label-epsilon="none"'
 )
 
