@@ -309,7 +309,7 @@ def fits(
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def convolution(
@@ -324,7 +324,7 @@ def convolution(
     yt = torch.empty((models, pixels, co, batch), dtype=x.dtype, device=x.device) if turned else None
     sums = None if left is None else torch.empty((models, pixels, co), dtype=torch.float32, device=x.device)
     total = co // columns * (pixels // PIXELS) * models
-    programs = multiprocessors(x.device) if x.is_cuda else 1
+    programs = multiprocessors(x.device)
     weights = w.flatten(1, 2) if taps_first else w.flatten(2)
     convolution_kernel[(min(total, programs), 1)](
         described(x.view(n, size[0], size[1] * batch, ci), 1, 1, BATCH_TILE, step),
