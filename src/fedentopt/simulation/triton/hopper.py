@@ -2,7 +2,8 @@
 """Gluon for Hopper GPUs, the part of Triton in which a program says itself what lies in shared memory and what it waits
 for: what kernels written in it share, and one name for what its versions call differently.
 
-It cannot be interpreted, and its names change: `wide_forms.GLUON` says which versions of Triton compile these kernels.
+Triton's interpreter does not know it (tests run these kernels as Python), and its names change: `wide_forms.GLUON` says
+which versions of Triton compile them.
 """
 
 from __future__ import annotations
