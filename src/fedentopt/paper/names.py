@@ -32,6 +32,7 @@ TABLES = {
     "mri-pretraining": "Brain-Tumor MRI: with and without pre-training",
     "bf16": "Arithmetic: bf16 beside TF32",
     "vgg11-open": "VGG-11 under Dir(0.1): what the paper leaves open",
+    "lenet5-open": "LeNet-5 on CIFAR-10: what the paper leaves open",
     "inferred": "Selection without label reports",
     "liars": "Clients that lie about their labels",
     "selectors": "Every selector",

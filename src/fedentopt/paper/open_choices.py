@@ -1,5 +1,5 @@
-"""VGG-11 under Dir(0.1), where some methods end far from the printed figures: one choice that the paper leaves open is
-changed at a time, everything else stays as in Table 1.
+"""VGG-11 under Dir(0.1) and LeNet-5, of which some methods end far from the printed figures: one choice that the paper
+leaves open is changed at a time, everything else stays as in Table 1.
 
 Two seeds have no interval worth printing, so differences stand seed by seed; of a single one nothing is said. A change
 could be what the paper did only if it brings all methods near their printed figures, those among them that were near
@@ -18,7 +18,8 @@ from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.printed import Place, Printed, printed_figures
 from fedentopt.results.statistics import paired_differences
 
-OPEN_CHOICES = "vgg11-open"
+OPEN_CHOICES = {"vgg11-open": "vgg11", "lenet5-open": "lenet5"}
+"""The studies, each with the model of Table 1 that it begins from."""
 AS_CHOSEN = "as in Table 1"
 SEEDS = 2
 """The least that a change is judged by, also where fewer are asked for."""
@@ -37,7 +38,7 @@ WORDS: dict[tuple[str, Any], str] = {
 def change(entry: Comparison) -> str:
     """What is other than in Table 1, in words."""
     cell = entry.cell
-    changed = [*cell.swept, *([] if cell.model == "vgg11" else [("model", cell.model)])]
+    changed = [*cell.swept, *([] if cell.model == OPEN_CHOICES[cell.table] else [("model", cell.model)])]
     return " and ".join(WORDS.get((name, value), f"{name} {value}") for name, value in changed) or AS_CHOSEN
 
 
@@ -74,6 +75,7 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
 def found(entries: Sequence[Comparison]) -> str:
     """For every change whose runs are all there: which methods it leaves near their printed figures, which far."""
     printed = printed_figures()
+    several = len({entry.cell.partition for entry in entries}) > 1
     sentences, waiting = [], []
     for what in dict.fromkeys(map(change, entries)):
         own = [entry for entry in entries if change(entry) == what]
@@ -87,8 +89,8 @@ def found(entries: Sequence[Comparison]) -> str:
         ]
         if not gaps:  # no cells of the paper's
             continue
-        near = [_apart(entry, gap) for entry, gap in gaps if abs(gap) <= FAR]
-        away = [_apart(entry, gap) for entry, gap in gaps if abs(gap) > FAR]
+        near = [_apart(entry, gap, several) for entry, gap in gaps if abs(gap) <= FAR]
+        away = [_apart(entry, gap, several) for entry, gap in gaps if abs(gap) > FAR]
         parts = [f"{word} {', '.join(some)}" for word, some in (("near with", near), ("far with", away)) if some]
         sentences.append(f"{what[0].upper() + what[1:]}: {'; '.join(parts)}.")
     if sentences:
@@ -98,10 +100,12 @@ def found(entries: Sequence[Comparison]) -> str:
     return " ".join(sentences)
 
 
-def _apart(entry: Comparison, gap: float) -> str:
-    """A method, how far it is from its printed figure, and how many of its seeds count as chance behind that."""
+def _apart(entry: Comparison, gap: float, several: bool) -> str:
+    """A method, with its partition beside several, how far it is from its printed figure, and how many of its seeds
+    count as chance behind that."""
     diverged = f", {entry.diverged} of {len(entry.values)} diverged" if entry.diverged else ""
-    return f"{names.method(entry.cell.method or '')} ({gap:+.1f}{diverged})"
+    where = f" under {names.partition(entry.cell.partition or '')}" if several else ""
+    return f"{names.method(entry.cell.method or '')}{where} ({gap:+.1f}{diverged})"
 
 
 def _as_chosen(entry: Comparison, of_method: Sequence[Comparison]) -> Comparison | None:
@@ -113,5 +117,5 @@ def _as_chosen(entry: Comparison, of_method: Sequence[Comparison]) -> Comparison
 
 def _printed(entry: Comparison, printed: dict[Place, Printed]) -> Printed | None:
     cell = entry.cell
-    place = Place("table1", "accuracy", "vgg11", cell.dataset, cell.partition, cell.method, None, None)
+    place = Place("table1", "accuracy", OPEN_CHOICES[cell.table], cell.dataset, cell.partition, cell.method, None, None)
     return printed.get(place)

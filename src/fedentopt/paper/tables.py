@@ -38,7 +38,7 @@ BY_NAME: dict[str, Layout] = {
     LIARS: liars_table,
     INFERRED: inferred_table,
     BF16: bf16_table,
-    OPEN_CHOICES: open_choices_table,
+    **dict.fromkeys(OPEN_CHOICES, open_choices_table),
     PRETRAINING: pretraining_table,
 }
 """Tables whose accuracies have a layout of their own."""
