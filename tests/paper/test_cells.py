@@ -15,6 +15,7 @@ from fedentopt.errors import InputError
 from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell, distinct_runs, select
 from fedentopt.paper.measures import Results
+from fedentopt.paper.open_choices import OPEN_CHOICES
 from fedentopt.paper.reproduction import Reproduction
 from fedentopt.settings import amount
 from fedentopt.simulation.config import RunConfig
@@ -126,7 +127,7 @@ def test_common_settings_are_the_ones_of_the_text() -> None:
             if run is None:
                 continue
             decay = dict(cell.swept).get("lr_decay", 0.98)  # one study asks what another one does
-            assert decay == 0.98 or cell.table == "vgg11-open"
+            assert decay == 0.98 or cell.table in OPEN_CHOICES
             assert (run.epochs, run.batch_size, run.momentum, run.lr_decay) == (5, 64, 0.9, decay)
             assert (run.flip, run.grayscale, run.jitter) == (0.5, 0.1, 0.2)
             assert run.evaluate_every == 5  # one value for all, or cells would not share runs
@@ -188,8 +189,9 @@ def test_settings_of_models_partitions_and_methods() -> None:
 
 
 def test_five_seeds_for_lenet5_and_three_elsewhere() -> None:
-    assert {cell.seeds for cell in of("vgg11-open")} == {(0, 1)}  # a study of single changes
-    assert {(cell.model, cell.seeds) for cell in CELLS if cell.config and cell.table != "vgg11-open"} == {
+    for study in OPEN_CHOICES:  # of single changes
+        assert {cell.seeds for cell in of(study)} == {(0, 1)}
+    assert {(cell.model, cell.seeds) for cell in CELLS if cell.config and cell.table not in OPEN_CHOICES} == {
         ("lenet5", (0, 1, 2, 3, 4)),
         ("vgg11", (0, 1, 2)),
         ("efficientnet-b0", (0, 1, 2)),

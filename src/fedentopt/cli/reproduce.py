@@ -81,9 +81,10 @@ def reproduce(
 
     TABLE is table1 to table6, figure1, figure2, or all of them (all, the default); or an extra: grid-mu,
     grid-weight-decay, grid-buffer, single-class, mri-pretraining, bf16, vgg11-open, lenet5-open; or the benchmark of
-    selectors (selectors), parts of it (selectors-algorithms, selectors-averaging), the grid behind it (selectors-tuning) and what
-    that chose on the test split (selectors-tuned); or lying clients and the audit (liars), selection without label
-    reports (inferred); or, with --cells, a table named in that file. Several have commas between: table3,table2.
+    selectors (selectors), parts of it (selectors-algorithms, selectors-averaging), the grid behind it
+    (selectors-tuning) and what that chose on the test split (selectors-tuned); or lying clients and the audit (liars),
+    selection without label reports (inferred); or, with --cells, a table named in that file. Several have commas
+    between: table3,table2.
 
     Runs that are finished are never run again, and a stopped command goes on where it was.
     """
