@@ -211,10 +211,11 @@ def test_batch_norm_in_stacks(exact, form, monkeypatch):
 
 
 def test_second_stages_of_batch_norm_in_stacks():
-    # In batches of eight, half a unit in the last place of the start weights moves the CPU's own models by up to 2e-2
-    # in so many rounds; in batches of 32 by less than 1e-6.
-    configs = [config.replace(batch_size=32) for config in concat_runs("toy:wide_normed")]
-    compare(configs, toy.images(samples=120, size=4), 2e-4, trainer="stacked")
+    # One unit in the last place of the start weights moves the CPU's own models by up to 1.4e-2 in batches of eight,
+    # and by 3.5e-4 in batches of 32, where a value lies at a kink. At a tenth of the rate sixteen units move them by
+    # up to 2.1e-5 (20 draws), and training does by 2.6e-3 to 1.3e-2.
+    configs = [config.replace(batch_size=32, lr=1e-4) for config in concat_runs("toy:wide_normed")]
+    compare(configs, toy.images(samples=120, size=4), 1e-4, trainer="stacked")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -204,9 +204,12 @@ def test_server_steps() -> None:
 # Whole steps of wide convolutions. Maps in between are rounded, and where rounding carries a pixel over ReLU's kink its
 # whole gradient comes or goes: a share f of the pixels moves a gradient by about sqrt(f); a wrong index by one.
 STEP_NEAR = {"fp32-exact": 1e-2, "fp32": 8e-2, "bf16": 2.5e-1}
-# Behind BatchNorm more pixels lie near a kink, those of pools included: with operands rounded to TF32 and all else in
-# float64, gradients of the normed models move by 0.04 in the median of 96 draws and by up to 0.34.
+# Behind BatchNorm more pixels lie near a kink, those of pools included: on the CPU, with operands cut or rounded to
+# TF32, gradients of the three models drawn here move by 0.04 to 0.13, as smaller roundings decide (80 draws of these),
+# and of other models by up to 0.26; eight faults in the kernels of `wide_norm` do so by 0.26 to 14.
 NORMED_NEAR = STEP_NEAR | {"fp32": 2e-1}
+# Logits and running statistics have no kinks: on the CPU they move by 3e-6, 2e-3 and 3e-3.
+FORWARD_NEAR = {"fp32-exact": 1e-4, "fp32": 1e-2, "bf16": 1e-2}
 FORMS = {
     "usual": WideForm(), "first": WideForm(first=True), "descriptors": WideForm(descriptors=True),
     "joined": WideForm(first=True, descriptors=True, joined=True), "this device's": None,
@@ -273,9 +276,9 @@ def test_steps_of_wide_convolutions(name: str, form: str, precision: str, monkey
         for slot in layout.buffers:
             assert state is not None
             found = replace(slot, offset=slot.offset - width).view(state)[i]
-            assert_near(found, model.get_buffer(slot.name).double(), near, (name, form, slot.name))
+            assert_near(found, model.get_buffer(slot.name).double(), FORWARD_NEAR[precision], (name, form, slot.name))
         evaluated = reference(name, layout, rows[i]).eval()(x[0])
-        assert_near(logits[i], evaluated, near, (name, form, "logits"))
+        assert_near(logits[i], evaluated, FORWARD_NEAR[precision], (name, form, "logits"))
 
 
 needs_hopper = pytest.mark.skipif(

@@ -1,14 +1,16 @@
-"""What README and the remarks say in figures, beside the results they say it of.
+"""What README, guides and remarks say in figures, beside the results they say it of.
 
-The tables of README are compared cell by cell. In prose every "mean ± deviation" has to be that of some cell, and every
-"difference [low, high]" the interval between two cells of one setting. Which ones a sentence means it says in words: a
-figure that new seeds have moved is found here, mostly, one that belongs to another cell is not.
+The tables of README and of the guide on lying clients are compared cell by cell. In prose every "mean ± deviation" has
+to be that of some cell, and every "difference [low, high]" the interval between two cells of one setting. Which ones a
+sentence means it says in words: a figure that new seeds have moved is found here, mostly, one that belongs to another
+cell is not. Figures without deviation or interval, most of those in prose, are not compared with anything.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator, Set
 from itertools import permutations
 from pathlib import Path
 
@@ -24,14 +26,26 @@ PROSE = (
 NUMBER = r"[+−-]?\d+\.\d+"
 SETTING = ("model", "dataset", "partition", "availability", "participation")
 COLUMNS = [("cifar10", "dir:0.1"), ("cifar10", "classes:2"), ("cifar100", "dir:0.1"), ("cifar100", "classes:2")]
+LIARS = "liars fedentopt liars=30% lie=uniform audit="
 ROWS = {
     "random selection (FedAvg)": "table1 fedavg",
     "FedEntOpt": "table1 fedentopt",
     "FedEntOpt, noisy counts (ε = 0.5)": "table1 fedentopt-dp",
     "SCAFFOLD, random selection": "table1 scaffold",
-    "30 of 100 clients claim even labels": "liars fedentopt liars=30% lie=uniform audit=off",
-    "the same with `--audit replace`": "liars fedentopt liars=30% lie=uniform audit=replace",
+    "30 of 100 clients claim even labels": f"{LIARS}off",
+    "the same with `--audit replace`": f"{LIARS}replace",
     "no reports at all (`--selector inferred`)": "inferred inferred",
+}
+MEANS = {  # of the guide: clients per round, and which cells
+    "random selection": ("10", "table1 fedavg"),
+    "FedEntOpt, nobody lies": ("10", "table1 fedentopt"),
+    "30 of 100 claim even labels": ("10", f"{LIARS}off"),
+    "the same, `replace`": ("10", f"{LIARS}replace"),
+    "the same, `quarantine`": ("10", f"{LIARS}quarantine"),
+    "no reports: `inferred`": ("10", "inferred inferred"),
+    "four per round: random selection": ("4", "figure2 fedavg"),
+    "four per round: FedEntOpt": ("4", "figure2 fedentopt"),
+    "four per round: `inferred`": ("4", "inferred inferred"),
 }
 DIFFERENCES = {
     "FedEntOpt − FedAvg [95 % interval]": ("table1 fedentopt", "table1 fedavg"),
@@ -74,13 +88,19 @@ def prose(page: str) -> str:
     return " ".join(" ".join(line for line in text.splitlines() if not line.startswith("|")).split())
 
 
-def test_the_tables_of_readme(cells: Cells) -> None:
+def lines(page: str, labels: Set[str]) -> Iterator[tuple[str, list[str]]]:
+    """The lines of a page's tables that begin with these labels; each has to be there."""
     seen = set()
-    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
         label, *columns = [cell.strip() for cell in line.strip("|").split("|")]
-        if label not in ROWS | DIFFERENCES:
-            continue
-        seen.add(label)
+        if label in labels:
+            seen.add(label)
+            yield label, columns
+    assert seen == labels
+
+
+def test_the_tables_of_readme(cells: Cells) -> None:
+    for label, columns in lines("README.md", ROWS.keys() | DIFFERENCES.keys()):
         for (dataset, partition), said in zip(COLUMNS, columns, strict=True):
             own = cells["lenet5", dataset, partition, "", "10"]
             if label in ROWS:
@@ -93,7 +113,14 @@ def test_the_tables_of_readme(cells: Cells) -> None:
             written = re.findall(NUMBER, said)
             assert len(written) == len(true)
             assert all(map(says, written, true)), f"{label}, {dataset}, {partition}: {said}, but it is {true}"
-    assert seen == ROWS.keys() | DIFFERENCES.keys()
+
+
+def test_the_table_of_the_guide_on_lying_clients(cells: Cells) -> None:
+    for label, columns in lines("docs/lying-clients.md", MEANS.keys()):
+        participation, name = MEANS[label]
+        for (dataset, partition), said in zip(COLUMNS, columns, strict=True):
+            mean = Spread.of(cells["lenet5", dataset, partition, "", participation][name].values()).mean
+            assert says(said, mean), f"{label}, {dataset}, {partition}: {said}, but it is {mean}"
 
 
 @pytest.mark.parametrize("page", PROSE)

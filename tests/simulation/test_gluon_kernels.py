@@ -56,12 +56,15 @@ FAULTS = [
     ("step_lines", "multiply_stage", "stage // RING % 2)", "(stage // RING + 1) % 2)"),  # of the phase before
     ("step_lines", "weight_step_kernel", "i // SLICES % 2", "0"),
     ("step_lines", "weight_step_kernel", "warpgroup_mma_wait(0", "warpgroup_mma_wait(1"),
+    ("step_lines", "weight_step_kernel", "barrier()", "pass"),
+    ("step_lines", "weight_step_kernel", "fence_async_shared()", "pass"),
     ("taps", "multiply_all", "warpgroup_mma_wait(2", "warpgroup_mma_wait(4"),
     ("taps", "multiply_all", "mbarrier.wait(maps_here.index(half), phase)", "pass"),
     ("taps", "multiply_all", "mbarrier.arrive(weights_free.index(3 * last + 2), count=1)", "pass"),  # nobody goes on
     ("taps", "bring_all", "mbarrier.wait(maps_free.index(half), before)", "pass"),
     ("taps", "bring_all", "((count + g) >> 1) & 1 ^ 1", "((count + g) >> 1) & 1"),
     ("taps", "bring_maps", "row + 64 * i", "row + 64 * i + 1"),
+    ("taps", "convolution_kernel", "fence_async_shared()", "pass"),
 ]
 
 

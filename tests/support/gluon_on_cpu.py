@@ -9,7 +9,9 @@ something is written to it. What a GPU does beside the program is done early or 
 
 So a place that is read before its data came, or given away while a product still reads it, ends in NaN, in other
 numbers or in an AssertionError; so do waiting for what never comes, giving memory back while copies are on their way,
-and addresses beside a tensor. Layouts, and what threads of one warp group do to each other, are not looked at.
+and addresses beside a tensor. Threads of one warp group are together everywhere; looked at is only that a `barrier`
+stands between what they load from shared memory and the next copy to it, and a fence between initialising a barrier and
+a copy that it counts. Layouts are not looked at.
 """
 
 from __future__ import annotations
@@ -123,6 +125,7 @@ class Shared:
         return Shared(self._machine, self.memory.permute(*order))
 
     def load(self, layout: object) -> Block:
+        self._machine.loaded(self.memory)
         return block(self.read())
 
     def read(self) -> Tensor:
@@ -139,6 +142,7 @@ class Barrier:
 
     def __init__(self) -> None:
         self.count, self.arrived, self.bytes, self.phases = 0, 0, 0, 0
+        self.fenced = False
         self.copies: list[Copy] = []
 
     def arrive(self, count: int, size: int = 0) -> None:
@@ -197,6 +201,7 @@ class Partition:
 
     def __init__(self) -> None:
         self.products: list[tuple[Accumulator, Shared, Shared]] = []
+        self.loaded: list[Tensor] = []  # since its last `barrier`
 
     def finish(self, left: int) -> None:
         while len(self.products) > left:
@@ -236,13 +241,10 @@ class Machine:
 
     def coming(self, memory: Tensor) -> bool:
         """Whether a copy to any of this memory is on its way."""
-        first, last = reach(memory)
-        for barrier in self._each_barrier():
-            for copy in barrier.copies:
-                start, end = reach(copy.to)
-                if start <= last and first <= end:
-                    return True
-        return False
+        return any(meet(copy.to, memory) for barrier in self._each_barrier() for copy in barrier.copies)
+
+    def loaded(self, memory: Tensor) -> None:
+        self._here.partition.loaded.append(memory)
 
     def _each_barrier(self) -> list[Barrier]:
         return [one for barriers in self._barriers for one in barriers._all]
@@ -260,6 +262,9 @@ class Machine:
             return
         assert list(to.memory.shape) == source.block_shape
         assert not self.coming(to.memory), "two copies to one place are on their way"
+        assert barrier.fenced, "the copy engine may not see the barrier yet"
+        for memory in self._here.partition.loaded:
+            assert not meet(memory, to.memory), "other warps may not have loaded what a copy replaces"
         self.deeds += 1
         to.memory.fill_(math.nan)
         copy = Copy(source, first, barrier, to.memory)
@@ -277,7 +282,14 @@ class Machine:
             barrier.arrive(count)
 
     def init(self, barrier: Barrier, count: int) -> None:
-        barrier.count = count
+        barrier.count, barrier.fenced = count, False
+
+    def fence(self) -> None:
+        for barrier in self._each_barrier():
+            barrier.fenced = True
+
+    def barrier(self) -> None:
+        self._here.partition.loaded.clear()
 
     def invalidate(self, barrier: Barrier) -> None:
         assert not barrier.copies, "a barrier is given up while copies are on their way"
@@ -328,6 +340,12 @@ def reach(memory: Tensor) -> tuple[int, int]:
     """Addresses of the first and the last entry."""
     last = sum((size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True))
     return memory.data_ptr(), memory.data_ptr() + last * memory.itemsize
+
+
+def meet(one: Tensor, other: Tensor) -> bool:
+    """Whether two pieces of memory have a place in common."""
+    (first, last), (start, end) = reach(one), reach(other)
+    return start <= last and first <= end
 
 
 class Turns:
@@ -461,8 +479,8 @@ def run_on_cpu(module: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int = 
     )  # fmt: skip
     taken = {
         "gl": language(machine), "mbarrier": barriers, "bring": machine.bring, "described": Descriptor,
-        "warpgroup_mma": machine.multiply, "warpgroup_mma_wait": machine.finish, "barrier": lambda: None,
-        "fence_async_shared": lambda: None,
+        "warpgroup_mma": machine.multiply, "warpgroup_mma_wait": machine.finish, "barrier": machine.barrier,
+        "fence_async_shared": machine.fence,
     }  # fmt: skip
     for name, value in taken.items():
         monkeypatch.setattr(module, name, value)

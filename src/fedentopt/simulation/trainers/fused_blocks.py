@@ -8,7 +8,7 @@ everything in evaluation, in double precision, with maps in another order or ins
     EfficientNet-B0, -B3    all of it
     EfficientNet-Lite0      BatchNorm with ReLU6; its residuals and its convolutions, which pad in their own way, are
                             torch's
-    vgg11-bn                BatchNorm, with ReLU where no pool comes between (`lowering.pool_before_relu`)
+    vgg11-bn, in streams    BatchNorm, with ReLU where no pool comes between (`lowering.pool_before_relu`)
     others                  `nn.BatchNorm2d` in a Sequential, with the SiLU, ReLU or ReLU6 right behind it; depthwise
                             `nn.Conv2d` of 3x3 or 5x5 without bias anywhere; BatchNorm that a `forward` calls by itself
                             is torch's

@@ -1,11 +1,12 @@
 """The streams trainer: ordinary modules in a few slots, each with a CUDA stream and a graph of its own.
 
-For models with BatchNorm and for large ones, whose single step already fills much of the GPU. A slot takes one client
-after another; slots run side by side. A step is captured once per slot and replayed; padding is left out of the loss,
-so one graph serves all batches. BatchNorm must not see padding either: on CUDA its last batches are padded to one of a
-few sizes, each with a graph of its own, whose statistics leave padding out (`masked_norm`). What cannot be padded so
-(other buffers, a model that looks across samples: `padding_trial`) runs partial batches outside graphs at their real
-size. On the CPU the same code runs in turn, without streams, and every batch of BatchNorm at its real size.
+For what cannot be stacked (most models with BatchNorm, local losses that are code) and for large models, whose single
+step already fills much of the GPU. A slot takes one client after another; slots run side by side. A step is captured
+once per slot and replayed; padding is left out of the loss, so one graph serves all batches. BatchNorm must not see
+padding either: on CUDA its last batches are padded to one of a few sizes, each with a graph of its own, whose
+statistics leave padding out (`masked_norm`). What cannot be padded so (other buffers, a model that looks across
+samples: `padding_trial`) runs partial batches outside graphs at their real size. On the CPU the same code runs in turn,
+without streams, and every batch of BatchNorm at its real size.
 Steps of small clients are shorter than the host takes to prepare a client piece by piece: so a round is packed once
 (`packed_rows`), a slot takes over a client in one copy, and the host goes from slot to slot by several steps at a time.
 """
