@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.catalog import may_differ
 from fedentopt.errors import InputError
 from fedentopt.files import file_digest
 from fedentopt.own_code import code_digest
@@ -249,7 +249,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
     given |= {of: run.about.get(of, {}).get("digest") for of in ("code", "weights")}
-    given["data"] = None if config.dataset in ENTRIES else run.about["dataset"].get("digest")
+    given["data"] = run.about["dataset"].get("digest") if may_differ(config.dataset) else None
     per_client = summary.get("client_accuracy") or {}
     given["client_mean"] = _rounded("client_mean", per_client.get("mean"))
     given["client_worst_tenth"] = _rounded("client_worst_tenth", per_client.get("worst_tenth"))
