@@ -88,8 +88,8 @@ class CheckedSelector:
         if limit is None:
             return None
         given = _array(limit)
-        numbers = given is not None and given.dtype.kind in "iuf" and given.shape == counts.shape
-        if given is None or not numbers or not (given >= 0).all():  # infinity is no limit, NaN nothing at all
+        numbers = given.dtype.kind in "iuf" and given.shape == counts.shape
+        if not numbers or not (given >= 0).all():  # infinity is no limit, NaN nothing at all
             raise InputError(
                 f"{self._name} limits client {client} to {limit!r}; accepted: one number per class, 0 or more"
             )
@@ -102,8 +102,7 @@ class CheckedSelector:
         if weights is None or self._config.averaging == "samples":
             return None
         values = _array(weights, np.float64)
-        wrong = values is None or values.shape != (len(chosen),) or not np.isfinite(values).all()
-        if values is None or wrong or (values <= 0).any():
+        if values.shape != (len(chosen),) or not np.isfinite(values).all() or (values <= 0).any():
             raise InputError(f"{self._name} gave the weights {weights!r}; accepted: one above 0 per client")
         return dict(zip(chosen, values.tolist(), strict=True))
 
@@ -180,12 +179,12 @@ class CheckedSelector:
             self._seconds += time.perf_counter() - started
 
 
-def _array(given: Any, dtype: Any = None) -> np.ndarray | None:
-    """None for what NumPy cannot read: lists of several lengths, tensors on a GPU."""
+def _array(given: Any, dtype: Any = None) -> np.ndarray:
+    """Empty for what NumPy cannot read: lists of several lengths, tensors that need a gradient."""
     try:
         return np.asarray(given, dtype=dtype)
     except (TypeError, ValueError, RuntimeError):
-        return None
+        return np.zeros(0)
 
 
 def _is_number(value: object, *, none: bool = False) -> bool:
