@@ -318,6 +318,40 @@ def test_medical_cells_run_on_tiny_files_in_their_official_layout(command: Calla
     assert said.err.count("stack ") == 3  # one a data set and model
 
 
+def test_runs_of_a_data_set_in_two_published_sizes_are_not_averaged(
+    command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of 28 pixels are scaled up to 32 until there are larger ones: other data under the same name."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    tiny_data.medmnist(Path("data/pathmnist.npz"), side=28, grey=False, classes=9, train=54)
+    datasets = '"pathmnist", "tissuemnist", "brain-tumor-mri"'
+    Path("cells.toml").write_text(MEDICAL.replace("efficientnet-b0", "lenet5").replace(datasets, '"pathmnist"'))
+    quick = ("--data-dir", "data", "--device", "cpu", "--workers", 1, "--no-page")
+    words = ("reproduce", "all", "--cells", "cells.toml", *quick, "--no-figures")
+    assert command(*words, "--out", "out", "--seeds", 0, "--export", "first").code == 0
+    setting = (
+        "--dataset pathmnist --image-size 32 --partition iid --clients 4 --cohort 2 --buffer 1 --rounds 1 --epochs 1"
+    )
+    single = ("compare", *setting.split(), "--out", "compared", *quick)
+    assert command(*single, "--seeds", "0").code == 0
+    assert command(*words, "--out", "out", "--seeds", "0,1").code == 0
+
+    tiny_data.medmnist(Path("data/pathmnist_64.npz"), side=64, grey=False, classes=9, train=54)
+    before = sorted(Path().glob("*/*/summary.json"))
+    for where, said in (
+        ((*words, "--out", "out", "--seeds", 2), "dataset: 'pathmnist' is not what out/fedavg_pathmnist_"),
+        ((*words, "--out", "new", "--seeds", 1, "--known", "first"), "known: the data behind fedavg on pathmnist have"),
+        ((*words, "--out", "new", "--seeds", 1, "--export", "first"), "export: first holds results of fedavg on path"),
+        ((*single, "--seeds", "0,1"), "dataset: 'pathmnist' is not what compared/fedavg_pathmnist_"),
+    ):
+        refused = command(*where)
+        assert (refused.code, said in refused.err.replace("\n", " ")) == (2, True), refused.err
+    assert sorted(Path().glob("*/*/summary.json")) == before
+    Path("data/pathmnist_64.npz").unlink()
+    assert command(*words, "--out", "out", "--seeds", 2).code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -26,8 +26,9 @@ from fedentopt.paper.formats import Section, Table, latex, markdown
 from fedentopt.paper.measures import Curve, Measured, Results, settings_key
 from fedentopt.paper.reproduction import Reproduction
 from fedentopt.paper.results_page import write_results_page
+from fedentopt.paper.selector_table import bench_settings
 from fedentopt.paper.sizes import size
-from fedentopt.paper.tables import summary_csv, tables, write_tables
+from fedentopt.paper.tables import summary_csv, tables, write_paper_figures, write_tables
 from fedentopt.results.reading import RUN, SUMMARY
 from fedentopt.results.summary import summarise
 from fedentopt.simulation.config import RunConfig
@@ -109,6 +110,80 @@ def test_against_fedavg_is_paired_by_seed() -> None:
     assert (names.against(one), names.against(entry(few, FEDAVG))) == ("+10.00", "–")
     (row,) = csv.DictReader(io.StringIO(summary_csv([one])))
     assert [row[name] for name in ("against_fedavg", "low", "high", "shared_seeds")] == ["10.000000", "", "", "1"]
+
+
+SIZES = """
+[[cells]]
+table = "TABLE"
+metric = "accuracy"
+model = "lenet5"
+dataset = "pathmnist"
+partition = "classes:2"
+participation = 10
+seeds = 2
+image_size = [28, 224]
+method = ["METHODS"]
+"""
+
+
+def cells_of_sizes(tmp_path: Path, table: str, *methods: str) -> list[Cell]:
+    file = tmp_path / "sizes.toml"
+    file.write_text(SIZES.replace("TABLE", table).replace("METHODS", '", "'.join(methods)))
+    return cells_from_file(file)
+
+
+def test_images_of_two_sizes_are_two_data_sets(tmp_path: Path) -> None:
+    cells = cells_of_sizes(tmp_path, "mine", "fedavg", "fedentopt")
+    results = known(*(run(c.config, seed, 40.0 + n) for n, c in enumerate(cells) for seed in (0, 1)))
+    (table,) = tables(compare(cells, results, lambda name: True))
+    assert {section.heading: [row[0] for row in section.rows] for section in table.sections} == {
+        "LeNet-5, PathMNIST (28 px), C=2": ["FedAvg", "FedEntOpt"],
+        "LeNet-5, PathMNIST, C=2": ["FedAvg", "FedEntOpt"],  # its usual size needs no word
+    }
+    svg = next(
+        path
+        for path in write_figures(tmp_path, compare(cells_of_figure(cells), results, lambda name: True), results)
+        if path.suffix == ".svg"
+    )
+    shown = "".join(ElementTree.parse(svg).getroot().itertext())
+    assert "LeNet-5, PathMNIST (28 px), C=2" in shown
+    assert "LeNet-5, PathMNIST, C=2" in shown
+
+
+def cells_of_figure(cells: list[Cell]) -> list[Cell]:
+    """The same cells as one figure's, at two shares of the clients."""
+    return [dataclasses.replace(cell, table="figure2", participation=share) for cell in cells for share in (5, 10)]
+
+
+def test_selectors_on_images_of_two_sizes_are_compared_within_each(tmp_path: Path) -> None:
+    cells = cells_of_sizes(tmp_path, "selectors", "random", "fedentopt")
+    results = known(*(run(c.config, seed, 40.0 + n) for n, c in enumerate(cells) for seed in (0, 1)))
+    found = bench_settings(compare(cells, results, lambda name: True))
+    by_size = {setting.heading: [e.ours for e in setting.entries] for setting in found}
+    assert by_size == {"LeNet-5, PathMNIST (28 px), C=2": [40.0, 42.0], "LeNet-5, PathMNIST, C=2": [41.0, 43.0]}
+
+
+@pytest.mark.parametrize("beside", ["another seed", "what it is compared with"])
+def test_results_of_different_data_of_one_name_are_not_averaged(tmp_path: Path, beside: str) -> None:
+    cell = cells_of_sizes(tmp_path, "mine", "fedentopt")[0]
+    one, other = "1" * 32, "2" * 32
+    if beside == "another seed":
+        runs = [run(cell.config, 0, 40.0, data=one), run(cell.config, 1, 50.0, data=other)]
+    else:
+        runs = [run(cell.config, 0, 40.0, data=one), run(cell.reference, 0, 50.0, data=other)]
+    with pytest.raises(
+        InputError, match=r"^dataset: fedentopt on pathmnist stands on results of different data .*11111111 .*22222222"
+    ):
+        entry(known(*runs), cell)
+    runs = [(key, dataclasses.replace(measured, data=one)) for key, measured in runs]
+    assert entry(known(*runs), cell).ours is not None
+
+
+def test_the_page_shows_a_printed_figure_for_its_own_images_alone(tmp_path: Path) -> None:
+    rules = json.loads(write_paper_figures(tmp_path, CELLS).read_text())
+    assert {(rule["dataset"], rule["fine_labels"], rule["image_size"]) for rule in rules} == {
+        (cell.dataset, False, None) for cell in CELLS if cell.metric == "accuracy" and cell.paper is not None
+    }
 
 
 def test_a_change_is_the_difference_to_the_same_baseline_seed_by_seed() -> None:

@@ -243,6 +243,18 @@ def test_changed_data_are_refused_on_resume(tmp_path: Path) -> None:
     assert contents(folder.path) == before
 
 
+def test_counts_that_are_no_text_any_more_are_refused_on_resume(tmp_path: Path) -> None:
+    drive(RunFolder(tmp_path, CONFIG), stop_after=5)
+    folder = RunFolder(tmp_path, CONFIG)
+    folder.resume()
+    path = folder.path / "label_counts.csv"
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    before = contents(folder.path)
+    with pytest.raises(InputError, match=r"dataset: 'digits' is not what .*label_counts\.csv"):
+        folder.start(start_of(CONFIG))
+    assert contents(folder.path) == before
+
+
 def test_starting_afresh_keeps_the_old_run_until_there_is_something_new(tmp_path: Path) -> None:
     old = RunFolder(tmp_path, CONFIG)
     drive(old)

@@ -21,7 +21,7 @@ import toy
 from fedentopt.algorithms import Algorithm
 from fedentopt.results.records import Outcome
 from fedentopt.selection import SELECTORS, Candidates, PowDSelector, RandomSelector, Selector
-from fedentopt.simulation import engine, planning
+from fedentopt.simulation import checked_selector, engine
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.engine import RunOptions, Stack, Task, run_stack
 from fedentopt.simulation.methods import build_algorithm, build_selector
@@ -216,7 +216,7 @@ def test_the_time_of_drawing_candidates_counts_for_their_round(beside: None, mon
         return draw(self, available)
 
     monkeypatch.setattr(PowDSelector, "candidates", slowly)
-    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(checked_selector, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     for outcome in run([toy.config(selector="pow-d", seed=i) for i in range(4)], [toy.Memory() for _ in range(4)]):
         assert [record.selection_seconds for record in outcome.records] == [1, 2, 3]
 

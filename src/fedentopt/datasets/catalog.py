@@ -84,6 +84,12 @@ class Entry:
     embedded: bool = False
 
 
+def may_differ(name: str) -> bool:
+    """Whether other images can stand behind a name at another time: behind a user's own file or folder, and behind a
+    set that is published in several sizes, of which one that is too small is scaled up."""
+    return name not in ENTRIES or any(file.image_size is not None for file in ENTRIES[name].downloads)
+
+
 def _medmnist(name: str, files: dict[int, tuple[str, int | None]]) -> tuple[Download, ...]:
     downloads = []
     for size, (md5, megabytes) in files.items():

@@ -123,4 +123,4 @@ def _named(table: Table, entries: Sequence[Comparison]) -> Table:
 
 
 def _setting(entry: Comparison) -> tuple[str, str, str | None]:
-    return entry.cell.model, entry.cell.dataset, entry.cell.partition
+    return entry.cell.model, names.data(entry.cell), entry.cell.partition

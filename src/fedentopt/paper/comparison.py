@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedentopt.errors import InputError
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.measures import Measured, Results, settings_key
 from fedentopt.paper.sizes import size
+from fedentopt.results.reading import is_same_data
 from fedentopt.results.statistics import Interval, mean, mean_interval, paired_differences, sample_std
 
 DONE, PARTLY, MISSING_DATA, NOT_RUN, REFUSED = "done", "partly", "missing-data", "not-run", "refused"
@@ -93,7 +95,8 @@ def _compare(cell: Cell, results: Results, has_data: Callable[[str], bool]) -> C
         state = PARTLY
     else:
         state = NOT_RUN if has_data(cell.dataset) else MISSING_DATA
-    numbers, leads = list(values.values()), _leads(cell, values, results)
+    numbers, leads, runs = list(values.values()), _leads(cell, values, results), _runs(cell, values, results)
+    _check_one_data(cell, runs, results)
     return Comparison(
         cell,
         values,
@@ -103,7 +106,7 @@ def _compare(cell: Cell, results: Results, has_data: Callable[[str], bool]) -> C
         lead=mean(leads),
         against=mean_interval(leads),
         interval=mean_interval(numbers) if cell.metric == "accuracy_change" else None,
-        runs=_runs(cell, values, results),
+        runs=runs,
         stand_ins=_stand_ins(cell, values, results),
     )
 
@@ -131,6 +134,20 @@ def _runs(cell: Cell, seeds: Iterable[int], results: Results) -> tuple[Measured,
     assert cell.config is not None
     found = [results.run_of(cell, cell.config, seed) for seed in seeds]
     return tuple(run for run in found if run is not None)
+
+
+def _check_one_data(cell: Cell, runs: Sequence[Measured], results: Results) -> None:
+    """Refuse runs of other data than the others that a figure is made of, or than those that it is compared with."""
+    beside = [(config, run.seed) for run in runs for config in (cell.baseline, cell.reference) if config is not None]
+    found = [*runs, *(other for config, seed in beside if (other := results.run_of(cell, config, seed)) is not None)]
+    digests = [(run.data, run.seed) for run in found if run.data]
+    for digest, seed in digests[1:]:
+        first, its_seed = digests[0]
+        if not is_same_data(first, digest):
+            raise InputError(
+                f"dataset: {cell.method} on {cell.dataset} stands on results of different data of that name (digest "
+                f"{first[:8]} in seed {its_seed}, {digest[:8]} in seed {seed}); accepted: results of one of the two"
+            )
 
 
 def _stand_ins(cell: Cell, seeds: Iterable[int], results: Results) -> dict[str, list[int]]:

@@ -211,7 +211,7 @@ def _grid(entries: Sequence[Comparison]) -> tuple[list[str], list[tuple[str, str
 
 
 def _column(cell: Cell) -> tuple[str, str]:
-    return cell.dataset, cell.partition or ""
+    return names.data(cell), cell.partition or ""
 
 
 def _panels(rows: int, columns: int, *, width: float = 2.1, height: float = 1.9) -> tuple[Any, Any]:
@@ -222,7 +222,7 @@ def _panels(rows: int, columns: int, *, width: float = 2.1, height: float = 1.9)
 
 
 def _title(axis: Any, model: str, column: tuple[str, str]) -> None:
-    axis.set_title(_literal(f"{names.model(model)}, {names.dataset(column[0])}, {names.partition(column[1])}"))
+    axis.set_title(_literal(f"{names.model(model)}, {column[0]}, {names.partition(column[1])}"))
     if not axis.lines:
         axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes, color=GREY)

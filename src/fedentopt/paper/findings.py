@@ -295,7 +295,7 @@ def _rows(entries: Entries, *, participation: bool = True) -> list[list[Comparis
     for entry in entries:
         cell = entry.cell
         share = cell.participation if participation else None
-        key = (cell.table, cell.model, cell.dataset, cell.partition, cell.availability, cell.metric, share)
+        key = (cell.table, cell.model, names.data(cell), cell.partition, cell.availability, cell.metric, share)
         rows.setdefault(key, []).append(entry)
     return list(rows.values())
 

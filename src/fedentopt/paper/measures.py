@@ -16,13 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.catalog import may_differ
 from fedentopt.errors import InputError
 from fedentopt.files import file_digest
 from fedentopt.own_code import code_digest
 from fedentopt.paper.cells import Cell
+from fedentopt.results.checked_files import REMEDY
 from fedentopt.results.folder import RunFolder
-from fedentopt.results.reading import REMEDY, RUN, SUMMARY, RunResult, is_figure, read_run
+from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
 from fedentopt.results.summary import rounds_to
 from fedentopt.results.trust import TRUST
 from fedentopt.simulation.config import RunConfig
@@ -248,7 +249,7 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
     given |= {name: _rounded(name, summary.get(name)) for name in taken}
     given["asked"] = summary.get("asked", 0)
     given |= {of: run.about.get(of, {}).get("digest") for of in ("code", "weights")}
-    given["data"] = None if config.dataset in ENTRIES else run.about["dataset"].get("digest")
+    given["data"] = run.about["dataset"].get("digest") if may_differ(config.dataset) else None
     per_client = summary.get("client_accuracy") or {}
     given["client_mean"] = _rounded("client_mean", per_client.get("mean"))
     given["client_worst_tenth"] = _rounded("client_worst_tenth", per_client.get("worst_tenth"))
@@ -257,20 +258,10 @@ def _measured(run: RunResult, config: RunConfig, seed: int) -> Measured:
 
 
 def _check(run: RunResult) -> None:
-    """Refuse a run's folder whose files lack what is read here, as one written by hand or by other code may."""
+    """Refuse a run whose notes lack what is read here, as those written by hand or by other code may."""
     assert run.path is not None
-    path = run.path / SUMMARY
-    for name in (*FIGURES, "rounds", "rounds_to"):
-        if name not in run.summary:
-            raise InputError(f"{path}: {name} is missing; {REMEDY}")
-    to = run.summary["rounds_to"]
-    if not isinstance(to, dict):
-        raise InputError(f"{path}: rounds_to is {to!r}; accepted: rounds by accuracy; {REMEDY}")
-    for key, value in to.items():
-        if value is not None and not is_figure(value):
-            raise InputError(f"{path}: rounds_to {key} is {value!r}; accepted: a finite number or null; {REMEDY}")
-    dataset = run.about.get("dataset")
-    if not isinstance(dataset, dict) or not isinstance(dataset.get("classes"), list) or not dataset["classes"]:
+    dataset = run.about.get("dataset", {})
+    if not isinstance(dataset.get("classes"), list) or not dataset["classes"]:
         raise InputError(f"{run.path / RUN}: the classes of the dataset are missing; {REMEDY}")
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fedentopt.datasets import default_image_size
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
@@ -219,9 +220,17 @@ def row_name(cell: Cell) -> str:
     return ", ".join(parts)
 
 
+def data(cell: Cell) -> str:
+    """The data set, with what its runs make of it otherwise than usual: no two of these are one data set."""
+    if cell.config is None:
+        return dataset(cell.dataset)
+    size = cell.config.image_size
+    parts = ["100 classes"] if cell.config.fine_labels else []
+    parts += [] if size in (None, default_image_size(cell.dataset)) else [f"{size} px"]
+    return dataset(cell.dataset) + (f" ({', '.join(parts)})" if parts else "")
+
+
 def heading(cell: Cell) -> str:
     """The setting that rows of one section share."""
-    fine = cell.config is not None and cell.config.fine_labels
-    data = f"{dataset(cell.dataset)} (100 classes)" if fine else dataset(cell.dataset)
-    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), data]
+    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), data(cell)]
     return ", ".join(part for part in (*parts, cell.partition and partition(cell.partition)) if part)

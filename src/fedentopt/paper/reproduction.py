@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.catalog import may_differ
 from fedentopt.errors import InputError
 from fedentopt.files import FOLDER_PATIENCE, file_digest, locked_folder, make_folder
 from fedentopt.own_code import code_digest
@@ -85,8 +85,9 @@ class Reproduction:
         """Refuse, before anything trains, runs of the plan in `folder`, and exported ones, that other code, data or
         start weights of the user's made: tables would average them with new ones, or compare them."""
         for config in self._own_runs(baselines=True):
-            now = {of: self._now(config, of) for of in OWN}
-            for seed in sorted(self.results.seeds(config)):
+            seeds = sorted(self.results.seeds(config))
+            now = {of: self._now(config, of) for of in OWN} if seeds else {}  # to open images for nothing takes long
+            for seed in seeds:
                 run = self.results.get(config, seed)  # which refuses other code
                 others = [of for of in OWN if run and not _are_same(of, getattr(run, of), now[of])]
                 if not others:
@@ -109,7 +110,7 @@ class Reproduction:
         provenance.read(folder)
         for run, of in itertools.product(self._own_runs(), OWN):
             there, now = known.digests(run, of), self.results.digests(run, of)
-            now |= {self._now(run, of)} - {""} if trains else set()
+            now |= {self._now(run, of)} - {""} if trains and there else set()
             if not all(_are_same(of, one, other) for one in there for other in now):
                 raise InputError(
                     f"export: {folder} holds results of {run.method} on {run.dataset} by other {of} (digest "
@@ -117,8 +118,8 @@ class Reproduction:
                 )
 
     def _own_runs(self, *, baselines: bool = False) -> list[RunConfig]:
-        """Runs of the plan, at seed 0, with something of the user's; on request also those that they are compared
-        with."""
+        """Runs of the plan, at seed 0, behind which something else may stand at another time; on request also those
+        that they are compared with."""
         configs = (
             run
             for cell in self.plan
@@ -126,10 +127,10 @@ class Reproduction:
             if config is not None
             for run in cell.versions(config)
         )
-        return [run for run in dict.fromkeys(configs) if run.own_code or run.weights or run.dataset not in ENTRIES]
+        return [run for run in dict.fromkeys(configs) if run.own_code or run.weights or may_differ(run.dataset)]
 
     def _now(self, config: RunConfig, of: str) -> str:
-        """The digest of what a run to come would be made with; empty where it is gone, or nothing of the user's."""
+        """The digest of what a run to come would be made with; empty where it is gone, or always the same."""
         from fedentopt.simulation.sweep import find_digest
 
         if of == "weights":
@@ -138,7 +139,7 @@ class Reproduction:
             return code_digest(config.own_code)
         key = (config.dataset, config.fine_labels, config.image_size)
         if key not in self._digests:
-            self._digests[key] = "" if config.dataset in ENTRIES else find_digest(config, self.data_dir)
+            self._digests[key] = find_digest(config, self.data_dir) if may_differ(config.dataset) else ""
         return self._digests[key]
 
     def unfinished(self) -> list[RunConfig]:

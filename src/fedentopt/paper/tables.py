@@ -136,8 +136,8 @@ def _exact(value: float | None) -> str:
 
 
 RULE_SETTINGS = (
-    "dataset", "partition", "model", "clients", "cohort", "rounds", "lr", "weight_decay", "dropout", "stragglers",
-    "epsilon",
+    "dataset", "fine_labels", "image_size", "partition", "model", "clients", "cohort", "rounds", "lr", "weight_decay",
+    "dropout", "stragglers", "epsilon",
 )  # fmt: skip
 
 

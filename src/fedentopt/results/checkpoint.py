@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
 from fedentopt.files import write_aside
-from fedentopt.results.reading import plain_settings
+from fedentopt.results.checked_files import plain_settings
 from fedentopt.results.records import Checkpoint, RoundRecord, RunIdentity
 from fedentopt.results.vector_files import VectorFiles
 

@@ -30,11 +30,12 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.files import LOCK_NAME, locked_folder, make_folder, read_json, write_json, write_text
+from fedentopt.results.checked_files import read_about, read_summary
 from fedentopt.results.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from fedentopt.results.clients import CLIENTS, clients_csv
 from fedentopt.results.environment import environment
 from fedentopt.results.label_counts import CLIENT_ACCURACY, COUNTS, REPORTED, client_accuracy_csv, counts_csv
-from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, is_same_data, plain_settings
+from fedentopt.results.reading import MODEL, ROUNDS, RUN, SUMMARY, is_same_data
 from fedentopt.results.records import Checkpoint, Outcome, RoundRecord, RunIdentity, RunStart
 from fedentopt.results.rounds import rounds_csv
 from fedentopt.results.summary import summarise_outcome
@@ -95,7 +96,8 @@ class RunFolder:
         self._client_names: tuple[str, ...] = ()
 
     def is_finished(self) -> bool:
-        """Whether the folder holds this run complete; a folder with another run in it is an `InputError`."""
+        """Whether the folder holds this run complete; one with another run in it, or a summary that cannot be used, is
+        an `InputError`."""
         try:
             if not (self.path / SUMMARY).exists():
                 return False
@@ -105,7 +107,7 @@ class RunFolder:
             raise InputError(
                 f"{self.path / RUN}: holds a run with other settings; move the folder away or give another one"
             )
-        return read_json(self.path / SUMMARY).get("finished") is True
+        return bool(read_summary(self.path / SUMMARY))
 
     def is_of(self, digest: str) -> bool:
         """Whether the run in the folder was made of data with this digest, as far as it is known."""
@@ -133,7 +135,7 @@ class RunFolder:
 
     def _noted(self, what: str) -> str:
         """The digest in `run.json` of the `dataset`, the own `code` or the `weights`; empty where it has none."""
-        about = read_json(self.path / RUN) if (self.path / RUN).exists() else {}
+        about = read_about(self.path / RUN) if (self.path / RUN).exists() else {}
         return str(about.get(what, {}).get("digest", ""))
 
     def can_resume(self) -> bool:
@@ -229,7 +231,7 @@ class RunFolder:
 
     def _check_same_data(self, start: RunStart) -> None:
         path = self.path / COUNTS
-        same = not path.exists() or path.read_text(encoding="utf-8") == self._counts(start, start.label_counts)
+        same = not path.exists() or path.read_bytes() == self._counts(start, start.label_counts).encode()
         if not same or not self.is_of(start.data_digest):
             raise InputError(
                 f"dataset: {self.config.dataset!r} is not what {path} was made from; "
@@ -272,8 +274,7 @@ def _names_alike(out_dir: Path, changed: int) -> dict[tuple[str, ...], list[str]
 
 def _is_run(folder: Path, config: RunIdentity) -> bool:
     """Whether a folder's `run.json` has these settings."""
-    found = read_json(folder / RUN).get("config")
-    return isinstance(found, dict) and plain_settings(found) == json.loads(json.dumps(config.to_dict()))
+    return bool(read_about(folder / RUN)["config"] == json.loads(json.dumps(config.to_dict())))
 
 
 def _now() -> str:

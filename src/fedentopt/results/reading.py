@@ -6,9 +6,8 @@ is there but cannot be used is an `InputError` with the file, the place in it an
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.files import read_json
-from fedentopt.partition import parse
+from fedentopt.results.checked_files import read_about, read_summary
 from fedentopt.results.clients import CLIENTS, read_clients
 from fedentopt.results.label_counts import LabelTable, read_labels
 from fedentopt.results.records import ClientRecord, RoundRecord
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 RUN, ROUNDS, SUMMARY, MODEL = "run.json", "rounds.csv", "summary.json", "model.safetensors"
-FIGURES = (
-    "accuracy", "final_accuracy", "best_accuracy", "worst_class_accuracy", "h_norm", "never_selected", "mean_entropy",
-    "min_entropy", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "validation_accuracy", "chance",
-)  # fmt: skip
-WHOLE = ("rounds", "diverged_round")
-"""Both: numbers of `summary.json` that are computed with. They may be null, but for those that are always known."""
-ALWAYS = ("bytes_up", "bytes_down", "seconds", "simulated_seconds", "chance", "rounds")
-LARGEST = 1e150  # whose square is a number, too
-REMEDY = "delete the run's folder to run it again"
 
 
 class RunResult:
@@ -176,45 +166,8 @@ class ResultFolder:
 
 def read_run(path: Path) -> RunResult:
     """Read the folder of a run, finished or not; its tables are read when first asked for."""
-    about = read_json(path / RUN)
-    if not isinstance(about.get("config"), dict):
-        raise InputError(f"{path / RUN}: field 'config' is missing or no object")
-    for name in ("dataset", "code", "weights"):
-        if not isinstance(about.get(name) or {}, dict):
-            raise InputError(f"{path / RUN}: {name} is {about[name]!r}; accepted: an object; {REMEDY}")
-    if type(about["config"].get("seed", 0)) is not int:
-        raise InputError(f"{path / RUN}: seed is {about['config']['seed']!r}; accepted: a whole number; {REMEDY}")
-    about["config"] = plain_settings(about["config"])
-    summary = read_json(path / SUMMARY) if (path / SUMMARY).exists() else {}
-    _check_summary(path / SUMMARY, summary)
-    return RunResult(about, summary if summary.get("finished", True) else {}, path=path)
-
-
-def is_figure(value: Any) -> bool:
-    """Whether a value of a JSON file is a number that can be computed with."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _check_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Refuse figures that are none, as in a file that was changed by hand."""
-    for name, value in summary.items():
-        if name not in (*FIGURES, *WHOLE):
-            continue
-        fits = type(value) is int if name in WHOLE else is_figure(value)
-        accepted = "a whole number" if name in WHOLE else "a finite number"
-        if name not in ALWAYS:
-            fits, accepted = fits or value is None, f"{accepted} or null"
-        if not fits:
-            raise InputError(f"{path}: {name} is {value!r}; accepted: {accepted}; {REMEDY}")
-
-
-def plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run with its partition in the spelling that identifies runs now: `dir:0.1` for the `dir:.1`
-    that versions before kept as it was typed."""
-    plain = dict(config)
-    with contextlib.suppress(InputError):
-        plain |= {"partition": str(parse(plain["partition"]))} if "partition" in plain else {}
-    return plain
+    about = read_about(path / RUN)
+    return RunResult(about, read_summary(path / SUMMARY) if (path / SUMMARY).exists() else {}, path=path)
 
 
 def is_same_data(one: str, other: str) -> bool:

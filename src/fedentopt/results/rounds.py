@@ -35,6 +35,8 @@ FIGURES = (
 OPTIONAL = ("asked", *FIGURES)
 """Columns that are there only where some round has such a figure."""
 
+ROUNDING = 1e-6  # how far a mean of per cents may be beyond them
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -202,7 +204,7 @@ def read_rounds(path: Path, clients: Sequence[str], num_classes: int) -> RoundTa
     cells = _Cells(path, header, lines)
     return RoundTable(
         number=cells.integers("round"),
-        accuracy=cells.floats("accuracy", empty=True, finite=True),
+        accuracy=cells.per_cents("accuracy"),
         loss=cells.floats("loss", empty=True),
         class_accuracy=cells.by_class("class_accuracy", num_classes),
         entropy=cells.floats("entropy", finite=True),
@@ -240,6 +242,15 @@ class _Cells:
             dtype=np.float64,
         )
         return np.where(np.isfinite(values), values, np.nan) if finite else values
+
+    def per_cents(self, column: str) -> Floats:
+        """Empty cells are NaN, and so is everything that is not finite."""
+        values = self.floats(column, empty=True, finite=True)
+        beyond = np.flatnonzero((values < -ROUNDING) | (values > 100 + ROUNDING))  # NaN is neither
+        if beyond.size:
+            at = int(beyond[0])
+            raise self._refusal(column, at, f"{self._columns[column][at]!r} is not a number from 0 to 100")
+        return values
 
     def by_class(self, column: str, num_classes: int) -> Floats:
         rows = np.full((len(self._columns[column]), num_classes), np.nan)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -14,13 +12,13 @@ import numpy as np
 
 from fedentopt.audit import Audit, Recall
 from fedentopt.errors import InputError
-from fedentopt.own_code import describe_error, is_of_handler, is_ours
 from fedentopt.partition import Partition, partition
 from fedentopt.partition import parse as parse_partition
 from fedentopt.privacy import laplace_noise
 from fedentopt.randomness import generator, key, mix64
-from fedentopt.selection import Candidates, Census, ClientId, Cohort, Observation, Selector
+from fedentopt.selection import ClientId, Observation, Selector
 from fedentopt.selection.measures import classes_covered, entropy
+from fedentopt.simulation.checked_selector import CheckedSelector
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.lies import FORGE, claims, draw_liars
 from fedentopt.simulation.server_images import take_server_images
@@ -136,23 +134,24 @@ class RunPlanner:
             )
         self._labels = labels
         self.selector = selector
-        self._told: frozenset[str] = frozenset(getattr(selector, "needs", ()))
+        self._asked = CheckedSelector(selector, config)
         reports = self.counts if self.reported is None else self.reported
         self.watch = Watch(config, self.counts, reports, self.liars, selector)
         if config.size_cap is not None:
             reports = cast(np.ndarray, self.watch.believed(range(config.clients)))
-        self.needs = self._told | {"head"} if self.watch.reads_heads else self._told
-        self._selecting = 0.0  # seconds that the selector took since the last plan
-        # One of the user's own may keep what it is given, and change it.
-        given = reports if is_ours(self.selector) else reports.copy()
-        self._call("register", given, noisy=config.epsilon is not None)
+        self._asked.register(reports)
+        self.needs = self._asked.needs | ({"head"} if self.watch.reads_heads else frozenset())
         marked = int(config.stragglers * config.clients + 1e-9)
         order = generator(config.seed, "stragglers").permutation(config.clients)
         self.stragglers = frozenset(int(k) for k in order[:marked])
-        self._everybody = frozenset(range(config.clients))
         self._speeds: dict[int, float] = {}
-        self._selecting = 0.0  # to take clients in belongs to no plan
         self._limited: dict[tuple[int, bytes], np.ndarray] = {}
+
+    def _reported(self) -> np.ndarray | None:
+        claimed = claims(self.counts, self.liars, self.config.lie, self.config.seed) if self.liars else self.counts
+        if self.config.epsilon is None:
+            return claimed if self.liars else None
+        return laplace_noise(claimed, self.config.epsilon, generator(self.config.seed, "label-noise"))
 
     @property
     def audit(self) -> Audit | None:
@@ -170,12 +169,6 @@ class RunPlanner:
         """Label counts as the server reads them: true, or noisy and clamped at zero."""
         return self.counts if self.reported is None else np.maximum(self.reported, 0.0)
 
-    def _reported(self) -> np.ndarray | None:
-        claimed = claims(self.counts, self.liars, self.config.lie, self.config.seed) if self.liars else self.counts
-        if self.config.epsilon is None:
-            return claimed if self.liars else None
-        return laplace_noise(claimed, self.config.epsilon, generator(self.config.seed, "label-noise"))
-
     @property
     def asks_ahead(self) -> bool:
         """Whether candidates can be asked before all else of their round.
@@ -184,79 +177,61 @@ class RunPlanner:
         it can be asked early, and again after a checkpoint. One of the user's own may draw on what it keeps: it is
         asked when its round is planned, once.
         """
-        return self.needs == {"candidate_loss"} and is_ours(self.selector)
+        return self.needs == {"candidate_loss"} and self._asked.ours
+
+    # --- a round, in the order in which it goes
+    def census(self) -> RoundPlan | None:
+        """The plan of a census before round 1, in which everybody trains, where the selector wants one."""
+        wanted = self._asked.census()
+        if wanted is None:
+            return None
+        work = []
+        for client, samples in enumerate(self.parts.indices):
+            if wanted.samples is not None and wanted.samples < len(samples):
+                draw = generator(self.config.seed, "census-samples", client)
+                samples = np.sort(draw.choice(samples, wanted.samples, replace=False))
+            if len(samples):
+                counts = np.bincount(self._labels[samples], minlength=self.counts.shape[1])
+                work.append(self._work(client, samples, counts, wanted.epochs))
+        return RoundPlan(0, tuple(task.client for task in work), tuple(work))
 
     def questions(self, round_: int) -> list[Question]:
         """Whom the selector wants to ask for the loss of the current model before it chooses, if anybody.
 
         A client without any sample, which only noise can hide, has nothing to answer with and is left out.
         """
-        if "candidate_loss" not in self.needs:
-            return []
-        wanted = self._call("candidates", *self._available())
+        wanted = self._asked.candidates(*self._available()) if "candidate_loss" in self.needs else None
         if wanted is None:
             return []
-        known = isinstance(wanted, Candidates) and isinstance(wanted.ids, Iterable)
-        if not known or not _is_number(wanted.samples, none=True):
-            raise InputError(
-                f"selector: {self.config.selector!r}: candidates gave {_shown(wanted, Candidates)}; "
-                f"accepted: Candidates, or None, with samples a whole number from 1, or none"
-            )
-        clients = self._known_clients(tuple(wanted.ids), wanted, "asks", "Candidates")
+        clients, most = wanted
         owned = [self.parts.indices[client] for client in clients]
-        if wanted.samples is not None:
+        if most is not None:
             keys = self._keys(("candidate-samples",), round_, clients)
-            owned = [_some_of(own, wanted.samples, own_key) for own, (own_key,) in zip(owned, keys, strict=True)]
+            owned = [_some_of(own, most, own_key) for own, (own_key,) in zip(owned, keys, strict=True)]
         return [Question(client, own) for client, own in zip(clients, owned, strict=True) if len(own)]
 
     def plan(self, round_: int, losses: Mapping[int, float] | None = None) -> RoundPlan:
         """The plan of round `round_`; rounds must be asked for in order, since selection has a memory."""
-        config = self.config
-        if round_ == 2 and not is_ours(self.selector):  # what no checkpoint would keep is told now, not at the first
-            self.state_dict()
-            self.arrays()
-        known = None if losses is None else cast("Mapping[ClientId, float]", losses)
-        available = self._available()
-        cohort = self._call("select", *available) if known is None else self._call("select", *available, losses=known)
-        selected = self._known_clients(tuple(getattr(cohort, "clients", ())), cohort)
-        if len(selected) > config.cohort_size:
-            raise InputError(
-                f"selector: {config.selector!r} selected {len(selected)} clients; "
-                f"accepted: at most {config.cohort_size}"
-            )
-        limits = cohort.sample_limits
-        if limits is not None and not isinstance(limits, Mapping):
-            raise InputError(
-                f"selector: {config.selector!r} gave {type(limits).__name__} as sample_limits; "
-                f"accepted: a mapping from client to one number per class"
-            )
-        away: frozenset[int] = frozenset()
-        if config.dropout:
-            luck = generator(config.seed, "dropout", round_).random(config.clients)
-            away = frozenset(np.flatnonzero(luck < config.dropout).tolist())
+        if round_ == 2 and not self._asked.ours:  # what no checkpoint would keep is told now, not at the first
+            self._asked.state_dict()
+            self._asked.arrays()
+        selected, cohort = self._asked.select(*self._available(), losses=losses)
+        away = self._away(round_)
         work = []
         for client in selected:
-            if client in away:
-                continue
-            samples, counts = self._samples(client, None if limits is None else limits.get(client))
-            epochs = self._epochs(client, round_)
-            seconds = self.seconds(client, len(samples) * epochs)
-            work.append(ClientWork(client, samples, counts, epochs, self.batch_size, seconds))
-        tasks = tuple(task for task in work if len(task.samples))
-        spent, self._selecting = self._selecting, 0.0
-        weights = self._weights(cohort, selected)
+            if client not in away:
+                limit = self._asked.limit(cohort, client, self.counts[client])
+                samples, counts = self._samples(client, limit)
+                work.append(self._work(client, samples, counts, self._epochs(client, round_)))
         return RoundPlan(
-            round_, selected, tasks, tuple(losses or ()), weights, spent, self.watch.knowledge(cohort, selected)
+            round_,
+            selected,
+            work=tuple(task for task in work if len(task.samples)),
+            asked=tuple(losses or ()),
+            weights=self._asked.weights(cohort, selected),
+            selection_seconds=self._asked.take_seconds(),
+            knowledge=self.watch.knowledge(cohort, selected),
         )
-
-    def seconds(self, client: int, samples: int) -> float:
-        """Simulated time in which a client trains on so many samples, each as often as it is seen."""
-        speed = self._speeds.get(client)
-        if speed is None:
-            spread = self.config.speed_spread
-            z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
-            speed = self._speeds[client] = SAMPLES_A_SECOND * math.exp(spread * z)
-        return samples / speed
 
     def observe_recalls(self, recalls: Mapping[int, Recall]) -> None:
         """Tell the audit how well the models of a round know the server's images; `observe` comes after it."""
@@ -268,76 +243,48 @@ class RunPlanner:
         if not observations:
             return
         self._believe(self.watch.observe(observations))
-        if self._told - {"candidate_loss"}:
-            if "head" in self.needs - self._told:
+        if self._asked.needs - {"candidate_loss"}:
+            if "head" in self.needs - self._asked.needs:
                 observations = {
                     client: replace(seen, head=None, travel=None, drift=None, untrained=None)
                     for client, seen in observations.items()
                 }
-            self._call("observe", cast("Mapping[ClientId, Observation]", observations))
+            self._asked.observe(observations)
         self.watch.learnt(observations)
 
     def add_selecting(self, seconds: float) -> None:
         """Count time as the selector's that was spent on it elsewhere, for several runs at once."""
-        self._selecting += seconds
+        self._asked.add_seconds(seconds)
 
+    # --- what a round is made of
     def _believe(self, clients: list[int]) -> None:
         """Let the selector choose by what is believed of these clients now."""
         if clients:
-            self._call("update", self.watch.believed(clients), noisy=True, ids=clients)
+            self._asked.believe(self.watch.believed(clients), clients)
 
     def _available(self) -> tuple[list[int], ...]:
-        """As arguments of `select`: none at all where everybody is available."""
+        """As arguments of the selector: none at all where everybody is available."""
         available = self.watch.available()
         return () if available is None else (available,)
 
-    def census(self) -> RoundPlan | None:
-        """The plan of a census before round 1, in which everybody trains, where the selector wants one."""
-        wanted = self._call("census") if hasattr(self.selector, "census") else None
-        if wanted is None:
-            return None
-        known = isinstance(wanted, Census) and _is_number(wanted.epochs) and _is_number(wanted.samples, none=True)
-        if not known:
-            raise InputError(
-                f"selector: {self.config.selector!r}: census gave {_shown(wanted, Census)}; "
-                f"accepted: Census, or None, with epochs a whole number from 1, and samples too, or none"
-            )
-        work = []
-        for client, samples in enumerate(self.parts.indices):
-            if wanted.samples is not None and wanted.samples < len(samples):
-                draw = generator(self.config.seed, "census-samples", client)
-                samples = np.sort(draw.choice(samples, wanted.samples, replace=False))
-            if len(samples):
-                counts = np.bincount(self._labels[samples], minlength=self.counts.shape[1])
-                seconds = self.seconds(client, len(samples) * wanted.epochs)
-                work.append(ClientWork(client, samples, counts, wanted.epochs, self.batch_size, seconds))
-        return RoundPlan(0, tuple(task.client for task in work), tuple(work))
+    def _away(self, round_: int) -> frozenset[int]:
+        """Clients that would drop out before they train, chosen or not."""
+        if not self.config.dropout:
+            return frozenset()
+        luck = generator(self.config.seed, "dropout", round_).random(self.config.clients)
+        return frozenset(np.flatnonzero(luck < self.config.dropout).tolist())
 
-    def _weights(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[int, float] | None:
-        weights = getattr(cohort, "weights", None)
-        if weights is None or self.config.averaging == "samples":
-            return None
-        try:
-            values = np.asarray(weights, dtype=np.float64)
-        except (TypeError, ValueError, RuntimeError):
-            values = np.zeros(0)
-        if values.shape != (len(selected),) or not np.isfinite(values).all() or (values <= 0).any():
-            raise InputError(
-                f"selector: {self.config.selector!r} gave the weights {weights!r}; accepted: one above 0 per client"
-            )
-        return dict(zip(selected, values.tolist(), strict=True))
+    def _work(self, client: int, samples: np.ndarray, counts: np.ndarray, epochs: int) -> ClientWork:
+        return ClientWork(client, samples, counts, epochs, self.batch_size, self.seconds(client, len(samples) * epochs))
 
-    def _known_clients(
-        self, chosen: tuple[Any, ...], given: object, did: str = "selected", form: str = "a Cohort"
-    ) -> tuple[int, ...]:
-        """Client numbers; a selector of the user's own may have got them wrong."""
-        config = self.config
-        if not chosen or len(set(chosen)) < len(chosen) or not self._everybody.issuperset(chosen):
-            raise InputError(
-                f"selector: {config.selector!r} {did} {chosen or given!r}; "
-                f"accepted: {form} whose clients are distinct numbers from 0 to {config.clients - 1}"
-            )
-        return tuple(int(k) for k in chosen)
+    def seconds(self, client: int, samples: int) -> float:
+        """Simulated time in which a client trains on so many samples, each as often as it is seen."""
+        speed = self._speeds.get(client)
+        if speed is None:
+            spread = self.config.speed_spread
+            z = float(generator(self.config.seed, "speed", client).standard_normal()) if spread else 0.0
+            speed = self._speeds[client] = SAMPLES_A_SECOND * math.exp(spread * z)
+        return samples / speed
 
     def _epochs(self, client: int, round_: int) -> int:
         if client not in self.stragglers:
@@ -349,17 +296,6 @@ class RunPlanner:
         indices = self.parts.indices[client]
         if limit is None:
             return indices, self.counts[client]
-        try:
-            given = np.asarray(limit)
-        except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that NumPy cannot read
-            given = np.zeros(0)
-        numbers = given.dtype.kind in "iuf" and given.shape == self.counts[client].shape
-        if not numbers or not (given >= 0).all():  # infinity is no limit, NaN nothing at all
-            raise InputError(
-                f"selector: {self.config.selector!r} limits client {client} to {limit!r}; "
-                f"accepted: one number per class, 0 or more"
-            )
-        limit = np.minimum(given, self.counts[client]).astype(np.int64)
         known = self._limited.get((client, limit.tobytes()))
         if known is None:
             labels = self._labels[indices]
@@ -387,69 +323,22 @@ class RunPlanner:
     def code_key(self, round_: int, client: int) -> int:
         return key(self.config.seed, "local-loss", round_, client)
 
+    # --- what is kept in a checkpoint
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable, but for the `arrays` of selector and watch. A memory that JSON would change is refused."""
-        state = self._call("state_dict")
-        try:
-            same = json.loads(json.dumps(state)) == state
-        except (TypeError, ValueError):
-            same = False
-        if not same:
-            raise InputError(
-                f"selector: {self.config.selector!r} has a memory that JSON does not keep: {state!r}; "
-                f"accepted: numbers, text, lists, and mappings with text as keys"
-            )
-        return {"selector": state, **self.watch.state_dict()}
+        """JSON-serialisable, but for the `arrays` of selector and watch."""
+        return {"selector": self._asked.state_dict(), **self.watch.state_dict()}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What the selector must not forget beside that. A type that a checkpoint would change is refused."""
-        given = self._call("arrays") if hasattr(self.selector, "arrays") else {}
-        kept: dict[str, np.ndarray] = {}
-        for name, array in given.items() if isinstance(given, Mapping) else [("arrays", given)]:
-            try:
-                kept[name] = np.array(array)
-            except (TypeError, ValueError, RuntimeError):
-                kept[name] = np.zeros(0, dtype=object)
-            floats = kept[name].dtype in (np.float32, np.float64)
-            if not isinstance(given, Mapping) or not isinstance(name, str) or not floats:
-                raise InputError(
-                    f"selector: {self.config.selector!r}: arrays gave {name!r} of type {kept[name].dtype}; "
-                    f"accepted: a mapping from text to arrays of float32 or float64"
-                )
-        return kept
-
-    def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
-        """Call the selector; what one's own raises becomes one line that names it."""
-        started = time.perf_counter()
-        try:
-            return getattr(self.selector, method)(*arguments, **more)
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            if is_ours(self.selector) or is_of_handler(error):
-                raise
-            raise InputError(f"selector: {self.config.selector!r}: {method} raised {describe_error(error)}") from error
-        finally:
-            self._selecting += time.perf_counter() - started
+        """What the selector must not forget beside that."""
+        return self._asked.arrays()
 
     def load_state_dict(
         self, state: dict[str, Any], arrays: Mapping[str, np.ndarray], watched: Mapping[str, np.ndarray]
     ) -> None:
-        """Go on from `state_dict()` and the arrays of selector and watch; a selector without any is given none."""
+        """Go on from `state_dict()` and the arrays of selector and watch."""
         self._believe(self.watch.load_state_dict(state, watched))
-        self._call("load_state_dict", state["selector"])
-        if arrays:
-            self._call("load_arrays", arrays)
+        self._asked.load(state["selector"], arrays)
         self.watch.learnt(range(self.config.clients))
-
-
-def _is_number(value: object, *, none: bool = False) -> bool:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return (none and value is None) or (whole and int(value) >= 1)  # type: ignore[call-overload]
-
-
-def _shown(given: object, kind: type) -> str:
-    return repr(given) if isinstance(given, kind) else type(given).__name__
 
 
 def _some_of(samples: np.ndarray, most: int, own_key: int) -> np.ndarray:

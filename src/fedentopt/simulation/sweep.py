@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fedentopt import datasets
-from fedentopt.datasets.catalog import ENTRIES
+from fedentopt.datasets.catalog import may_differ
 from fedentopt.errors import InputError
 from fedentopt.files import file_digest
 from fedentopt.results.folder import RunFolder
@@ -189,11 +189,11 @@ def check_data(
     given: Dataset | None,
     ways_out: str,
 ) -> None:
-    """Refuse finished runs of a user's file or folder that holds other data by now; where it is gone, they stand.
-    `ways_out` is what a person can do."""
+    """Refuse finished runs of data that is other by now (see `may_differ`); where it is gone, they stand. `ways_out` is
+    what a person can do."""
     loaded: dict[DataKey, str] = {}
     for config in finished:
-        if config.dataset in ENTRIES and given is None:
+        if given is None and not may_differ(config.dataset):
             continue
         key = _data_key(config)
         if key not in loaded:
