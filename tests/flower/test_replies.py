@@ -246,6 +246,28 @@ def test_clients_that_fail_sit_out_longer_and_longer_and_one_that_answers_is_for
     assert bad.client not in dict.fromkeys(client for client, *_ in later.federation.backoff.state_dict())
 
 
+def test_one_that_answers_and_is_silent_in_turn_costs_the_timeout_seldom(tmp_path: Path) -> None:
+    """An answer ended all: it was every third round, for as long as the run lasted."""
+    grid = federation()
+    work, asked = grid._work, [0]
+
+    def in_turn(message: Message) -> Message | None:
+        if message.metadata.message_type != "train" or message.metadata.dst_node_id != 1000:
+            return work(message)
+        asked[0] += 1
+        return None if asked[0] % 2 else work(message)
+
+    grid._work = in_turn  # type: ignore[method-assign]
+    waited, silent = 0.0, []
+    for rounds in (20, 60):  # stopped and continued
+        strategy = made(cohort_size=7, checkpoint_dir=tmp_path)
+        strategy.start(grid, model(), num_rounds=rounds, timeout=600)
+        waited += strategy.clock.now()
+        silent += [entry.round for entry in strategy.history if entry.failed]
+    assert silent == [1, 4, 7, 11, 15, 21, 27, 37, 47]
+    assert waited == pytest.approx(len(silent) * 600, rel=0.1)
+
+
 def test_when_everybody_fails_nobody_sits_out_for_ever() -> None:
     grid = federation(4)
     for node in grid.nodes.values():

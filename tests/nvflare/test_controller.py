@@ -468,6 +468,11 @@ def test_pauses_in_a_state_name_the_round_from_which_a_site_is_tried_again() -> 
     assert [pauses.over("site-1", now) for now in (3, 4, 5)] == [False, False, True]
     assert [pauses.over("site-2", now) for now in (2, 3)] == [False, True]
     assert state.write_pauses(pauses.state_dict()) == {"site-1": [2, 5], "site-2": [1, 3]}
+    pauses.answered("site-2")  # what it owes is kept too
+    assert state.write_pauses(pauses.state_dict()) == {"site-1": [2, 5], "site-2": [0, 3, 2]}
+    again = Backoff()
+    again.load_state_dict(state.read_pauses(state.write_pauses(pauses.state_dict())))
+    assert again.state_dict() == pauses.state_dict()
 
 
 def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_path: Path) -> None:
@@ -488,6 +493,7 @@ def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_
     FakeServer(tmp_path, sites, START).run(controller)
     assert cohorts(controller)[:2] == [("site-1",), ("site-1",)]
     assert all(set(each) == {"site-1", "site-2"} for each in cohorts(controller)[2:])
+    assert controller.census.pauses.state_dict() == []  # who has told its counts is not asked again
 
 
 def test_sites_that_are_away_or_excluded_do_not_train(tmp_path: Path) -> None:
