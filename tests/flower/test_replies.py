@@ -232,6 +232,18 @@ def test_the_smaller_of_two_weights_is_the_usual_one() -> None:
     assert not run(made(cohort_size=2, weight_cap=None), grid).history[0].failed
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_two_that_disagree_the_one_that_names_the_model_as_it_was_sent_is_used(odd: int) -> None:
+    cohort = run(made(cohort_size=2), federation()).history[0].cohort.clients
+    grid = federation()
+    node = next(node for node in grid.nodes.values() if node.client == cohort[odd])
+    node.train = reply(records=lambda content: RecordDict({"mine": content["arrays"], "metrics": content["metrics"]}))
+    entry = run(made(cohort_size=2), grid).history[0]
+    assert entry.cohort.clients == cohort
+    assert entry.answered == (cohort[1 - odd],)
+    assert "ArrayRecord 'mine', the others' is 'arrays'" in entry.failed[cohort[odd]]
+
+
 def test_clients_that_fail_sit_out_longer_and_longer_and_one_that_answers_is_forgiven() -> None:
     grid = federation()
     bad = grid.nodes[1000]

@@ -291,6 +291,7 @@ class LabelAware(FedAvg):
             self._sizes(answers),
             self.weight_cap,
             (self.feedback.loss_key,) if "loss" in self.feedback.needs else (),
+            self.arrayrecord_key,
         )
 
     def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
