@@ -328,8 +328,9 @@ def test_where_relative_paths_of_a_run_config_lead_is_in_the_log_once(
         assert path.exists()
         assert sum(line.endswith(f"{what}: {path}") for line in caplog.messages) == 1
     caplog.clear()
+    told |= {"fedentopt.checkpoint-dir": "none", "fedentopt.metrics-file": ""}
     with caplog.at_level(logging.INFO, logger="flwr"):
-        made().start(federation(), model(), num_rounds=1)
+        strategy_from(told, fraction_evaluate=0.0, min_available_nodes=1).start(federation(), model(), num_rounds=1)
     assert sum(line.endswith(("Checkpoints: none", "Metrics file: none")) for line in caplog.messages) == 2
 
 
