@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from fedentopt.flower import FedEntOpt, LabelAware, LocalTraining, start, strate
 from fedentopt.flower.audit import Watch
 from fedentopt.flower.checkpoint import Checkpoint, load, save
 from fedentopt.flower.heads import head_names
+from fedentopt.flower.progress import Progress
 from fedentopt.flower.report import Report
 from fedentopt.selection import ClusteredSizeSelector, InferredSelector, RandomSelector
 from flower_fake_grid import CLASSES, FastClock, says
@@ -207,6 +210,84 @@ def test_a_run_stopped_in_the_middle_of_its_audit_goes_on_with_the_same_picks(au
         assert array.data == result.arrays[name].data
     with pytest.raises(InputError, match=f"audit: None, but the checkpoint was written with '{audit}'"):
         made(checkpoint_dir=tmp_path).start(learners(LABELS), start_model(), num_rounds=10)
+
+
+def test_a_checkpoint_keeps_of_suspects_and_reasons_what_changed_and_gives_back_whole_records(tmp_path: Path) -> None:
+    """For thousands of suspects and over hundreds of rounds they were 90 MB, written after every round."""
+    told = tmp_path / "rounds.jsonl"
+    options: dict[str, Any] = {"audit": "warn", "checkpoint_dir": tmp_path / "c", "metrics_file": told, "size_cap": 1.0}
+
+    def run(rounds: int, **more: Any) -> Any:
+        grid = learners(LABELS, liars=LIARS)
+        grid.nodes[node_of(grid, 3)].query = says(3, (3 * np.bincount(LABELS[3], minlength=CLASSES)).tolist())
+        return made(**{**options, **more}).start(grid, start_model(), num_rounds=rounds)
+
+    whole = run(24, checkpoint_dir=None)
+    lines = told.read_text()
+    assert whole.rounds[24]["suspects"] == [1, 3, 6, 9]  # 3 claims too many samples
+    assert list(whole.rounds[24]["suspicions"]) == ["1", "6", "9"]
+    for rounds in (1, 20):
+        run(rounds)
+    found = load(tmp_path / "c")
+    assert found is not None
+    told_of = [whole.rounds[number]["suspicions"] for number in range(1, 21)]
+    changes = sum(dict(before).get(client) != why for before, now in zip([{}, *told_of], told_of, strict=False)
+                  for client, why in now.items())  # fmt: skip
+    assert 3 < changes < sum(map(len, told_of))
+    assert json.dumps(found.meta["rounds"]).count("report and training differ") == changes
+    earlier = {str(number): whole.rounds[number] for number in range(1, 21)}  # as they were written before
+    for meta in (found.meta, {**found.meta, "rounds": earlier}):
+        save(tmp_path / "c", replace(found, meta=meta))
+        result = run(24)
+        assert told.read_text() == lines
+        assert result.rounds == whole.rounds
+        after = load(tmp_path / "c")
+        assert after is not None
+        assert json.dumps(after.meta["rounds"]).count("report and training differ") < changes + 10
+
+
+def test_a_line_of_the_file_does_not_repeat_the_reasons_of_many_suspects(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Records have them all; a line has those that are new or changed, and names the others."""
+    told = tmp_path / "rounds.jsonl"
+
+    def run(rounds: int = 24) -> dict[int, dict[str, Any]]:
+        options: dict[str, Any] = {"audit": "warn", "metrics_file": told, "checkpoint_dir": tmp_path / "c"}
+        return made(**options).start(learners(LABELS, liars=LIARS), start_model(), num_rounds=rounds).rounds
+
+    run(4)
+    monkeypatch.setattr("fedentopt.flower.kept_records.MOST_REPEATED", 2)
+    rounds = run()
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    named = [line.pop("suspicions_as_before", []) for line in lines]
+    assert sum(map(len, named)) > 3
+    known: dict[str, str] = {}
+    for names, line, record in zip(named, lines, rounds.values(), strict=True):
+        assert not set(names) & set(line["suspicions"])
+        assert all(known.get(name) != why for name, why in line["suspicions"].items()) or len(line["suspicions"]) <= 2
+        known |= line["suspicions"]
+        assert {**line, "suspicions": {name: known[name] for name in [*line["suspicions"], *names]}} == record
+
+
+def test_a_line_after_one_that_could_not_be_written_holds_all_reasons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fedentopt.flower.kept_records.MOST_REPEATED", 0)
+    progress = Progress(tmp_path / "m.jsonl")
+    progress.begin({})
+    for number in (1, 2, 3, 4):
+        lost = number == 2
+        if lost:
+            (tmp_path / "m.jsonl").rename(tmp_path / "away")
+            (tmp_path / "m.jsonl").mkdir()
+        progress.tell({"round": number, "suspicions": {"6": "why"}})
+        if lost:
+            (tmp_path / "m.jsonl").rmdir()
+            (tmp_path / "away").rename(tmp_path / "m.jsonl")
+    told = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [(line["round"], line["suspicions"]) for line in told] == [(1, {"6": "why"}), (3, {"6": "why"}), (4, {})]
+    assert told[2]["suspicions_as_before"] == ["6"]
 
 
 def test_estimates_lie_in_a_checkpoint_as_arrays_and_are_read_where_they_are_text(tmp_path: Path) -> None:

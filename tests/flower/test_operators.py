@@ -313,6 +313,27 @@ def test_a_strategy_is_made_from_the_run_config() -> None:
     assert len(strategy.start(federation(), model(), num_rounds=2).rounds) == 2
 
 
+def test_where_relative_paths_of_a_run_config_lead_is_in_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = {
+        "fedentopt.cohort-size": 3, "fedentopt.num-classes": CLASSES,
+        "fedentopt.checkpoint-dir": "kept", "fedentopt.metrics-file": "told/rounds.jsonl",
+    }  # fmt: skip
+    strategy = strategy_from(told, fraction_evaluate=0.0, min_available_nodes=1)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        strategy.start(federation(), model(), num_rounds=2)
+    for what, path in (("Checkpoints", tmp_path / "kept"), ("Metrics file", tmp_path / "told" / "rounds.jsonl")):
+        assert path.exists()
+        assert sum(line.endswith(f"{what}: {path}") for line in caplog.messages) == 1
+    caplog.clear()
+    told |= {"fedentopt.checkpoint-dir": "none", "fedentopt.metrics-file": ""}
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        strategy_from(told, fraction_evaluate=0.0, min_available_nodes=1).start(federation(), model(), num_rounds=1)
+    assert sum(line.endswith(("Checkpoints: none", "Metrics file: none")) for line in caplog.messages) == 2
+
+
 def test_another_selector_is_made_with_its_settings() -> None:
     told = {"fedentopt.selector": "random", "fedentopt.cohort-size": 3, "fedentopt.num-classes": 5, "fedentopt.seed": 9}
     strategy = strategy_from(told)

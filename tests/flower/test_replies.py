@@ -232,6 +232,18 @@ def test_the_smaller_of_two_weights_is_the_usual_one() -> None:
     assert not run(made(cohort_size=2, weight_cap=None), grid).history[0].failed
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_two_that_disagree_the_one_that_names_the_model_as_it_was_sent_is_used(odd: int) -> None:
+    cohort = run(made(cohort_size=2), federation()).history[0].cohort.clients
+    grid = federation()
+    node = next(node for node in grid.nodes.values() if node.client == cohort[odd])
+    node.train = reply(records=lambda content: RecordDict({"mine": content["arrays"], "metrics": content["metrics"]}))
+    entry = run(made(cohort_size=2), grid).history[0]
+    assert entry.cohort.clients == cohort
+    assert entry.answered == (cohort[1 - odd],)
+    assert "ArrayRecord 'mine', the others' is 'arrays'" in entry.failed[cohort[odd]]
+
+
 def test_clients_that_fail_sit_out_longer_and_longer_and_one_that_answers_is_forgiven() -> None:
     grid = federation()
     bad = grid.nodes[1000]
@@ -244,6 +256,28 @@ def test_clients_that_fail_sit_out_longer_and_longer_and_one_that_answers_is_for
     bad.train = None
     later = run(strategy, grid, rounds=40)
     assert bad.client not in dict.fromkeys(client for client, *_ in later.federation.backoff.state_dict())
+
+
+def test_one_that_answers_and_is_silent_in_turn_costs_the_timeout_seldom(tmp_path: Path) -> None:
+    """An answer ended all: it was every third round, for as long as the run lasted."""
+    grid = federation()
+    work, asked = grid._work, [0]
+
+    def in_turn(message: Message) -> Message | None:
+        if message.metadata.message_type != "train" or message.metadata.dst_node_id != 1000:
+            return work(message)
+        asked[0] += 1
+        return None if asked[0] % 2 else work(message)
+
+    grid._work = in_turn  # type: ignore[method-assign]
+    waited, silent = 0.0, []
+    for rounds in (20, 60):  # stopped and continued
+        strategy = made(cohort_size=7, checkpoint_dir=tmp_path)
+        strategy.start(grid, model(), num_rounds=rounds, timeout=600)
+        waited += strategy.clock.now()
+        silent += [entry.round for entry in strategy.history if entry.failed]
+    assert silent == [1, 4, 7, 11, 15, 21, 27, 37, 47]
+    assert waited == pytest.approx(len(silent) * 600, rel=0.1)
 
 
 def test_when_everybody_fails_nobody_sits_out_for_ever() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,28 @@ def test_what_most_of_a_few_answers_are_is_decided_when_no_more_are_awaited(
     assert server.panics == []
     assert len(done.history[0].answered) == 8 - 1 - len(mute)
     assert np.allclose(server.persistor.model["head.bias"], 1)
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_two_that_disagree_the_one_that_sends_what_it_was_sent_is_used_whoever_was_faster(
+    tmp_path: Path, make: Callable[..., LabelAware], odd: int
+) -> None:
+    def difference(model: FLModel) -> FLModel:
+        reply = moved(model)
+        reply.params_type = ParamsType.DIFF
+        return reply
+
+    start = {name: value + np.float32(50) for name, value in START.items()}
+    first = cohorts(FakeServer(tmp_path / "a", everybody(), start).run(make(num_rounds=1)))[0]
+    sites = {**everybody(), first[odd]: site(first[odd], train=difference)}
+    server = FakeServer(tmp_path / "b", sites, start)
+    done = server.run(make(num_rounds=1))
+    assert server.panics == []
+    assert cohorts(done) == [first]
+    assert done.history[0].answered == [first[1 - odd]]
+    assert "type" in done.history[0].failed[first[odd]]
+    assert np.allclose(server.persistor.model["head.bias"], 51)
 
 
 def test_no_more_models_are_held_than_it_takes_to_be_certain(tmp_path: Path) -> None:
@@ -468,6 +491,11 @@ def test_pauses_in_a_state_name_the_round_from_which_a_site_is_tried_again() -> 
     assert [pauses.over("site-1", now) for now in (3, 4, 5)] == [False, False, True]
     assert [pauses.over("site-2", now) for now in (2, 3)] == [False, True]
     assert state.write_pauses(pauses.state_dict()) == {"site-1": [2, 5], "site-2": [1, 3]}
+    pauses.answered("site-2")  # what it owes is kept too
+    assert state.write_pauses(pauses.state_dict()) == {"site-1": [2, 5], "site-2": [0, 3, 2]}
+    again = Backoff()
+    again.load_state_dict(state.read_pauses(state.write_pauses(pauses.state_dict())))
+    assert again.state_dict() == pauses.state_dict()
 
 
 def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_path: Path) -> None:
@@ -488,6 +516,7 @@ def test_waiting_for_the_first_counts_costs_a_site_no_more_than_one_failure(tmp_
     FakeServer(tmp_path, sites, START).run(controller)
     assert cohorts(controller)[:2] == [("site-1",), ("site-1",)]
     assert all(set(each) == {"site-1", "site-2"} for each in cohorts(controller)[2:])
+    assert controller.census.pauses.state_dict() == []  # who has told its counts is not asked again
 
 
 def test_sites_that_are_away_or_excluded_do_not_train(tmp_path: Path) -> None:
@@ -709,12 +738,13 @@ class AsksCandidates(Remembering):
 
 @pytest.mark.parametrize("kind", [ParamsType.FULL, ParamsType.DIFF])
 def test_selectors_are_told_what_they_need(tmp_path: Path, kind: ParamsType) -> None:
-    def train(model: FLModel) -> FLModel:
+    def train(model: FLModel, **more: Any) -> FLModel:
         base = model.params if kind == ParamsType.FULL else {name: 0 * value for name, value in model.params.items()}
         params = {name: value + np.float32(2) for name, value in base.items()}
-        return FLModel(params=params, params_type=kind, metrics={"loss": 0.5, "loss_rms": 0.75})
+        return FLModel(params=params, params_type=kind, **more)
 
-    sites = everybody(site_1=site("site-1", train=train), site_2=site("site-2"))  # the second tells no loss
+    told_all = partial(train, metrics={"loss": 0.5, "loss_rms": 0.75})
+    sites = everybody(site_1=site("site-1", train=told_all), site_2=site("site-2", train=train))
     server = FakeServer(tmp_path, sites, START)
     controller = fedavg(num_rounds=1, selector=f"{__name__}:Remembering")
     told = server.run(controller).members.selector.told

@@ -42,6 +42,7 @@ class Learning:
         self.infers = bool(getattr(self.selector, "labels_from_heads", False))
         self.reads_labels = self.infers or self.watch is not None
         """Whether somebody takes the change of last layers for labels."""
+        self._reasons: dict[ClientId, str] = {}
 
     @property
     def reader(self) -> str:
@@ -125,7 +126,10 @@ class Learning:
         """Write down in a round's record who is suspected at present."""
         found = self.suspects()
         entry.suspects = tuple(sorted({*self.roster.capped(), *found}, key=id_order))
-        entry.suspicions = {client: str(why) for client, why in found.items()}
+        # One text for all the records that have it: for thousands of suspects over hundreds of rounds they fill memory.
+        told = {client: str(why) for client, why in found.items()}
+        same = {client: why for client, why in self._reasons.items() if told.get(client) == why}
+        entry.suspicions = self._reasons = told | same
 
     def turn_away(self, answers: Sequence[Answer]) -> list[Answer]:
         """Where nobody gives a name before it trains: the same answers, of which those in an excluded name failed."""

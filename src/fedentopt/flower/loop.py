@@ -28,6 +28,7 @@ from fedentopt.flower.checkpoint import Checkpoint
 from fedentopt.flower.exchange import Answer, exchange, replies
 from fedentopt.flower.head_census import HeadCensus
 from fedentopt.flower.hiding import check_wrappers
+from fedentopt.flower.kept_records import packed, unpacked
 from fedentopt.flower.options import check_whole, is_number
 from fedentopt.flower.progress import SelectionResult, joined, measured
 from fedentopt.flower.register_files import RegisterFiles
@@ -100,6 +101,7 @@ class _Run:
         self.selection: LabelAware = self.layers[-1]  # type: ignore[assignment]
         self.result = SelectionResult()
         self.result.arrays = self.initial
+        self.kept: dict[str, Any] = {}  # the records of rounds as a checkpoint holds them
         # Before the first round: strategies write the round's number into them.
         self.configs = {
             name: identity.describe({n: v for n, v in config.items() if n != "server-round"})
@@ -193,6 +195,7 @@ class _Run:
         for name, kept in zip(("train", "evaluate", "server"), METRICS, strict=True):
             record[name] = dict(getattr(self.result, kept).get(server_round, {}))
         self.result.rounds[server_round] = record
+        self.kept[str(server_round)] = packed(self.result.rounds, server_round)
 
     def _train(self, server_round: int) -> list[Answer]:
         """Train the cohort and, where wanted, stand-ins for those that failed; the answers that count."""
@@ -306,7 +309,7 @@ class _Run:
             "forgotten": forgotten or [],
             "start": _shapes(self.initial),
             "configs": self.configs,
-            "rounds": {str(number): record for number, record in result.rounds.items()},
+            "rounds": self.kept,
             "metrics": {
                 name: {str(number): dict(record) for number, record in getattr(result, name).items()}
                 for name in METRICS
@@ -358,7 +361,8 @@ class _Run:
         model = found.arrays[MODEL]
         result.arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
         self._go_on_from(result.arrays)  # where the same object made a model after the checkpoint
-        result.rounds = {int(number): record for number, record in found.meta["rounds"].items()}
+        result.rounds = unpacked({int(number): record for number, record in found.meta["rounds"].items()})
+        self.kept = {str(number): packed(result.rounds, number) for number in result.rounds}
         for name in METRICS:
             records = found.meta["metrics"][name]
             getattr(result, name).update({int(number): MetricRecord(record) for number, record in records.items()})

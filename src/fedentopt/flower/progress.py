@@ -1,8 +1,8 @@
 """What an operator sees of a run while it goes: one record per round, in Flower's `Result`, in a file, by callbacks.
 
 A record says who was picked, how even their labels are, what privacy their reports had, who failed and why, and the
-metrics of the round. It is written to the file (JSON, one line per round) and handed to the callbacks as soon as the
-round is over; a callback that fails is logged and does not stop the run.
+metrics of the round. It is written to the file (JSON, a line per round, see `kept_records`) and handed to the callbacks
+as soon as the round is over; a callback that fails is logged and does not stop the run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result
 
 from fedentopt.errors import InputError
 from fedentopt.files import aside
+from fedentopt.flower.kept_records import line
 from fedentopt.flower.report import ClientId
 from fedentopt.selection import Cohort
 from fedentopt.server.report import printable
@@ -114,12 +115,14 @@ class Progress:
     def __init__(self, file: Path | None = None, callbacks: Sequence[Callback] = ()) -> None:
         self.file = file
         self.callbacks = tuple(callbacks)
+        self._before: Mapping[str, Any] = {}  # the record of the file's last line
 
     def begin(self, done: Mapping[int, Mapping[str, Any]]) -> None:
         """Try the file before a round is spent, and leave in it the rounds that are done; what is there and
         holds no rounds is refused."""
         if self.file is None:
             return
+        self._before = {}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             _check_rounds(self.file)
@@ -127,7 +130,7 @@ class Progress:
             with tempfile.TemporaryFile(dir=place.parent):
                 pass
             with aside(place) as part:
-                part.write_text("".join(_line(record) for _, record in sorted(done.items())), encoding="utf-8")
+                part.write_text("".join(self._line(record) for _, record in sorted(done.items())), encoding="utf-8")
         except OSError as error:
             raise InputError(
                 f"metrics_file: {self.file}: {error.strerror or error}; accepted: a file in a folder that can be "
@@ -139,16 +142,21 @@ class Progress:
         if self.file is not None:
             try:
                 with self.file.open("a", encoding="utf-8") as file:
-                    file.write(_line(record))
+                    file.write(self._line(record))
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
+                self._before = {}  # no line to point to
                 log.error("metrics_file: %s: %s; the run goes on", self.file, error.strerror or error)
         for callback in self.callbacks:
             try:
                 callback(copy.deepcopy(record))  # what it writes there must not end up in the checkpoint
             except Exception:
                 log.exception("callback %s failed; the run goes on", getattr(callback, "__name__", callback))
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        short, self._before = line(record, self._before), record
+        return json.dumps(_plain(short), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
@@ -243,10 +251,6 @@ def _check_rounds(path: Path) -> None:
         record = None
     if not isinstance(record, dict) or "round" not in record:
         raise InputError(f"metrics_file: {path} is there and holds no rounds of a run; accepted: another file")
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,8 @@ held against the model that was sent and against the other replies of the round:
   model's own precision, in which they are averaged (for boosted trees: one JSON document with the fields that bagging
   reads);
 * exactly one MetricRecord, finite numbers all of them and not too many, with a weight above 0;
-* the same records, metrics and lengths of lists as most replies of the round have;
+* the same records, metrics and lengths of lists as most replies of the round have (of equally many forms that one which
+  names the model as it was sent);
 * a plausible weight: at most `weight_cap` times the median weight of the round, or times what the median weight per
   reported sample gives for this client, whichever is more. The first serves weights that are all alike, the second
   clients that are truly large (reported sizes are capped themselves, so with both caps at 10 no client weighs more than
@@ -60,19 +61,24 @@ def judge(
     sizes: Mapping[int, float],
     weight_cap: float | None,
     wanted: Collection[str] = (),
+    sent_as: str | None = None,
 ) -> list[Answer]:
     """The same answers, with `problem` set where a reply cannot be averaged with the others.
 
     `check` looks at one reply alone; `sizes` are the clients' reported numbers of samples by node. `wanted` are metrics
-    that somebody needs: where two forms are equally common, the one that has more of them is the usual one.
+    that somebody needs, `sent_as` names the record in which the model was sent and comes back: where two forms are
+    equally common, the one that has more of these metrics is the usual one, then the one that uses the name.
     """
     judged = [_looked_at(answer, check) for answer in answers]
     good = [answer for answer in judged if answer.failure is None]
     forms = {id(answer): _form(_content(answer)) for answer in good}
     if good:
         common = Counter(forms.values())
-        # Of equally many with equally many wanted metrics, that of the first in the cohort.
-        usual = max(common, key=lambda form: (common[form], sum(name in dict(form[2]) for name in wanted)))
+
+        def rank(form: tuple[Any, ...]) -> tuple[int, int, bool]:
+            return common[form], sum(name in dict(form[2]) for name in wanted), form[0] == (sent_as,)
+
+        usual = max(common, key=rank)  # of equal ones that of the first in the cohort
         judged = [
             replace(answer, problem=_difference(forms[id(answer)], usual))
             if forms.get(id(answer), usual) != usual

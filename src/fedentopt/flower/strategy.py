@@ -180,11 +180,12 @@ class LabelAware(FedAvg):
         self.federation.clock = self.census.clock = clock
 
     def summary(self) -> None:
-        """Log the settings."""
+        """Log the settings, and where files are written: a relative path begins where Flower started the process."""
         log.info("\t├──> Label-aware selection:")
         log.info("\t│\t├── Selector: %s, cohort of %d", type(self.selector).__name__, self.cohort_size)
         log.info("\t│\t├── Audit: %s", "off" if self.watch is None else self.watch.policy)
-        log.info("\t│\t└── Checkpoints: %s", self.checkpoint_dir or "none")
+        log.info("\t│\t├── Checkpoints: %s", _place(self.checkpoint_dir))
+        log.info("\t│\t└── Metrics file: %s", _place(self.progress.file))
         super().summary()
 
     def configure_train(
@@ -291,6 +292,7 @@ class LabelAware(FedAvg):
             self._sizes(answers),
             self.weight_cap,
             (self.feedback.loss_key,) if "loss" in self.feedback.needs else (),
+            self.arrayrecord_key,
         )
 
     def judge_evaluation(self, answers: Sequence[Answer]) -> list[Answer]:
@@ -444,6 +446,10 @@ class LabelAware(FedAvg):
                 "can be added to it"
             )
         return in_order(messages, nodes)
+
+
+def _place(path: Path | None) -> str:
+    return "none" if path is None else str(path.absolute())
 
 
 class FedEntOpt(LabelAware):

@@ -68,7 +68,7 @@ class Census:
         for site in sites:
             answer = answers.get(site, f"no answer within {seconds} s")
             if isinstance(answer, Report):
-                self.pauses.answered(site)
+                self.pauses.forget([site])  # it is not asked again
                 found.append(answer)
             else:
                 until = now + 1 + self.pauses.failed(site, now)

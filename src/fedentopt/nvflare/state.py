@@ -60,13 +60,14 @@ def load(folder: Path) -> State | None:
 
 
 def write_pauses(pauses: Iterable[Sequence[ClientId | int]]) -> dict[str, list[int]]:
-    """What a `Backoff` remembers as it stands in the file: by site, failures and the round it is tried again from."""
-    return {str(site): [int(failures), int(last) + 1] for site, failures, last in pauses}
+    """What a `Backoff` remembers as it stands in the file: by site, failures, the round it is tried again from, and
+    what it owes."""
+    return {str(site): [int(failures), int(last) + 1, *map(int, owed)] for site, failures, last, *owed in pauses}
 
 
 def read_pauses(state: Mapping[str, Sequence[int]]) -> list[list[ClientId | int]]:
     """The reverse."""
-    return [[site, failures, again - 1] for site, (failures, again) in state.items()]
+    return [[site, failures, again - 1, *owed] for site, (failures, again, *owed) in state.items()]
 
 
 def _read(path: Path) -> State:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedentopt.errors import InputError
 from fedentopt.nvflare.members import Sites
@@ -39,9 +39,10 @@ class Training:
     layer, and `steps` says how all sites train, where the server knows.
 
     NVFlare averages whole models and differences as what the first one was, so one kind is used in a round: the one
-    that most replies are of, this round's and those before. Until that is certain (in the first round, when more than
-    half of the cohort have sent it) replies are held; `settle` decides when no more are awaited. In the same way a
-    metric has one shape: in `shapes`, that which most replies of the round before had.
+    that most replies are of, this round's and those before, and of equally many the one that was sent. Until that is
+    certain (in the first round, when more than half of the cohort have sent it) replies are held; `settle` decides when
+    no more are awaited. In the same way a metric has one shape: in `shapes`, that which most replies of the round
+    before had.
     """
 
     def __init__(
@@ -101,10 +102,15 @@ class Training:
     def settle(self) -> bool:
         """Hand on the replies that are held, those of the usual kind; whether the last of them was used."""
         if self._held and self._type is None:
-            self._type = self._types.most_common(1)[0][0]
+            self._type = max(self._types, key=lambda kind: (self._types[kind], kind == self._sent_type))
         held, self._held = self._held, []
         used = [self._hand_on(*each) for each in held]
         return not used or used[-1]
+
+    @property
+    def _sent_type(self) -> Any:
+        """The kind of the model that the sites were sent: of two that are equally common, the usual one."""
+        return getattr(self._sent, "params_type", None) or ParamsType.FULL
 
     def _is_certain(self) -> bool:
         """Whether no reply that is still awaited could change which kind is the commonest."""

@@ -2,6 +2,11 @@
 
 A client that is dead, too slow or sends what cannot be averaged would otherwise be picked as often as ever, and with
 few clients take a place in every cohort. Where too few others are there, those whose pause ends first come back early.
+
+One that answers and fails in turn would cost as much, if an answer ended all. So a row of failures, of whatever length,
+leaves a debt of `DEBT` answers when it ends, which further answers pay off one by one; pauses double with every
+`DOUBLED_BY` that are owed. Who failed once pays for nothing but the next failures; who fails every second or third time
+sits out longer and longer.
 """
 
 from __future__ import annotations
@@ -11,59 +16,67 @@ from collections.abc import Iterable, Sequence
 from fedentopt.selection import ClientId
 
 LONGEST = 64
+DEBT, DOUBLED_BY, LARGEST_DEBT = 2, 4, 24  # at the largest debt every pause is the longest
 
 
 class Backoff:
-    """Failures in a row by client, and the last round each sits out."""
+    """By client: failures in a row, the last round it sits out, and what it owes."""
 
     def __init__(self) -> None:
-        self._paused: dict[ClientId, tuple[int, int]] = {}
+        self._known: dict[ClientId, tuple[int, int, int]] = {}
 
     def failed(self, client: ClientId, round: int) -> int:
         """Book a failure; returns how many rounds the client sits out. A second one in the same round counts for
         nothing: a client that is waited for may be asked again and again."""
-        failures, until = self._paused.get(client, (0, 0))
-        if not failures or until != round + _pause(failures):
+        failures, until, owed = self._known.get(client, (0, 0, 0))
+        if not failures or until != round + _pause(failures, owed):
             failures += 1
-            self._paused[client] = failures, round + _pause(failures)
-        return _pause(failures)
+            self._known[client] = failures, round + _pause(failures, owed), owed
+        return _pause(failures, owed)
 
     def answered(self, client: ClientId) -> None:
-        """A good reply: all is forgotten."""
-        self._paused.pop(client, None)
+        """A good reply: the pause is over, and what is owed changes."""
+        if client not in self._known:
+            return
+        failures, until, owed = self._known.pop(client)
+        owed = min(owed + DEBT, LARGEST_DEBT) if failures else owed - 1
+        if owed:
+            self._known[client] = 0, until, owed
 
     def has_failed(self, client: ClientId) -> bool:
         """Whether its last try failed."""
-        return client in self._paused
+        return client in self._known and self._known[client][0] > 0
 
     def over(self, client: ClientId, round: int) -> bool:
         """Whether the client may be tried in this round."""
-        return client not in self._paused or self._paused[client][1] < round
+        return not self.has_failed(client) or self._known[client][1] < round
 
     def rested(self, clients: Sequence[ClientId], round: int, least: int) -> list[ClientId]:
         """Those that may be picked in this round, in their order; at least `least` of them where there are so many."""
-        if not self._paused:
+        if not self._known:
             return list(clients)
         paused = [client for client in clients if not self.over(client, round)]
         missing = least - (len(clients) - len(paused))
-        early = sorted(paused, key=lambda client: self._paused[client][1])[: max(0, missing)]
+        early = sorted(paused, key=lambda client: self._known[client][1])[: max(0, missing)]
         out = set(paused) - set(early)
         return [client for client in clients if client not in out]
 
     def forget(self, clients: Iterable[ClientId]) -> None:
         """These clients are gone."""
         for client in clients:
-            self._paused.pop(client, None)
+            self._known.pop(client, None)
 
     def state_dict(self) -> list[list[ClientId | int]]:
-        """Client, failures in a row, last round of its pause; JSON-serialisable."""
-        return [[client, failures, until] for client, (failures, until) in self._paused.items()]
+        """Client, failures in a row, last round of its pause, and what it owes if anything; JSON-serialisable."""
+        return [[client, *known[: 3 if known[2] else 2]] for client, known in self._known.items()]
 
     def load_state_dict(self, state: Iterable[Sequence[ClientId | int]]) -> None:
-        """Take over what `state_dict` gave."""
-        self._paused = {client: (int(failures), int(until)) for client, failures, until in state}
+        """Take over what `state_dict` gave; earlier versions kept no debts."""
+        self._known = {
+            client: (int(failures), int(until), int(owed[0]) if owed else 0) for client, failures, until, *owed in state
+        }
 
 
-def _pause(failures: int) -> int:
+def _pause(failures: int, owed: int) -> int:
     """Rounds to sit out after so many failures in a row."""
-    return min(1 << min(failures - 1, 30), LONGEST)
+    return min(1 << min(failures - 1 + owed // DOUBLED_BY, 30), LONGEST)
