@@ -740,6 +740,25 @@ def test_samples_of_a_run_with_kl_are_those_of_the_clients_it_takes(split: str, 
     assert (expected > 1.2 * usual) == most
 
 
+def test_rows_that_were_not_asked_for_are_of_the_seeds_that_were(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ("reproduce", "mini", "--cells", mini, "--out", out, "--device", "cpu", "--no-page", "--no-figures")
+    assert command(*words).code == 0
+
+    def seeds(name: str) -> list[tuple[str, str]]:
+        with (out / "tables" / name).open(newline="") as file:
+            return [(row["method"], row["seeds"]) for row in csv.DictReader(file)]
+
+    assert seeds("mini.csv") == [("fedavg", "0 1"), ("fedentopt", "0 1")]
+    # FedAvg over seed 1 beside FedEntOpt over both would compare partitions, not methods.
+    assert command(*words, "--method", "fedavg", "--seeds", 1, "--no-run").code == 0
+    assert seeds("mini.csv") == [("fedavg", "1"), ("fedentopt", "1")]
+    assert command(*words, "--method", "fedavg", "--no-run").code == 0
+    assert seeds("mini.csv") == [("fedavg", "0 1"), ("fedentopt", "0 1")]
+
+
 def test_time_left_counts_only_what_this_command_does() -> None:
     first, second = RunConfig(rounds=10, seed=0), RunConfig(rounds=10, seed=1)
     count = RoundCount([first, second], now=100.0)

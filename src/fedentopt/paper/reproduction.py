@@ -227,11 +227,14 @@ class Reproduction:
         """Tables and figures of every table that is touched; gives the files.
 
         Tables are complete, with the cells that were not asked for, unless runs are cut short: then they are a trial's.
+        Where other seeds were asked for, all of their rows are of these: rows of different seeds cannot be compared.
         """
         asked = {cell.identity: cell for cell in self.cells}
         trial = any(cell.shortened for cell in self.cells)
         touched = {cell.table for cell in self.cells}
-        complete = [asked.get(cell.identity, cell) for cell in self.plan if cell.table in touched]
+        seeds = self._other_seeds()
+        rest = [cell if seeds is None else cell.with_seeds(seeds) for cell in self.plan if cell.table in touched]
+        complete = [asked.get(cell.identity, cell) for cell in rest]
         entries = self.compare(self.cells if trial else complete)
         written = write_tables(folder / "tables", entries)
         if figures:
@@ -239,6 +242,11 @@ class Reproduction:
 
             written += write_figures(folder / "figures", entries, self.results)
         return written
+
+    def _other_seeds(self) -> tuple[int, ...] | None:
+        """The seeds asked for where they are not those of the plan."""
+        planned = {cell.identity: cell.seeds for cell in self.plan}
+        return next((cell.seeds for cell in self.cells if cell.config and cell.seeds != planned[cell.identity]), None)
 
     def write_page(self, folder: Path) -> Path | None:
         """The HTML page of all runs in `folder`; None where there are none, or no Plotly to draw it with."""
