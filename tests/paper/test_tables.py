@@ -16,6 +16,7 @@ import pytest
 
 from fedentopt.errors import InputError
 from fedentopt.paper import names, provenance
+from fedentopt.paper.bf16_table import BF16
 from fedentopt.paper.blocks import cells_from_file, paper_cells
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison, compare
@@ -24,6 +25,8 @@ from fedentopt.paper.figures import write_figures
 from fedentopt.paper.findings import findings
 from fedentopt.paper.formats import Section, Table, latex, markdown
 from fedentopt.paper.measures import Curve, Measured, Results, settings_key
+from fedentopt.paper.open_choices import OPEN_CHOICES
+from fedentopt.paper.pretraining_table import PRETRAINING
 from fedentopt.paper.reproduction import Reproduction
 from fedentopt.paper.results_page import write_results_page
 from fedentopt.paper.sizes import size
@@ -653,6 +656,53 @@ def test_no_cell_of_a_table_by_participation_is_dropped(tmp_path: Path) -> None:
         f"FedEntOpt, participation {share} %, buffer {buffer} %" for share in (10, 20) for buffer in (25, 50)
     ]
     assert markdown(tables(printed)[0]).count("| 30.00 |") == 4
+
+
+def test_a_table_by_participation_says_which_figures_lack_seeds(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        OWN + '[model.lenet5]\nstand_ins = ["bf16"]\n' + BLOCK
+        + 'metric = "accuracy"\nmethod = "fedavg"\nparticipation = [10, 20, 30]\n'
+    )  # fmt: skip
+    some, both, none = cells_from_file(tmp_path / "own.toml")
+    assert both.config is not None
+    bf16 = dataclasses.replace(both.config, precision="bf16")
+    results = known(run(some.config, 1, 20.0), run(both.config, 0, 30.0), run(bf16, 1, 32.0))
+    (table,) = tables(compare([some, both, none], results, lambda name: True))
+    assert table.sections[0].rows == (("FedAvg (1, 2, 0 of 2 seeds)", "20.00", "31.00 ± 1.41 (1 in bf16)", "–"),)
+    only_one = known(run(some.config, 1, 20.0), run(both.config, 0, 30.0))
+    (table,) = tables(compare([some, both], only_one, lambda name: True))
+    assert table.sections[0].rows == (("FedAvg (1 of 2 seeds)", "20.00", "30.00"),)
+    assert "mean of the last five rounds" in table.note
+    assert "± sample standard deviation over seeds" in table.note
+    assert "trial" not in table.note
+    results = known(run(some.cut(3).config, 0, 20.0), run(some.cut(3).config, 1, 20.0))
+    (table,) = tables(compare([cell.cut(3) for cell in (some, both)], results, lambda name: True))
+    assert "A trial: runs are cut to 3 rounds." in table.note
+
+
+def test_notes_say_which_rounds_an_accuracy_is_of(tmp_path: Path) -> None:
+    def note(block: str, rounds: int | None = None) -> str:
+        entries, results = own(tmp_path, block + '\nmethod = "fedprox"\nmu = [0.1, 1.0]')
+        cells = [entry.cell if rounds is None else entry.cell.cut(rounds) for entry in entries]
+        return tables(compare(cells, results, lambda name: True))[0].note
+
+    accuracy = 'metric = "accuracy"'
+    assert "mean of the last five rounds." in note(accuracy)
+    assert "per cent, of the last round." in note(accuracy, 1)
+    assert "mean of the last ten rounds." in note(f"{accuracy}\nrounds = 12")
+    assert "mean of the last ten rounds, of all where there are fewer." in note(f"{accuracy}\nrounds = [4, 12]")
+    assert "mean of the last five rounds." in note('metric = "validation_accuracy"\nvalidation = 0.1')
+    trial = [cell.cut(3) for cell in CELLS if cell.table in (BF16, OPEN_CHOICES, PRETRAINING)]
+    for table in tables(compare(trial, known(), lambda name: True)):
+        assert "mean of the last three rounds" in table.note
+
+
+def test_a_note_speaks_only_of_columns_that_are_there(tmp_path: Path) -> None:
+    (alone,) = tables(own(tmp_path, 'metric = "h_norm"\nmethod = "fedentopt"')[0])
+    assert "gainst FedAvg" not in alone.note
+    assert "± sample standard deviation over seeds" in alone.note
+    (both,) = tables(own(tmp_path, 'metric = ["accuracy", "h_norm"]\nmethod = ["fedavg", "fedentopt"]')[0])
+    assert "Against FedAvg: mean of the differences" in both.note
 
 
 def test_every_metric_has_its_own_columns(tmp_path: Path) -> None:

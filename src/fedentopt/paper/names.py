@@ -12,6 +12,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
 from fedentopt.results.statistics import Interval
+from fedentopt.results.summary import LAST, averaged_rounds
 from fedentopt.simulation.config import LATER_OF_METHODS, PARTS, RunConfig, options
 
 METHODS = {name: registry.label(name) for registry in PARTS.values() for name in registry.names}
@@ -149,6 +150,13 @@ def _number(value: float | None) -> str:
 NOTHING = "–"
 
 
+def averaged(entries: Iterable[Comparison]) -> str:
+    """Of which rounds these accuracies are the mean, in words."""
+    rounds = {min(LAST, entry.cell.config.rounds) for entry in entries if entry.cell.config is not None}
+    text = averaged_rounds({"rounds": number} for number in rounds)
+    return text if len(rounds) < 2 else f"{text}, of all where there are fewer"
+
+
 def ours(entry: Comparison, *, signed: bool = False) -> str:
     """Mean ± deviation; how many seeds diverged behind it."""
     if entry.ours is None:
@@ -190,6 +198,17 @@ def in_others(entry: Comparison) -> str:
     """How many of a row's seeds are in another precision than its cell's own; nothing where none is."""
     said = [f"{len(own)} in {name}" for name, own in entry.stand_ins.items()]
     return f" ({', '.join(said)})" if said else ""
+
+
+def fewer_seeds(line: Sequence[Comparison | None]) -> str:
+    """How many of the wanted seeds stand behind each figure of a line that has no column for it; nothing where no
+    figure lacks any."""
+    there = [entry for entry in line if entry is not None]
+    wanted = max((len(entry.cell.seeds) for entry in there), default=0)
+    if all(len(entry.values) in (0, len(entry.cell.seeds)) for entry in there):
+        return ""
+    counts = [NOTHING if entry is None else str(len(entry.values)) for entry in line]
+    return f" ({', '.join(counts if len(set(counts)) > 1 else counts[:1])} of {wanted} seeds)"
 
 
 def seeds(entry: Comparison) -> str:
