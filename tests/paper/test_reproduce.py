@@ -27,7 +27,7 @@ from fedentopt import KLSelector
 from fedentopt.cli.reproduce_progress import RoundCount, duration
 from fedentopt.datasets import load
 from fedentopt.files import locked_folder
-from fedentopt.paper.estimate import known_speeds, training_samples
+from fedentopt.paper.estimate import Speed, costs, known_speeds, training_samples
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.planning import RunPlanner
 
@@ -769,3 +769,23 @@ def test_time_left_counts_only_what_this_command_does() -> None:
         count.add(first.run_id, number, 10)
     assert count.line(now=110.0) == "5 of 15 rounds, 1 of 2 runs, 10 s so far, about 20 s left"
     assert [duration(value) for value in (5, 600, 7200, 3 * 86400)] == ["5 s", "10 min", "2.0 h", "3.0 days"]
+
+
+def test_time_left_counts_rounds_by_what_they_cost() -> None:
+    quick, slow = RunConfig(dataset="digits", rounds=10), RunConfig(dataset="cifar10", model="vgg11", rounds=10)
+    sizes, speeds = {"digits": 1000, "cifar10": 5000}, {"lenet5": Speed(100.0, "given"), "vgg11": Speed(1.0, "given")}
+    found = costs([quick, slow], sizes.get, speeds.get)
+    assert found == {
+        quick.run_id: training_samples(quick, 1000) / 100 / 10,
+        slow.run_id: training_samples(slow, 5000) / 10,
+    }
+    # One that is not known cannot be compared with the others.
+    assert costs([quick, slow], {"digits": 1000}.get, speeds.get) == {}
+    assert costs([quick, slow], sizes.get, {"vgg11": speeds["vgg11"]}.get) == {}
+
+    count = RoundCount([quick, slow], 0.0, {quick.run_id: 1.0, slow.run_id: 49.0})
+    for number in range(1, 11):
+        count.add(quick.run_id, number, 10)
+    # Half of the rounds, and 10 of 500 parts of the work.
+    assert count.line(40.0) == "10 of 20 rounds, 1 of 2 runs, 40 s so far, about 33 min left"
+    assert count.work == (10.0, 500.0)

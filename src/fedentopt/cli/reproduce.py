@@ -23,6 +23,7 @@ from fedentopt.pages import RESULTS_PAGE, check_page
 
 if TYPE_CHECKING:
     from fedentopt.paper.reproduction import Reproduction
+    from fedentopt.simulation.config import RunConfig
     from fedentopt.simulation.options import RunOptions
 
 OUT, COMMITTED = Path("out"), Path("results")
@@ -218,7 +219,7 @@ def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: b
 
     runs = request.unfinished()
     absent = request.without_data(runs)
-    kind = "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
+    kind = _kind(device)
     machine, speeds = known_speeds(kind)
     given = None if speed is None else Speed(speed, GIVEN)
     lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: given or speeds.get(name))
@@ -254,6 +255,7 @@ def _run(
     runs = request.ready(unfinished)
     for name, count in request.without_data(unfinished).items():
         note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
+    costs = _costs(runs, options.device)
     started, clock = time.time(), time.monotonic()
 
     def keep() -> None:
@@ -269,7 +271,7 @@ def _run(
             note(f"{error}; the runs are kept, and the next stack or the same command tries again")
 
     try:
-        with terminated_with_care(), Reporter(runs).shown() as reporter:
+        with terminated_with_care(), Reporter(runs, costs).shown() as reporter:
             request.run(runs, options, reporter, stack_done, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     except KeyboardInterrupt:
         note(f"stopped; what was done is saved in {folder}: the same command goes on there")
@@ -277,6 +279,21 @@ def _run(
     finally:
         if folder.is_dir():
             (keep if sys.exc_info()[0] is None else stack_done)()
+
+
+def _costs(runs: Sequence[RunConfig], device: str) -> dict[str, float]:
+    """What a round of each run costs beside those of others, where not all are of one model and data set of ours."""
+    from fedentopt.datasets.catalog import ENTRIES
+    from fedentopt.paper.estimate import costs, known_speeds
+
+    if len({(run.model, run.dataset) for run in runs}) == 1:
+        return {}
+    _, speeds = known_speeds(_kind(device))
+    return costs(runs, lambda name: ENTRIES[name].train if name in ENTRIES else None, speeds.get)
+
+
+def _kind(device: str) -> str:
+    return "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
 
 
 def _page(request: Reproduction, folder: Path) -> list[Path]:

@@ -85,11 +85,10 @@ def estimate(
     set, `speed` by model, or by model and precision."""
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
-        name = run.model if run.precision == "fp32" else f"{run.model} {run.precision}"
-        groups.setdefault((name, run.dataset), []).append(run)
+        groups.setdefault((_with_precision(run), run.dataset), []).append(run)
     lines = []
     for (model, dataset), own in groups.items():
-        train, fast = train_size(dataset), speed(model) or speed(own[0].model)
+        train, fast = train_size(dataset), speed_of(own[0], speed)
         samples = None if train is None else sum(training_samples(run, train) for run in own)
         if fast is None:
             lines.append(Estimate(model, dataset, len(own), samples, None))
@@ -98,6 +97,29 @@ def estimate(
         seconds = None if samples is None else samples / rate
         lines.append(Estimate(model, dataset, len(own), samples, seconds, rate, fast.source))
     return lines
+
+
+def costs(
+    runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], Speed | None]
+) -> dict[str, float]:
+    """Seconds that a round of each run takes, by its id; nothing as soon as one is unknown, since known ones could not
+    be compared with it. `train_size` and `speed` as for `estimate`."""
+    found: dict[str, float] = {}
+    for run in runs:
+        train, fast = train_size(run.dataset), speed_of(run, speed)
+        if train is None or fast is None:
+            return {}
+        found[run.run_id] = training_samples(run, train) / fast.samples_per_second / run.rounds
+    return found
+
+
+def speed_of(run: RunConfig, speed: Callable[[str], Speed | None]) -> Speed | None:
+    """That of the run's model in its precision, or of the model where that is not known."""
+    return speed(_with_precision(run)) or speed(run.model)
+
+
+def _with_precision(run: RunConfig) -> str:
+    return run.model if run.precision == "fp32" else f"{run.model} {run.precision}"
 
 
 def total(lines: Sequence[Estimate]) -> tuple[int, int | None, float | None]:
