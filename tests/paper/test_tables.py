@@ -324,6 +324,37 @@ def test_exporting_adds_to_what_is_there(tmp_path: Path) -> None:
     assert entry(read_exported(tmp_path), beyond).values == {0: 40.0, 1: 50.0, 17: 45.0}
 
 
+def test_figures_that_another_export_replaces_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = known(run(FEDAVG.config, 0, 48.0, seconds=1.0), run(FEDENTOPT.config, 0, 50.0))
+    export(tmp_path, [FEDAVG, FEDENTOPT], first, said.append)
+    again = known(run(FEDAVG.config, 0, 48.0, seconds=2.0), run(FEDENTOPT.config, 1, 51.0))
+    export(tmp_path, [FEDAVG, FEDENTOPT], again, said.append)
+    assert said == []  # the same figures, and others' seeds
+    export(tmp_path, [FEDAVG, FEDENTOPT], known(run(FEDENTOPT.config, 0, 50.5)), said.append)
+    assert said == [
+        f"export: {tmp_path} had other figures of 1 run, which are replaced: fedentopt on cifar10, dir:0.1, seed 0: "
+        "accuracy 50.0 became 50.5"
+    ]
+    assert entry(read_exported(tmp_path), FEDENTOPT).values == {0: 50.5, 1: 51.0}
+
+
+def test_a_folder_has_one_set_of_figures_of_a_run(tmp_path: Path) -> None:
+    (six,) = of("table6", metric="accuracy", buffer=50)  # FedEntOpt's run of Table 1
+    assert six.config == FEDENTOPT.config
+    export(tmp_path, [six], known(run(six.config, 0, 50.0)))
+    before = _content(tmp_path)
+    with pytest.raises(
+        InputError, match=r"export: .*table1.csv .*table6.csv.* other figures of it \(accuracy 50.5 and 50"
+    ):
+        export(tmp_path, [FEDENTOPT], known(run(six.config, 0, 50.5)))
+    assert _content(tmp_path) == before
+    export(tmp_path / "other", [FEDENTOPT], known(run(six.config, 0, 50.5)))
+    shutil.copy(tmp_path / "other" / "table1.csv", tmp_path)
+    with pytest.raises(InputError, match=r"results: .*table1.csv, line 2 and .*table6.csv, line 2 are of one run"):
+        read_exported(tmp_path)
+
+
 def test_a_baseline_without_a_cell_of_its_own_is_exported_with_the_change(tmp_path: Path) -> None:
     results = known(
         *(run(PROX.config, s, 40.0) for s in range(5)), *(run(CHANGE.config, s, 45.0 + s) for s in range(5))

@@ -162,7 +162,7 @@ def reproduce(
             if results is None and page:
                 written += _page(request, folder)
     if export is not None:
-        written += request.export(export, *sources)
+        written += request.export(export, *sources, say=note)
     if results_page is not None:
         from fedentopt.paper.results_page import write_results_page
 
@@ -262,7 +262,7 @@ def _run(
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
             note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
         if export is not None:
-            request.export(export, *sources)
+            request.export(export, *sources, say=note)
 
     def stack_done() -> None:
         try:

@@ -257,15 +257,15 @@ class Reproduction:
         write_paper_figures(folder, self.plan)
         return write_report(folder)
 
-    def export(self, folder: Path, *sources: Path) -> list[Path]:
+    def export(self, folder: Path, *sources: Path, say: Callable[[str], None] = lambda line: None) -> list[Path]:
         """All results as rows per cell and seed, tables made from nothing but them, and the logs of the folders that
-        they come from.
+        they come from; `say` is told of figures that were others there before.
 
         What is there is read, added to and written: of two commands that do so at once one waits for the other.
         """
         make_folder(folder)
         with locked_folder(folder, patience=FOLDER_PATIENCE, option="export"):
-            written = export(folder, self.plan, self.results)
+            written = export(folder, self.plan, self.results, say)
             alone = dataclasses.replace(self, results=read_exported(folder))
             known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
             cells = [cell for cell in self.plan if cell.table in known]
