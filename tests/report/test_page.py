@@ -153,6 +153,22 @@ def test_findings_compare_seed_by_seed(comparison: Path) -> None:
     assert f"its 95 % interval (Student) is {mean - half:+.2f} to {mean + half:+.2f}" in text
 
 
+def test_findings_say_who_diverged(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, run_config(rounds=12, seed=seed), classes=CLASSES, diverged_round=3 if seed else None)
+    selected = run_config(rounds=12, selector="fedentopt")
+    write_run(tmp_path, selected, classes=CLASSES)
+    write_run(tmp_path, run_config(rounds=12, selector="kl"), classes=CLASSES, diverged_round=5)
+    said = "fedavg diverged in 2 seeds; such a run counts as chance from there on."
+    assert said in write_report(tmp_path).read_text()  # KL is in no sentence, and marked in the table
+    write_run(tmp_path / "more", selected, classes=CLASSES, diverged_round=4)
+    write_run(tmp_path / "more", run_config(rounds=12), classes=CLASSES)
+    text = write_report(tmp_path / "more").read_text()
+    assert "fedentopt diverged in one seed; such a run counts as chance from there on." in text
+    write_run(tmp_path / "none", selected, classes=CLASSES)
+    assert "such a run counts" not in write_report(tmp_path / "none").read_text()
+
+
 def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"clients": 20, "rounds": 3}
     for changes in (
