@@ -24,7 +24,7 @@ import pytest
 import tiny_data
 from command_line import Said, commander
 from fedentopt import KLSelector
-from fedentopt.cli.reproduce_progress import RoundCount, duration
+from fedentopt.cli.reproduce_progress import Reporter, RoundCount, duration
 from fedentopt.datasets import load
 from fedentopt.files import locked_folder
 from fedentopt.paper.estimate import Speed, costs, known_speeds, training_samples
@@ -454,6 +454,28 @@ def test_an_export_that_has_to_wait_too_long_does_not_stop_training(
     with (kept / "mini.csv").open(newline="") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedentopt"]
     assert [entry["runs"] for entry in json.loads((kept / "provenance.json").read_text())["commands"]] == [2]
+
+
+def test_runs_of_another_command_are_not_logged_as_ones_own(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands in one folder: while the first stack trains, the other command does the run of the second."""
+    out = tmp_path / "out"
+    words = ("reproduce", "mini", "--cells", mini, "--out", out, "--device", "cpu", "--no-page", "--no-figures")
+    begin, count = Reporter.say, []
+
+    def say(self: Reporter, line: str) -> None:
+        begin(self, line)
+        if line.startswith("stack 1 of 2"):
+            count.append(self._count)
+            assert subprocess.run([sys.executable, "-m", "fedentopt", *map(str, words), "--method", "fedentopt",
+                                   "--seeds", "0"], check=False).returncode == 0  # fmt: skip
+
+    monkeypatch.setattr(Reporter, "say", say)
+    assert command(*words, "--seeds", 0, "--max-stack", 1).code == 0
+    log = json.loads((out / "provenance.json").read_text())["commands"]
+    assert sorted((entry["runs"], "--max-stack" in entry["command"]) for entry in log) == [(1, False), (1, True)]
+    assert (count[0].done, count[0].total) == (3, 3)  # the other's three rounds are not waited for
 
 
 OWN_CELLS = """

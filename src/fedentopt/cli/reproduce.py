@@ -255,12 +255,13 @@ def _run(
     runs = request.ready(unfinished)
     for name, count in request.without_data(unfinished).items():
         note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
-    costs = _costs(runs, options.device)
+    reporter = Reporter(runs, _costs(runs, options.device))
     started, clock = time.time(), time.monotonic()
 
     def keep() -> None:
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
-            note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
+            own = [run for run in runs if run not in reporter.others]
+            note_command(folder, command_line(sys.argv[1:]), own, started, time.monotonic() - clock)
         if export is not None:
             request.export(export, *sources, say=note)
 
@@ -271,7 +272,7 @@ def _run(
             note(f"{error}; the runs are kept, and the next stack or the same command tries again")
 
     try:
-        with terminated_with_care(), Reporter(runs, costs).shown() as reporter:
+        with terminated_with_care(), reporter.shown():
             request.run(runs, options, reporter, stack_done, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     except KeyboardInterrupt:
         note(f"stopped; what was done is saved in {folder}: the same command goes on there")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -42,6 +42,11 @@ class RoundCount:
         self._rounds[run_id] = rounds
         self._first.setdefault(run_id, number)
         self._last[run_id] = max(number, self._last.get(run_id, 0))
+
+    def leave_out(self, run_ids: Iterable[str]) -> None:
+        """Take note that these runs are not to be done after all."""
+        for run_id in run_ids:
+            self._rounds.pop(run_id, None)
 
     @property
     def done(self) -> int:
@@ -91,8 +96,15 @@ class Reporter:
         self._console = err()
         self._count = RoundCount(runs, time.monotonic(), costs)
         self._told = time.monotonic()
+        self.others: set[RunConfig] = set()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+
+    def found_finished(self, runs: Sequence[RunConfig]) -> None:
+        """From a stack that begins: these runs were another command's work by then."""
+        self.others.update(runs)
+        self._count.leave_out(run.run_id for run in runs)
+        self._show()
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
@@ -121,10 +133,10 @@ class Reporter:
             self.say(f"{time.strftime('%H:%M:%S')} {self._count.line(now)}")
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[Reporter]:
+    def shown(self) -> Iterator[None]:
         """The bar, while work goes on; nothing unless on a terminal."""
         if not self._console.is_terminal:
-            yield self
+            yield
             return
         self._bar = Progress(
             TextColumn("rounds"),
@@ -138,5 +150,5 @@ class Reporter:
         )
         with self._bar:
             self._task = self._bar.add_task("rounds", total=self._count.total)
-            yield self
+            yield
         self._bar = None

@@ -44,6 +44,8 @@ class Listener(Protocol):
 
     def say(self, line: str) -> None: ...
 
+    def found_finished(self, runs: Sequence[RunConfig]) -> None: ...
+
     def round_done(self, event: RoundEvent) -> None: ...
 
     def worker_report(self, report: WorkerReport) -> None: ...
@@ -220,6 +222,9 @@ class Reproduction:
         def begin(number: int) -> None:
             first, size = stacks[number][0], len(stacks[number])
             listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {size} runs")
+            finished = [run for run in stacks[number] if RunFolder(options.out_dir, run).is_finished()]
+            if finished:  # by another command, since this one looked
+                listener.found_finished(finished)
 
         run_stacks(stacks, options, progress=listener.round_done, begin=begin, done=lambda number: done())
 
