@@ -232,6 +232,11 @@ def test_stopped_and_continued_equals_straight_through(
     assert [cell["state"] for cell in cells_of(command(*words, "--out", stopped, "--list", "--json"))] == [
         "not-run"
     ] * 2
+    # The estimate is of the rounds that are left: of 40, two clients with a tenth of the samples in each.
+    planned = json.loads(command(*words, "--out", stopped, "--dry-run", "--json").out)
+    assert (planned["runs"], planned["begun"]) == (2, 2)
+    assert planned["samples"] == pytest.approx(sum(40 - count for count in done.values()) * 2 * 1438 / 10, abs=2)
+    assert "2 still to be done, 2 of them from a checkpoint" in command(*words, "--out", stopped, "--dry-run").out
 
     went_on = cells_of(command(*words, "--out", stopped, "--json"))
     assert [cell["state"] for cell in went_on] == ["done", "done"]
@@ -740,6 +745,12 @@ def test_a_command_that_finished_nothing_leaves_no_trace_in_the_log(
     assert "these are the results in results/paper" in command("reproduce", "table5", "--list").err
 
 
+def test_a_small_dry_run_is_readable(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--out", tmp_path / "out", "--dry-run", "--method", "fedavg")
+    said = " ".join(command(*words, "--seeds", 0, "--device", "cpu").out.split())
+    assert "lenet5 digits 1 863 55,000 measured below 1 s 1 cell needs 1 run, 1 still to be done; speeds" in said
+
+
 def test_samples_of_a_run_by_hand() -> None:
     plain = RunConfig(dataset="cifar10", rounds=500)
     assert training_samples(plain, 50_000) == 12_500_000  # 500 rounds, 10 clients, 500 samples, 5 epochs
@@ -747,6 +758,8 @@ def test_samples_of_a_run_by_hand() -> None:
     assert training_samples(lost, 50_000) == 8_750_000
     slow = RunConfig(dataset="cifar10", rounds=500, stragglers=0.5)
     assert training_samples(slow, 50_000) == 10_000_000  # half of the clients do three of five epochs
+    held_out = RunConfig(dataset="cifar10", rounds=500, validation=0.1)
+    assert training_samples(held_out, 50_000) == 11_250_000
     concat = RunConfig(dataset="cifar10", rounds=500, algorithm="fedconcat")
     assert training_samples(concat, 50_000) == 0.9 * 12_500_000 + 500 * 10 * 3 * 64
 

@@ -138,7 +138,7 @@ def reproduce(
         _list(request, as_json)
         return
     if dry_run:
-        _dry_run(request, device, samples_per_second, as_json)
+        _dry_run(request, folder, device, samples_per_second, as_json)
         return
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     if results is None:
@@ -211,27 +211,33 @@ def _list(request: Reproduction, as_json: bool) -> None:
     print_list(listed)
 
 
-def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: bool) -> None:
+def _dry_run(request: Reproduction, folder: Path, device: str, speed: float | None, as_json: bool) -> None:
     from fedentopt.cli.reproduce_show import print_estimate
     from fedentopt.paper.cells import distinct_runs
     from fedentopt.paper.data import train_size
     from fedentopt.paper.estimate import GIVEN, Speed, estimate, known_speeds, total
+    from fedentopt.results.folder import RunFolder
 
     runs = request.unfinished()
     absent = request.without_data(runs)
     kind = _kind(device)
     machine, speeds = known_speeds(kind)
     given = None if speed is None else Speed(speed, GIVEN)
-    lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: given or speeds.get(name))
+    kept = {run: RunFolder(folder, run).rounds_kept() for run in runs}
+    begun = sum(map(bool, kept.values()))
+    lines = estimate(
+        runs, lambda name: train_size(name, request.data_dir), lambda name: given or speeds.get(name), kept.__getitem__
+    )
     wanted = len(distinct_runs(request.cells))
     if as_json:
         count, samples, seconds = total(lines)
-        sums = {"cells": len(request.cells), "wanted": wanted, "runs": count, "samples": samples, "seconds": seconds}
-        print_json({**sums, "device": kind, "missing_data": absent, "stacks": [vars(line) for line in lines]})
+        sums = {"cells": len(request.cells), "wanted": wanted, "runs": count, "begun": begun}
+        sizes = {"samples": samples, "seconds": seconds, "device": kind, "missing_data": absent}
+        print_json({**sums, **sizes, "stacks": [vars(line) for line in lines]})
         return
     for name, count in absent.items():
         note(f"{name}: its files are not there yet, which {count} of these runs need (`fedentopt data list`)")
-    print_estimate(lines, len(request.cells), wanted, machine)
+    print_estimate(lines, len(request.cells), wanted, begun, machine)
 
 
 def _run(

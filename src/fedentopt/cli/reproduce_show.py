@@ -40,8 +40,8 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
     _print_states(cell["state"] for cell in listed)
 
 
-def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, machine: str) -> None:
-    """What is to do, by model and data set, at what speed, and where that comes from."""
+def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, begun: int, machine: str) -> None:
+    """What is to do, by model and data set, at what speed, and where that comes from; `begun` runs have done a part."""
     from fedentopt.paper.estimate import total
 
     table = _table(("model", "data set"), ("runs", "samples", "samples/s", "speed", "time"))
@@ -55,7 +55,13 @@ def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, machine: 
     if len(lines) != 1:
         table.add_row("all", "", str(runs), _count(samples), "", "", _time(seconds))
     print_table(_out(), table)
-    _out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done{_speeds(lines, machine)}")
+    need = f"{_counted(cells, 'cell needs', 'cells need')} {_counted(wanted, 'run', 'runs')}"
+    rest = f"{runs} still to be done" + (f", {begun} of them from a checkpoint" if begun else "")
+    _out().print(f"{need}, {rest}{_speeds(lines, machine)}")
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def _speeds(lines: Sequence[Estimate], machine: str) -> str:
@@ -147,8 +153,12 @@ def _table(left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def _count(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / 1e6:,.1f} M"
+    if value is None:
+        return "unknown"
+    return f"{value / 1e6:,.1f} M" if value >= 1e6 else f"{value:,}"
 
 
 def _time(seconds: float | None) -> str:
-    return "unknown" if seconds is None else duration(seconds)
+    if seconds is None:
+        return "unknown"
+    return "below 1 s" if 0 < seconds < 1 else duration(seconds)
