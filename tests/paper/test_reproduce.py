@@ -751,6 +751,20 @@ def test_a_small_dry_run_is_readable(command: Callable[..., Said], mini: Path, t
     assert "lenet5 digits 1 863 55,000 measured below 1 s 1 cell needs 1 run, 1 still to be done; speeds" in said
 
 
+def test_a_terminal_has_no_columns_without_figures(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--out", tmp_path / "out", "--device", "cpu", "--no-page")
+    words += ("--seeds", 0, "--rounds", 1, "--no-figures")
+    said = command(*words).out
+    assert "without figures" not in said
+    assert re.search("^method +ours +paper +difference +against FedAvg, 95 % interval +seeds$", said, re.M)
+    mini.write_text(MINI.replace("paper = 12.5", ""))
+    said = command(*words).out
+    assert "\nwithout figures: paper; difference\n" in said
+    assert re.search("^method +ours +against FedAvg, 95 % interval +seeds$", said, re.M)
+    assert re.search(r"^FedAvg +\d+\.\d\d +– +1, cut to 1 round$", said, re.M)
+    assert "| paper | difference |" in (tmp_path / "out" / "tables" / "mini.md").read_text()
+
+
 def test_samples_of_a_run_by_hand() -> None:
     plain = RunConfig(dataset="cifar10", rounds=500)
     assert training_samples(plain, 50_000) == 12_500_000  # 500 rounds, 10 clients, 500 samples, 5 epochs

@@ -78,8 +78,9 @@ def _speeds(lines: Sequence[Estimate], machine: str) -> str:
 
 
 def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:
-    """The tables of the cells; sections without any result are left out."""
-    from fedentopt.paper.names import heading
+    """The tables of the cells; sections without any result are left out, and columns without any figure are only named,
+    as those for the paper's where a file of one's own has none: they would take the room of others."""
+    from fedentopt.paper.names import NOTHING, heading
     from fedentopt.paper.tables import tables
 
     known = {(entry.cell.table, heading(entry.cell)) for entry in entries if entry.ours is not None}
@@ -91,12 +92,18 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
         sections = [s for s in printed.sections if not s.heading or s.summary or s.heading.startswith(mine)]
         if sections:
             console.print(Text(printed.title, style="bold"))
+        rows = [row for section in sections for row in section.rows]
+        used = [place for place in range(1, len(printed.columns)) if any(row[place] != NOTHING for row in rows)]
+        empty = [name for place, name in enumerate(printed.columns) if place and place not in used]
+        if rows and empty:
+            console.print(Text(f"without figures: {'; '.join(empty)}", style="dim"))
         for section in sections:
             if section.heading:
                 console.print(Text(section.heading, style="italic"))
-            table = _table(printed.columns[:1], printed.columns[1:])
+            table = _table(printed.columns[:1], [printed.columns[place] for place in used])
             for row in section.rows:
-                table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in row))
+                shown = [row[place] for place in (0, *used)]
+                table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in shown))
             print_table(console, table)
             console.print()
         if sections and printed.found:

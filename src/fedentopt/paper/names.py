@@ -218,7 +218,8 @@ def seeds(entry: Comparison) -> str:
     text = str(found) if found == wanted else f"{found} of {wanted}"
     text += in_others(entry)
     if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
-        return f"{text}, cut to {entry.cell.config.rounds} rounds"
+        rounds = entry.cell.config.rounds
+        return f"{text}, cut to {rounds} {'round' if rounds == 1 else 'rounds'}"
     return text
 
 

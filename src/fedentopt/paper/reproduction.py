@@ -221,7 +221,8 @@ class Reproduction:
 
         def begin(number: int) -> None:
             first, size = stacks[number][0], len(stacks[number])
-            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {size} runs")
+            runs = "1 run" if size == 1 else f"{size} runs"
+            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {runs}")
             finished = [run for run in stacks[number] if RunFolder(options.out_dir, run).is_finished()]
             if finished:  # by another command, since this one looked
                 listener.found_finished(finished)
