@@ -28,6 +28,7 @@ from fedentopt.cli.reproduce_progress import Reporter, RoundCount, duration
 from fedentopt.datasets import load
 from fedentopt.files import locked_folder
 from fedentopt.paper.estimate import Speed, costs, known_speeds, training_samples
+from fedentopt.results import environment
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.planning import RunPlanner
 
@@ -459,6 +460,30 @@ def test_an_export_that_has_to_wait_too_long_does_not_stop_training(
     with (kept / "mini.csv").open(newline="") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedentopt"]
     assert [entry["runs"] for entry in json.loads((kept / "provenance.json").read_text())["commands"]] == [2]
+
+
+def test_the_log_is_of_the_code_as_training_began(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, begin = tmp_path / "package", Reporter.say
+    shutil.copytree(Path(environment.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(environment.fedentopt, "__file__", str(package / "__init__.py"))
+    environment.source_digest.cache_clear()
+    before = environment.source_digest()
+
+    def say(self: Reporter, line: str) -> None:
+        begin(self, line)
+        (package / "errors.py").write_text("# edited while the runs train\n")
+
+    monkeypatch.setattr(Reporter, "say", say)
+    try:
+        environment.source_digest.cache_clear()
+        words = ("--cells", mini, "--seeds", 0, "--method", "fedavg", "--device", "cpu", "--no-page", "--no-figures")
+        assert command("reproduce", "mini", *words, "--out", tmp_path / "out").code == 0
+        (entry,) = json.loads((tmp_path / "out" / "provenance.json").read_text())["commands"]
+        assert entry["sources"] == before
+    finally:
+        environment.source_digest.cache_clear()
 
 
 def test_runs_of_another_command_are_not_logged_as_ones_own(

@@ -28,7 +28,7 @@ from fedentopt.paper.measures import Curve, Measured, Results, settings_key
 from fedentopt.paper.open_choices import OPEN_CHOICES
 from fedentopt.paper.pretraining_table import PRETRAINING
 from fedentopt.paper.reproduction import Reproduction
-from fedentopt.paper.results_page import write_results_page
+from fedentopt.paper.results_page import commands_behind, write_results_page
 from fedentopt.paper.sizes import size
 from fedentopt.paper.tables import summary_csv, tables, write_tables
 from fedentopt.results.reading import RUN, SUMMARY
@@ -413,6 +413,16 @@ def test_a_damaged_export_is_refused_by_line(tmp_path: Path, change, message: st
         read_exported(tmp_path)
     with pytest.raises(InputError, match="not a folder"):
         read_exported(tmp_path / "none")
+
+
+def test_code_with_changes_is_not_shown_as_its_commit() -> None:
+    def shown(**entry: str) -> str:
+        return commands_behind([{"command": "fedentopt", "runs": 1, "fedentopt": "1.0", **entry}])
+
+    assert "| 1.0, 0123456789ab+changes |" in shown(commit="0123456789abcdef+changes")
+    assert "| 1.0, 0123456789ab |" in shown(commit="0123456789abcdef")
+    assert "| 1.0, sources fedcba987654 |" in shown(sources="fedcba9876543210")
+    assert "<summary>1 command</summary>" in shown()
 
 
 def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> None:

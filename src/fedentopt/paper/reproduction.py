@@ -191,6 +191,7 @@ class Reproduction:
         `max_stack` is the most runs that train together, `ray` the address of a cluster that gets the stacks.
         """
         _need_simulator()
+        provenance.made_with()  # looks at the code now: its files may change while it trains
         from fedentopt.models import PRETRAINED, check_name, check_pretrained
         from fedentopt.paper.runner import run_stacks
         from fedentopt.simulation.sweep import form_stacks

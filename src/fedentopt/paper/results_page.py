@@ -224,7 +224,8 @@ def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
         "| --- | --- | ---: | ---: | --- | --- | --- |",
     ]
     for entry in commands:
-        commit = str(entry.get("commit") or "")[:12]
+        commit, plus, changes = str(entry.get("commit") or "").partition("+")
+        commit = f"{commit[:12]}{plus}{changes}"
         code = f"{entry.get('fedentopt')}, {commit or 'sources ' + str(entry.get('sources'))[:12]}"
         table.append(
             f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
