@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from fedentopt.errors import InputError
 from fedentopt.paper import names, provenance
@@ -832,6 +833,19 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     shown = "".join(ElementTree.parse(svg).getroot().itertext())
     assert r"LeNet-5, a$\nothing$b, C=2" in shown
     assert "$x$" in shown
+
+
+def test_a_legend_of_long_names_is_not_wider_than_its_panels(tmp_path: Path) -> None:
+    def shape(block: str) -> tuple[int, int]:
+        entries, results = own(tmp_path, f'metric = "entropy"\nmethod = ["fedavg", "fedentopt"]\n{block}')
+        write_figures(tmp_path, entries, results)
+        with Image.open(tmp_path / "own.png") as picture:
+            return picture.size
+
+    width, height = shape("")
+    wider, higher = shape("lr = [0.1, 0.2]\nmomentum = [0.8, 0.9]")  # eight lines
+    assert wider < 1.3 * width
+    assert higher > height + 200
 
 
 def test_panels_that_were_not_run_have_no_marks_and_rounds_are_whole(tmp_path: Path) -> None:
