@@ -22,7 +22,8 @@ from configs import run_config
 from fedentopt.errors import InputError
 from fedentopt.report import write_report
 from fedentopt.report.figures import best_of, costs, curve, figures, thin
-from fedentopt.report.grouping import group_runs
+from fedentopt.report.findings import findings
+from fedentopt.report.grouping import Group, Method, group_runs
 from fedentopt.report.page import LARGEST_PAGE
 from fedentopt.report.paper import PaperFigures
 from fedentopt.report.payload import LEVELS, group_payload
@@ -151,6 +152,16 @@ def test_findings_compare_seed_by_seed(comparison: Path) -> None:
         f"Against fedavg fedentopt gains {mean:.2f} points, mean of the differences seed by seed over 3 seeds" in text
     )
     assert f"its 95 % interval (Student) is {mean - half:+.2f} to {mean + half:+.2f}" in text
+
+
+@pytest.mark.parametrize(("methods", "said"), [
+    (1, "a: "), (2, "a and b: "), (3, "a, b and c: "), (5, "a, b, c, d and e: "), (7, "a, b, c, d and 3 more: "),
+])  # fmt: skip
+def test_findings_name_those_that_are_level(tmp_path: Path, methods: int, said: str) -> None:
+    write_run(tmp_path, run_config(rounds=12), classes=CLASSES)
+    (run,) = read_folder(tmp_path).runs
+    level = tuple(Method(name, name, run.config, (run,)) for name in "abcdefg"[:methods])
+    assert findings(Group("", level), [(method, figures(method)) for method in level])[0].startswith(said)
 
 
 def test_findings_say_who_diverged(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
     if scored:
         best = best_of([values.accuracy.mean for _, values in scored]) or tuple(range(len(scored)))
         named |= dict.fromkeys(scored[i][0].label for i in best)
-        names = " and ".join(named)
+        names = _listed(list(named))
         if len(scored) > len(best):
             names = f"The best of {len(scored)} methods {'is' if len(best) == 1 else 'are'} {names}"
         accuracy = plus_minus(scored[best[0]][1].accuracy)
@@ -58,6 +58,12 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
         f"in {random.mean:.1f} % with {plain.label}."
     )
     return sentences
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    """As `a, b and c`; of many, the first few and how many more there are."""
+    kept = names if len(names) <= most + 1 else [*names[:most], f"{len(names) - most} more"]
+    return " and ".join([", ".join(kept[:-1]), kept[-1]] if len(kept) > 1 else kept)
 
 
 def _diverged(named: Iterable[str], figures_of: Mapping[str, Figures]) -> list[str]:
