@@ -265,6 +265,10 @@ def test_findings_compare_participation_in_the_same_settings() -> None:
     alone = [run(cells["classes:2", "fedentopt", share], 0, accuracy) for share, accuracy in ((4, 20.0), (9, 60.0))]
     assert said_of(*both, *alone)[claim].endswith("mean of the settings: FedEntOpt -1.00, FedAvg -10.00.")
     assert said_of(*alone)[claim] == "Not run yet."
+    # A second seed that one of them lacks has another partition.
+    more = [run(cells["dir:0.1", "fedentopt", 4], 1, 20.0), run(cells["dir:0.1", "fedavg", 9], 1, 90.0)]
+    assert said_of(*both, *more)[claim].endswith("mean of the settings: FedEntOpt -1.00, FedAvg -10.00.")
+    assert said_of(*both[:3], run(cells["dir:0.1", "fedentopt", 9], 1, 53.0))[claim] == "Not run yet."
 
 
 def test_findings_about_buffers_need_two_and_a_rise() -> None:
@@ -276,6 +280,9 @@ def test_findings_about_buffers_need_two_and_a_rise() -> None:
     assert said_of(first, second)[claim].startswith("H_norm rises with the buffer in 0 of 1 settings")
     risen = run(row[1].config, 0, 50.0, h_norm=0.91, never_selected=1)
     assert said_of(first, risen)[claim].startswith("H_norm rises with the buffer in 1 of 1 settings")
+    more = run(row[0].config, 1, 50.0, h_norm=0.95)  # in a seed that the larger buffer lacks
+    assert said_of(first, risen, more)[claim].startswith("H_norm rises with the buffer in 1 of 1 settings")
+    assert said_of(more, risen)[claim] == "Not run yet."
     everyone = "every client was selected at least once"
     assert said_of(first, risen)[everyone].endswith("up to 2 clients were never selected.")
     assert said_of(risen)[everyone].endswith(": a client was never selected.")
