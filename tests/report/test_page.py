@@ -255,6 +255,27 @@ def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
     assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.rounds.accuracy)))
 
 
+def test_finished_runs_are_not_compared_with_unfinished_ones(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 20, "rounds": 12, "cohort": "4"}
+    for seed in range(3):
+        write_run(tmp_path, run_config(**settings, seed=seed), classes=CLASSES, stop_after=5 if seed else None)
+    ahead = run_config(**settings, selector="fedentopt", buffer="5")
+    write_run(tmp_path, ahead, classes=CLASSES, stop_after=11)
+    page = write_report(tmp_path)
+    text, rows = page.read_text(), table_rows(page)
+    accuracy = {name.partition("1 unf")[0].partition("2 unf")[0]: cells for name, cells in rows.items()}
+    assert float(accuracy["fedentopt"][0]) > float(accuracy["fedavg"][0])
+    assert accuracy["fedavg"][-1] == "1"  # the seeds behind the figures, not those that are on their way
+    assert "is-best" not in text.partition("<tbody>")[2].partition("</tbody>")[0]
+    (said,) = re.findall(r"fedavg: [^<]* % test accuracy[^<]*", text)
+    assert said.endswith("mean of the last ten rounds; another method has no finished run yet.")
+    write_run(tmp_path / "more", ahead, classes=CLASSES, stop_after=11)
+    write_run(tmp_path / "more", run_config(**settings), classes=CLASSES, stop_after=5)
+    text = write_report(tmp_path / "more").read_text()
+    assert "The best of 2 methods is fedentopt: " in text
+    assert " % test accuracy so far; no run is finished." in text
+
+
 def test_one_run_is_a_page_too(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run_config(clients=20, rounds=3), classes=CLASSES)
     page = write_report(folder)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedentopt.report.figures import Figures, best_of
+from fedentopt.report.figures import Figures, best_of, comparable
 from fedentopt.report.grouping import Group, Method
 from fedentopt.results.statistics import Spread, mean_interval, paired_differences
 from fedentopt.results.summary import averaged_rounds
@@ -26,7 +26,8 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
     figures_of = {method.label: figures for method, figures in rows}
     sentences = []
     named: dict[str, None] = {}
-    scored = [(method, values) for method, values in rows if math.isfinite(values.accuracy.mean)]
+    fair = comparable([values for _, values in rows])
+    scored = [row for row, one in zip(rows, fair, strict=True) if one and math.isfinite(row[1].accuracy.mean)]
     if scored:
         best = best_of([values.accuracy.mean for _, values in scored]) or tuple(range(len(scored)))
         named |= dict.fromkeys(scored[i][0].label for i in best)
@@ -34,7 +35,11 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
         if len(scored) > len(best):
             names = f"The best of {len(scored)} methods {'is' if len(best) == 1 else 'are'} {names}"
         accuracy = plus_minus(scored[best[0]][1].accuracy)
-        sentences.append(f"{names}: {accuracy} % test accuracy, {averaged_rounds(_summaries(rows))}.")
+        if any(values.finished for _, values in scored):
+            when = f", {averaged_rounds(_summaries(scored))}{_not_finished(fair.count(False))}"
+        else:
+            when = " so far; no run is finished"
+        sentences.append(f"{names}: {accuracy} % test accuracy{when}.")
     plain, balanced = group.plain(), group.balanced()
     if plain is None or balanced is None:
         return sentences + _diverged(named, figures_of)
@@ -58,6 +63,13 @@ def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
         f"in {random.mean:.1f} % with {plain.label}."
     )
     return sentences
+
+
+def _not_finished(methods: int) -> str:
+    """How many more methods there are, of which nothing can be said yet."""
+    if not methods:
+        return ""
+    return f"; {'another method has' if methods == 1 else f'{methods} other methods have'} no finished run yet"
 
 
 def _listed(names: list[str], most: int = 4) -> str:
