@@ -167,6 +167,8 @@ def test_latex_escapes_what_users_may_write() -> None:
     assert "\\{c\\}" in tex
     assert "\\textbackslash{}d\\textasciitilde{}\\textasciicircum{}\\$ & $-$1.0" in tex
     assert "a \\| b" in markdown(Table("x", "t", "n", ("a | b",), (Section("", (("c",),)),)))
+    signs = latex(Table("x", "t", "n", ("a", "b"), (Section("", (("p < 0.001 > 0 | q", "2 × 3"),)),)))
+    assert "p $<$ 0.001 $>$ 0 $|$ q & 2 $\\times$ 3" in signs
 
 
 def test_rounds_to_a_target_say_how_many_seeds_get_there() -> None:
