@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +19,7 @@ from PIL import Image
 from fedentopt.errors import InputError
 from fedentopt.paper import names, provenance
 from fedentopt.paper.bf16_table import BF16
-from fedentopt.paper.blocks import cells_from_file, paper_cells
+from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.exported import export, read_exported
@@ -30,6 +31,7 @@ from fedentopt.paper.open_choices import OPEN_CHOICES
 from fedentopt.paper.pretraining_table import PRETRAINING
 from fedentopt.paper.reproduction import Reproduction
 from fedentopt.paper.results_page import commands_behind, write_results_page
+from fedentopt.paper.selector_tuned import with_tuned
 from fedentopt.paper.sizes import size
 from fedentopt.paper.tables import summary_csv, tables, write_tables
 from fedentopt.results.reading import RUN, SUMMARY
@@ -584,6 +586,19 @@ def test_committed_results_give_the_committed_tables_byte_for_byte(tmp_path: Pat
     assert _content(tmp_path / "again") == {k: v for k, v in _content(committed).items() if k.endswith(".csv")}
     for path in (*committed.rglob("*"), *(ROOT / "docs" / "results").glob("*")):
         assert not path.is_file() or path.stat().st_size < 1_000_000, path
+
+
+@pytest.mark.parametrize(("name", "cells"), [("selectors", selector_cells), ("audit", audit_cells)])
+def test_committed_tables_of_the_benchmarks_are_those_of_their_results(
+    tmp_path: Path, name: str, cells: Callable[[], list[Cell]]
+) -> None:
+    committed = ROOT / "results" / name
+    results = read_exported(committed)
+    request = Reproduction(cells(), [], results)
+    rows = {path.stem for path in committed.glob("*.csv")}
+    shown = [cell for cell in with_tuned(request.plan, results, "all") if cell.table in rows]
+    write_tables(tmp_path, request.compare(shown))
+    assert _content(tmp_path) == _content(committed / "tables")
 
 
 def _many() -> Results:
