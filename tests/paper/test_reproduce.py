@@ -774,6 +774,12 @@ def test_a_small_dry_run_is_readable(command: Callable[..., Said], mini: Path, t
     words = ("reproduce", "mini", "--cells", mini, "--out", tmp_path / "out", "--dry-run", "--method", "fedavg")
     said = " ".join(command(*words, "--seeds", 0, "--device", "cpu").out.split())
     assert "lenet5 digits 1 863 55,000 measured below 1 s 1 cell needs 1 run, 1 still to be done; speeds" in said
+    mini.write_text(MINI.replace('"lenet5"', '"torch.nn:Identity"'))
+    said = " ".join(command(*words, "--seeds", 0, "--device", "cpu").out.split())
+    assert said.endswith("; no speed is known for torch.nn:Identity (--samples-per-second gives one)")
+    said = " ".join(command(*words, "--seeds", 0, "--samples-per-second", 863).out.split())
+    assert "863 given 1 s" in said
+    assert said.endswith("time at the speed that was given")
 
 
 def test_a_terminal_has_no_columns_without_figures(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:

@@ -74,7 +74,10 @@ def _speeds(lines: Sequence[Estimate], machine: str) -> str:
     if GIVEN in models:
         return "; time at the speed that was given"
     said = [f"{source} for {', '.join(models[source])}" for source in (MEASURED, ESTIMATED) if source in models]
-    return f"; speeds of {machine}: {'; '.join(said)}" if said else ""
+    known = f"; speeds of {machine}: {'; '.join(said)}" if said else ""
+    if "" not in models:
+        return known
+    return f"{known}; no speed is known for {', '.join(models[''])} (--samples-per-second gives one)"
 
 
 def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:
