@@ -24,10 +24,11 @@ import pytest
 import tiny_data
 from command_line import Said, commander
 from fedentopt import KLSelector
-from fedentopt.cli.reproduce_progress import RoundCount, duration
+from fedentopt.cli.reproduce_progress import Reporter, RoundCount, duration
 from fedentopt.datasets import load
 from fedentopt.files import locked_folder
-from fedentopt.paper.estimate import known_speeds, training_samples
+from fedentopt.paper.estimate import Speed, costs, known_speeds, training_samples
+from fedentopt.results import environment
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.planning import RunPlanner
 
@@ -232,6 +233,11 @@ def test_stopped_and_continued_equals_straight_through(
     assert [cell["state"] for cell in cells_of(command(*words, "--out", stopped, "--list", "--json"))] == [
         "not-run"
     ] * 2
+    # The estimate is of the rounds that are left: of 40, two clients with a tenth of the samples in each.
+    planned = json.loads(command(*words, "--out", stopped, "--dry-run", "--json").out)
+    assert (planned["runs"], planned["begun"]) == (2, 2)
+    assert planned["samples"] == pytest.approx(sum(40 - count for count in done.values()) * 2 * 1438 / 10, abs=2)
+    assert "2 still to be done, 2 of them from a checkpoint" in command(*words, "--out", stopped, "--dry-run").out
 
     went_on = cells_of(command(*words, "--out", stopped, "--json"))
     assert [cell["state"] for cell in went_on] == ["done", "done"]
@@ -488,6 +494,52 @@ def test_an_export_that_has_to_wait_too_long_does_not_stop_training(
     with (kept / "mini.csv").open(newline="") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedentopt"]
     assert [entry["runs"] for entry in json.loads((kept / "provenance.json").read_text())["commands"]] == [2]
+
+
+def test_the_log_is_of_the_code_as_training_began(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, begin = tmp_path / "package", Reporter.say
+    shutil.copytree(Path(environment.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(environment.fedentopt, "__file__", str(package / "__init__.py"))
+    environment.source_digest.cache_clear()
+    before = environment.source_digest()
+
+    def say(self: Reporter, line: str) -> None:
+        begin(self, line)
+        (package / "errors.py").write_text("# edited while the runs train\n")
+
+    monkeypatch.setattr(Reporter, "say", say)
+    try:
+        environment.source_digest.cache_clear()
+        words = ("--cells", mini, "--seeds", 0, "--method", "fedavg", "--device", "cpu", "--no-page", "--no-figures")
+        assert command("reproduce", "mini", *words, "--out", tmp_path / "out").code == 0
+        (entry,) = json.loads((tmp_path / "out" / "provenance.json").read_text())["commands"]
+        assert entry["sources"] == before
+    finally:
+        environment.source_digest.cache_clear()
+
+
+def test_runs_of_another_command_are_not_logged_as_ones_own(
+    command: Callable[..., Said], mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands in one folder: while the first stack trains, the other command does the run of the second."""
+    out = tmp_path / "out"
+    words = ("reproduce", "mini", "--cells", mini, "--out", out, "--device", "cpu", "--no-page", "--no-figures")
+    begin, count = Reporter.say, []
+
+    def say(self: Reporter, line: str) -> None:
+        begin(self, line)
+        if line.startswith("stack 1 of 2"):
+            count.append(self._count)
+            assert subprocess.run([sys.executable, "-m", "fedentopt", *map(str, words), "--method", "fedentopt",
+                                   "--seeds", "0"], check=False).returncode == 0  # fmt: skip
+
+    monkeypatch.setattr(Reporter, "say", say)
+    assert command(*words, "--seeds", 0, "--max-stack", 1).code == 0
+    log = json.loads((out / "provenance.json").read_text())["commands"]
+    assert sorted((entry["runs"], "--max-stack" in entry["command"]) for entry in log) == [(1, False), (1, True)]
+    assert (count[0].done, count[0].total) == (3, 3)  # the other's three rounds are not waited for
 
 
 OWN_CELLS = """
@@ -752,6 +804,32 @@ def test_a_command_that_finished_nothing_leaves_no_trace_in_the_log(
     assert "these are the results in results/paper" in command("reproduce", "table5", "--list").err
 
 
+def test_a_small_dry_run_is_readable(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--out", tmp_path / "out", "--dry-run", "--method", "fedavg")
+    said = " ".join(command(*words, "--seeds", 0, "--device", "cpu").out.split())
+    assert "lenet5 digits 1 863 55,000 measured below 1 s 1 cell needs 1 run, 1 still to be done; speeds" in said
+    mini.write_text(MINI.replace('"lenet5"', '"torch.nn:Identity"'))
+    said = " ".join(command(*words, "--seeds", 0, "--device", "cpu").out.split())
+    assert said.endswith("; no speed is known for torch.nn:Identity (--samples-per-second gives one)")
+    said = " ".join(command(*words, "--seeds", 0, "--samples-per-second", 863).out.split())
+    assert "863 given 1 s" in said
+    assert said.endswith("time at the speed that was given")
+
+
+def test_a_terminal_has_no_columns_without_figures(command: Callable[..., Said], mini: Path, tmp_path: Path) -> None:
+    words = ("reproduce", "mini", "--cells", mini, "--out", tmp_path / "out", "--device", "cpu", "--no-page")
+    words += ("--seeds", 0, "--rounds", 1, "--no-figures")
+    said = command(*words).out
+    assert "without figures" not in said
+    assert re.search("^method +ours +paper +difference +against FedAvg, 95 % interval +seeds$", said, re.M)
+    mini.write_text(MINI.replace("paper = 12.5", ""))
+    said = command(*words).out
+    assert "\nwithout figures: paper; difference\n" in said
+    assert re.search("^method +ours +against FedAvg, 95 % interval +seeds$", said, re.M)
+    assert re.search(r"^FedAvg +\d+\.\d\d +– +1, cut to 1 round$", said, re.M)
+    assert "| paper | difference |" in (tmp_path / "out" / "tables" / "mini.md").read_text()
+
+
 def test_samples_of_a_run_by_hand() -> None:
     plain = RunConfig(dataset="cifar10", rounds=500)
     assert training_samples(plain, 50_000) == 12_500_000  # 500 rounds, 10 clients, 500 samples, 5 epochs
@@ -759,6 +837,8 @@ def test_samples_of_a_run_by_hand() -> None:
     assert training_samples(lost, 50_000) == 8_750_000
     slow = RunConfig(dataset="cifar10", rounds=500, stragglers=0.5)
     assert training_samples(slow, 50_000) == 10_000_000  # half of the clients do three of five epochs
+    held_out = RunConfig(dataset="cifar10", rounds=500, validation=0.1)
+    assert training_samples(held_out, 50_000) == 11_250_000
     concat = RunConfig(dataset="cifar10", rounds=500, algorithm="fedconcat")
     assert training_samples(concat, 50_000) == 0.9 * 12_500_000 + 500 * 10 * 3 * 64
 
@@ -774,6 +854,25 @@ def test_samples_of_a_run_with_kl_are_those_of_the_clients_it_takes(split: str, 
     assert (expected > 1.2 * usual) == most
 
 
+def test_rows_that_were_not_asked_for_are_of_the_seeds_that_were(
+    command: Callable[..., Said], mini: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ("reproduce", "mini", "--cells", mini, "--out", out, "--device", "cpu", "--no-page", "--no-figures")
+    assert command(*words).code == 0
+
+    def seeds(name: str) -> list[tuple[str, str]]:
+        with (out / "tables" / name).open(newline="") as file:
+            return [(row["method"], row["seeds"]) for row in csv.DictReader(file)]
+
+    assert seeds("mini.csv") == [("fedavg", "0 1"), ("fedentopt", "0 1")]
+    # FedAvg over seed 1 beside FedEntOpt over both would compare partitions, not methods.
+    assert command(*words, "--method", "fedavg", "--seeds", 1, "--no-run").code == 0
+    assert seeds("mini.csv") == [("fedavg", "1"), ("fedentopt", "1")]
+    assert command(*words, "--method", "fedavg", "--no-run").code == 0
+    assert seeds("mini.csv") == [("fedavg", "0 1"), ("fedentopt", "0 1")]
+
+
 def test_time_left_counts_only_what_this_command_does() -> None:
     first, second = RunConfig(rounds=10, seed=0), RunConfig(rounds=10, seed=1)
     count = RoundCount([first, second], now=100.0)
@@ -784,3 +883,23 @@ def test_time_left_counts_only_what_this_command_does() -> None:
         count.add(first.run_id, number, 10)
     assert count.line(now=110.0) == "5 of 15 rounds, 1 of 2 runs, 10 s so far, about 20 s left"
     assert [duration(value) for value in (5, 600, 7200, 3 * 86400)] == ["5 s", "10 min", "2.0 h", "3.0 days"]
+
+
+def test_time_left_counts_rounds_by_what_they_cost() -> None:
+    quick, slow = RunConfig(dataset="digits", rounds=10), RunConfig(dataset="cifar10", model="vgg11", rounds=10)
+    sizes, speeds = {"digits": 1000, "cifar10": 5000}, {"lenet5": Speed(100.0, "given"), "vgg11": Speed(1.0, "given")}
+    found = costs([quick, slow], sizes.get, speeds.get)
+    assert found == {
+        quick.run_id: training_samples(quick, 1000) / 100 / 10,
+        slow.run_id: training_samples(slow, 5000) / 10,
+    }
+    # One that is not known cannot be compared with the others.
+    assert costs([quick, slow], {"digits": 1000}.get, speeds.get) == {}
+    assert costs([quick, slow], sizes.get, {"vgg11": speeds["vgg11"]}.get) == {}
+
+    count = RoundCount([quick, slow], 0.0, {quick.run_id: 1.0, slow.run_id: 49.0})
+    for number in range(1, 11):
+        count.add(quick.run_id, number, 10)
+    # Half of the rounds, and 10 of 500 parts of the work.
+    assert count.line(40.0) == "10 of 20 rounds, 1 of 2 runs, 40 s so far, about 33 min left"
+    assert count.work == (10.0, 500.0)

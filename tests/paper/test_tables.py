@@ -9,14 +9,17 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from fedentopt.errors import InputError
 from fedentopt.paper import names, provenance
-from fedentopt.paper.blocks import cells_from_file, paper_cells
+from fedentopt.paper.bf16_table import BF16
+from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison, compare
 from fedentopt.paper.exported import export, read_exported
@@ -24,9 +27,12 @@ from fedentopt.paper.figures import write_figures
 from fedentopt.paper.findings import findings
 from fedentopt.paper.formats import Section, Table, latex, markdown
 from fedentopt.paper.measures import Curve, Measured, Results, settings_key
+from fedentopt.paper.open_choices import OPEN_CHOICES
+from fedentopt.paper.pretraining_table import PRETRAINING
 from fedentopt.paper.reproduction import Reproduction
-from fedentopt.paper.results_page import write_results_page
+from fedentopt.paper.results_page import commands_behind, write_results_page
 from fedentopt.paper.selector_table import bench_settings
+from fedentopt.paper.selector_tuned import with_tuned
 from fedentopt.paper.sizes import size
 from fedentopt.paper.tables import summary_csv, tables, write_paper_figures, write_tables
 from fedentopt.results.reading import RUN, SUMMARY
@@ -238,6 +244,8 @@ def test_latex_escapes_what_users_may_write() -> None:
     assert "\\{c\\}" in tex
     assert "\\textbackslash{}d\\textasciitilde{}\\textasciicircum{}\\$ & $-$1.0" in tex
     assert "a \\| b" in markdown(Table("x", "t", "n", ("a | b",), (Section("", (("c",),)),)))
+    signs = latex(Table("x", "t", "n", ("a", "b"), (Section("", (("p < 0.001 > 0 | q", "2 × 3"),)),)))
+    assert "p $<$ 0.001 $>$ 0 $|$ q & 2 $\\times$ 3" in signs
 
 
 def test_rounds_to_a_target_say_how_many_seeds_get_there() -> None:
@@ -336,6 +344,10 @@ def test_findings_compare_participation_in_the_same_settings() -> None:
     alone = [run(cells["classes:2", "fedentopt", share], 0, accuracy) for share, accuracy in ((4, 20.0), (9, 60.0))]
     assert said_of(*both, *alone)[claim].endswith("mean of the settings: FedEntOpt -1.00, FedAvg -10.00.")
     assert said_of(*alone)[claim] == "Not run yet."
+    # A second seed that one of them lacks has another partition.
+    more = [run(cells["dir:0.1", "fedentopt", 4], 1, 20.0), run(cells["dir:0.1", "fedavg", 9], 1, 90.0)]
+    assert said_of(*both, *more)[claim].endswith("mean of the settings: FedEntOpt -1.00, FedAvg -10.00.")
+    assert said_of(*both[:3], run(cells["dir:0.1", "fedentopt", 9], 1, 53.0))[claim] == "Not run yet."
 
 
 def test_findings_about_buffers_need_two_and_a_rise() -> None:
@@ -347,6 +359,9 @@ def test_findings_about_buffers_need_two_and_a_rise() -> None:
     assert said_of(first, second)[claim].startswith("H_norm rises with the buffer in 0 of 1 settings")
     risen = run(row[1].config, 0, 50.0, h_norm=0.91, never_selected=1)
     assert said_of(first, risen)[claim].startswith("H_norm rises with the buffer in 1 of 1 settings")
+    more = run(row[0].config, 1, 50.0, h_norm=0.95)  # in a seed that the larger buffer lacks
+    assert said_of(first, risen, more)[claim].startswith("H_norm rises with the buffer in 1 of 1 settings")
+    assert said_of(more, risen)[claim] == "Not run yet."
     everyone = "every client was selected at least once"
     assert said_of(first, risen)[everyone].endswith("up to 2 clients were never selected.")
     assert said_of(risen)[everyone].endswith(": a client was never selected.")
@@ -394,6 +409,37 @@ def test_exporting_adds_to_what_is_there(tmp_path: Path) -> None:
     export(tmp_path, [beyond], known(run(FEDAVG.config, 17, 45.0)))
     export(tmp_path, CELLS, known())  # seed 17 is not among the default ones, and stays
     assert entry(read_exported(tmp_path), beyond).values == {0: 40.0, 1: 50.0, 17: 45.0}
+
+
+def test_figures_that_another_export_replaces_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = known(run(FEDAVG.config, 0, 48.0, seconds=1.0), run(FEDENTOPT.config, 0, 50.0))
+    export(tmp_path, [FEDAVG, FEDENTOPT], first, said.append)
+    again = known(run(FEDAVG.config, 0, 48.0, seconds=2.0), run(FEDENTOPT.config, 1, 51.0))
+    export(tmp_path, [FEDAVG, FEDENTOPT], again, said.append)
+    assert said == []  # the same figures, and others' seeds
+    export(tmp_path, [FEDAVG, FEDENTOPT], known(run(FEDENTOPT.config, 0, 50.5)), said.append)
+    assert said == [
+        f"export: {tmp_path} had other figures of 1 run, which are replaced: fedentopt on cifar10, dir:0.1, seed 0: "
+        "accuracy 50.0 became 50.5"
+    ]
+    assert entry(read_exported(tmp_path), FEDENTOPT).values == {0: 50.5, 1: 51.0}
+
+
+def test_a_folder_has_one_set_of_figures_of_a_run(tmp_path: Path) -> None:
+    (six,) = of("table6", metric="accuracy", buffer=50)  # FedEntOpt's run of Table 1
+    assert six.config == FEDENTOPT.config
+    export(tmp_path, [six], known(run(six.config, 0, 50.0)))
+    before = _content(tmp_path)
+    with pytest.raises(
+        InputError, match=r"export: .*table1.csv .*table6.csv.* other figures of it \(accuracy 50.5 and 50"
+    ):
+        export(tmp_path, [FEDENTOPT], known(run(six.config, 0, 50.5)))
+    assert _content(tmp_path) == before
+    export(tmp_path / "other", [FEDENTOPT], known(run(six.config, 0, 50.5)))
+    shutil.copy(tmp_path / "other" / "table1.csv", tmp_path)
+    with pytest.raises(InputError, match=r"results: .*table1.csv, line 2 and .*table6.csv, line 2 are of one run"):
+        read_exported(tmp_path)
 
 
 def test_a_baseline_without_a_cell_of_its_own_is_exported_with_the_change(tmp_path: Path) -> None:
@@ -454,6 +500,16 @@ def test_a_damaged_export_is_refused_by_line(tmp_path: Path, change, message: st
         read_exported(tmp_path)
     with pytest.raises(InputError, match="not a folder"):
         read_exported(tmp_path / "none")
+
+
+def test_code_with_changes_is_not_shown_as_its_commit() -> None:
+    def shown(**entry: str) -> str:
+        return commands_behind([{"command": "fedentopt", "runs": 1, "fedentopt": "1.0", **entry}])
+
+    assert "| 1.0, 0123456789ab+changes |" in shown(commit="0123456789abcdef+changes")
+    assert "| 1.0, 0123456789ab |" in shown(commit="0123456789abcdef")
+    assert "| 1.0, sources fedcba987654 |" in shown(sources="fedcba9876543210")
+    assert "<summary>1 command</summary>" in shown()
 
 
 def test_the_log_of_commands_keeps_each_once_and_no_paths(tmp_path: Path) -> None:
@@ -607,6 +663,19 @@ def test_committed_results_give_the_committed_tables_byte_for_byte(tmp_path: Pat
         assert not path.is_file() or path.stat().st_size < 1_000_000, path
 
 
+@pytest.mark.parametrize(("name", "cells"), [("selectors", selector_cells), ("audit", audit_cells)])
+def test_committed_tables_of_the_benchmarks_are_those_of_their_results(
+    tmp_path: Path, name: str, cells: Callable[[], list[Cell]]
+) -> None:
+    committed = ROOT / "results" / name
+    results = read_exported(committed)
+    request = Reproduction(cells(), [], results)
+    rows = {path.stem for path in committed.glob("*.csv")}
+    shown = [cell for cell in with_tuned(request.plan, results, "all") if cell.table in rows]
+    write_tables(tmp_path, request.compare(shown))
+    assert _content(tmp_path) == _content(committed / "tables")
+
+
 def _many() -> Results:
     """Every LeNet-5 run of CIFAR-10, Dir(0.1), and Figure 1, at 50 per cent, with curves."""
     cells = [*LENET, *(cell for cell in CELLS if cell.table == "figure1")]
@@ -730,6 +799,53 @@ def test_no_cell_of_a_table_by_participation_is_dropped(tmp_path: Path) -> None:
     assert markdown(tables(printed)[0]).count("| 30.00 |") == 4
 
 
+def test_a_table_by_participation_says_which_figures_lack_seeds(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        OWN + '[model.lenet5]\nstand_ins = ["bf16"]\n' + BLOCK
+        + 'metric = "accuracy"\nmethod = "fedavg"\nparticipation = [10, 20, 30]\n'
+    )  # fmt: skip
+    some, both, none = cells_from_file(tmp_path / "own.toml")
+    assert both.config is not None
+    bf16 = dataclasses.replace(both.config, precision="bf16")
+    results = known(run(some.config, 1, 20.0), run(both.config, 0, 30.0), run(bf16, 1, 32.0))
+    (table,) = tables(compare([some, both, none], results, lambda name: True))
+    assert table.sections[0].rows == (("FedAvg (1, 2, 0 of 2 seeds)", "20.00", "31.00 ± 1.41 (1 in bf16)", "–"),)
+    only_one = known(run(some.config, 1, 20.0), run(both.config, 0, 30.0))
+    (table,) = tables(compare([some, both], only_one, lambda name: True))
+    assert table.sections[0].rows == (("FedAvg (1 of 2 seeds)", "20.00", "30.00"),)
+    assert "mean of the last five rounds" in table.note
+    assert "± sample standard deviation over seeds" in table.note
+    assert "trial" not in table.note
+    results = known(run(some.cut(3).config, 0, 20.0), run(some.cut(3).config, 1, 20.0))
+    (table,) = tables(compare([cell.cut(3) for cell in (some, both)], results, lambda name: True))
+    assert "A trial: runs are cut to 3 rounds." in table.note
+
+
+def test_notes_say_which_rounds_an_accuracy_is_of(tmp_path: Path) -> None:
+    def note(block: str, rounds: int | None = None) -> str:
+        entries, results = own(tmp_path, block + '\nmethod = "fedprox"\nmu = [0.1, 1.0]')
+        cells = [entry.cell if rounds is None else entry.cell.cut(rounds) for entry in entries]
+        return tables(compare(cells, results, lambda name: True))[0].note
+
+    accuracy = 'metric = "accuracy"'
+    assert "mean of the last five rounds." in note(accuracy)
+    assert "per cent, of the last round." in note(accuracy, 1)
+    assert "mean of the last ten rounds." in note(f"{accuracy}\nrounds = 12")
+    assert "mean of the last ten rounds, of all where there are fewer." in note(f"{accuracy}\nrounds = [4, 12]")
+    assert "mean of the last five rounds." in note('metric = "validation_accuracy"\nvalidation = 0.1')
+    trial = [cell.cut(3) for cell in CELLS if cell.table in (BF16, OPEN_CHOICES, PRETRAINING)]
+    for table in tables(compare(trial, known(), lambda name: True)):
+        assert "mean of the last three rounds" in table.note
+
+
+def test_a_note_speaks_only_of_columns_that_are_there(tmp_path: Path) -> None:
+    (alone,) = tables(own(tmp_path, 'metric = "h_norm"\nmethod = "fedentopt"')[0])
+    assert "gainst FedAvg" not in alone.note
+    assert "± sample standard deviation over seeds" in alone.note
+    (both,) = tables(own(tmp_path, 'metric = ["accuracy", "h_norm"]\nmethod = ["fedavg", "fedentopt"]')[0])
+    assert "Against FedAvg: mean of the differences" in both.note
+
+
 def test_every_metric_has_its_own_columns(tmp_path: Path) -> None:
     block = 'metric = ["accuracy", "entropy", "model_mb"]\nmethod = ["fedavg", "fedentopt"]'
     entries, _ = own(tmp_path, block)
@@ -816,6 +932,19 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     shown = "".join(ElementTree.parse(svg).getroot().itertext())
     assert r"LeNet-5, a$\nothing$b, C=2" in shown
     assert "$x$" in shown
+
+
+def test_a_legend_of_long_names_is_not_wider_than_its_panels(tmp_path: Path) -> None:
+    def shape(block: str) -> tuple[int, int]:
+        entries, results = own(tmp_path, f'metric = "entropy"\nmethod = ["fedavg", "fedentopt"]\n{block}')
+        write_figures(tmp_path, entries, results)
+        with Image.open(tmp_path / "own.png") as picture:
+            return picture.size
+
+    width, height = shape("")
+    wider, higher = shape("lr = [0.1, 0.2]\nmomentum = [0.8, 0.9]")  # eight lines
+    assert wider < 1.3 * width
+    assert higher > height + 200
 
 
 def test_panels_that_were_not_run_have_no_marks_and_rounds_are_whole(tmp_path: Path) -> None:

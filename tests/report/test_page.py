@@ -22,7 +22,8 @@ from configs import run_config
 from fedentopt.errors import InputError
 from fedentopt.report import write_report
 from fedentopt.report.figures import best_of, costs, curve, figures, thin
-from fedentopt.report.grouping import group_runs
+from fedentopt.report.findings import findings
+from fedentopt.report.grouping import Group, Method, group_runs
 from fedentopt.report.page import LARGEST_PAGE
 from fedentopt.report.paper import PaperFigures
 from fedentopt.report.payload import LEVELS, group_payload
@@ -153,6 +154,32 @@ def test_findings_compare_seed_by_seed(comparison: Path) -> None:
     assert f"its 95 % interval (Student) is {mean - half:+.2f} to {mean + half:+.2f}" in text
 
 
+@pytest.mark.parametrize(("methods", "said"), [
+    (1, "a: "), (2, "a and b: "), (3, "a, b and c: "), (5, "a, b, c, d and e: "), (7, "a, b, c, d and 3 more: "),
+])  # fmt: skip
+def test_findings_name_those_that_are_level(tmp_path: Path, methods: int, said: str) -> None:
+    write_run(tmp_path, run_config(rounds=12), classes=CLASSES)
+    (run,) = read_folder(tmp_path).runs
+    level = tuple(Method(name, name, run.config, (run,)) for name in "abcdefg"[:methods])
+    assert findings(Group("", level), [(method, figures(method)) for method in level])[0].startswith(said)
+
+
+def test_findings_say_who_diverged(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, run_config(rounds=12, seed=seed), classes=CLASSES, diverged_round=3 if seed else None)
+    selected = run_config(rounds=12, selector="fedentopt")
+    write_run(tmp_path, selected, classes=CLASSES)
+    write_run(tmp_path, run_config(rounds=12, selector="kl"), classes=CLASSES, diverged_round=5)
+    said = "fedavg diverged in 2 seeds; such a run counts as chance from there on."
+    assert said in write_report(tmp_path).read_text()  # KL is in no sentence, and marked in the table
+    write_run(tmp_path / "more", selected, classes=CLASSES, diverged_round=4)
+    write_run(tmp_path / "more", run_config(rounds=12), classes=CLASSES)
+    text = write_report(tmp_path / "more").read_text()
+    assert "fedentopt diverged in one seed; such a run counts as chance from there on." in text
+    write_run(tmp_path / "none", selected, classes=CLASSES)
+    assert "such a run counts" not in write_report(tmp_path / "none").read_text()
+
+
 def test_settings_form_groups_and_namesakes_get_their_difference(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"clients": 20, "rounds": 3}
     for changes in (
@@ -226,6 +253,27 @@ def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
     )
     half = by_name["fedentopt"].runs[0]
     assert figures(by_name["fedentopt"]).accuracy.mean == pytest.approx(float(np.mean(half.rounds.accuracy)))
+
+
+def test_finished_runs_are_not_compared_with_unfinished_ones(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 20, "rounds": 12, "cohort": "4"}
+    for seed in range(3):
+        write_run(tmp_path, run_config(**settings, seed=seed), classes=CLASSES, stop_after=5 if seed else None)
+    ahead = run_config(**settings, selector="fedentopt", buffer="5")
+    write_run(tmp_path, ahead, classes=CLASSES, stop_after=11)
+    page = write_report(tmp_path)
+    text, rows = page.read_text(), table_rows(page)
+    accuracy = {name.partition("1 unf")[0].partition("2 unf")[0]: cells for name, cells in rows.items()}
+    assert float(accuracy["fedentopt"][0]) > float(accuracy["fedavg"][0])
+    assert accuracy["fedavg"][-1] == "1"  # the seeds behind the figures, not those that are on their way
+    assert "is-best" not in text.partition("<tbody>")[2].partition("</tbody>")[0]
+    (said,) = re.findall(r"fedavg: [^<]* % test accuracy[^<]*", text)
+    assert said.endswith("mean of the last ten rounds; another method has no finished run yet.")
+    write_run(tmp_path / "more", ahead, classes=CLASSES, stop_after=11)
+    write_run(tmp_path / "more", run_config(**settings), classes=CLASSES, stop_after=5)
+    text = write_report(tmp_path / "more").read_text()
+    assert "The best of 2 methods is fedentopt: " in text
+    assert " % test accuracy so far; no run is finished." in text
 
 
 def test_one_run_is_a_page_too(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedentopt.pages import RESULTS_PAGE, check_page
 
 if TYPE_CHECKING:
     from fedentopt.paper.reproduction import Reproduction
+    from fedentopt.simulation.config import RunConfig
     from fedentopt.simulation.options import RunOptions
 
 OUT, COMMITTED = Path("out"), Path("results")
@@ -138,7 +139,7 @@ def reproduce(
         _list(request, as_json)
         return
     if dry_run:
-        _dry_run(request, device, samples_per_second, as_json)
+        _dry_run(request, folder, device, samples_per_second, as_json)
         return
     sources, trains = [results or folder, *([known] if known else [])], results is None and not no_run
     if results is None:
@@ -162,7 +163,7 @@ def reproduce(
             if results is None and page:
                 written += _page(request, folder)
     if export is not None:
-        written += request.export(export, *sources)
+        written += request.export(export, *sources, say=note)
     if results_page is not None:
         from fedentopt.paper.results_page import write_results_page
 
@@ -211,27 +212,33 @@ def _list(request: Reproduction, as_json: bool) -> None:
     print_list(listed)
 
 
-def _dry_run(request: Reproduction, device: str, speed: float | None, as_json: bool) -> None:
+def _dry_run(request: Reproduction, folder: Path, device: str, speed: float | None, as_json: bool) -> None:
     from fedentopt.cli.reproduce_show import print_estimate
     from fedentopt.paper.cells import distinct_runs
     from fedentopt.paper.data import train_size
     from fedentopt.paper.estimate import GIVEN, Speed, estimate, known_speeds, total
+    from fedentopt.results.folder import RunFolder
 
     runs = request.unfinished()
     absent = request.without_data(runs)
-    kind = "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
+    kind = _kind(device)
     machine, speeds = known_speeds(kind)
     given = None if speed is None else Speed(speed, GIVEN)
-    lines = estimate(runs, lambda name: train_size(name, request.data_dir), lambda name: given or speeds.get(name))
+    kept = {run: RunFolder(folder, run).rounds_kept() for run in runs}
+    begun = sum(map(bool, kept.values()))
+    lines = estimate(
+        runs, lambda name: train_size(name, request.data_dir), lambda name: given or speeds.get(name), kept.__getitem__
+    )
     wanted = len(distinct_runs(request.cells))
     if as_json:
         count, samples, seconds = total(lines)
-        sums = {"cells": len(request.cells), "wanted": wanted, "runs": count, "samples": samples, "seconds": seconds}
-        print_json({**sums, "device": kind, "missing_data": absent, "stacks": [vars(line) for line in lines]})
+        sums = {"cells": len(request.cells), "wanted": wanted, "runs": count, "begun": begun}
+        sizes = {"samples": samples, "seconds": seconds, "device": kind, "missing_data": absent}
+        print_json({**sums, **sizes, "stacks": [vars(line) for line in lines]})
         return
     for name, count in absent.items():
         note(f"{name}: its files are not there yet, which {count} of these runs need (`fedentopt data list`)")
-    print_estimate(lines, len(request.cells), wanted, machine)
+    print_estimate(lines, len(request.cells), wanted, begun, machine)
 
 
 def _run(
@@ -255,13 +262,15 @@ def _run(
     runs = request.ready(unfinished)
     for name, count in request.without_data(unfinished).items():
         note(f"{name}: its files are not there, {count} runs are left out (`fedentopt data list`)")
+    reporter = Reporter(runs, _costs(runs, options.device))
     started, clock = time.time(), time.monotonic()
 
     def keep() -> None:
         if not any(cell.shortened for cell in request.cells):  # a trial is behind no result
-            note_command(folder, command_line(sys.argv[1:]), runs, started, time.monotonic() - clock)
+            own = [run for run in runs if run not in reporter.others]
+            note_command(folder, command_line(sys.argv[1:]), own, started, time.monotonic() - clock)
         if export is not None:
-            request.export(export, *sources)
+            request.export(export, *sources, say=note)
 
     def stack_done() -> None:
         try:
@@ -270,7 +279,7 @@ def _run(
             note(f"{error}; the runs are kept, and the next stack or the same command tries again")
 
     try:
-        with terminated_with_care(), Reporter(runs).shown() as reporter:
+        with terminated_with_care(), reporter.shown():
             request.run(runs, options, reporter, stack_done, max_stack=max_stack, ray=ray, ray_workers=ray_workers)
     except KeyboardInterrupt:
         note(f"stopped; what was done is saved in {folder}: the same command goes on there")
@@ -278,6 +287,21 @@ def _run(
     finally:
         if folder.is_dir():
             (keep if sys.exc_info()[0] is None else stack_done)()
+
+
+def _costs(runs: Sequence[RunConfig], device: str) -> dict[str, float]:
+    """What a round of each run costs beside those of others, where not all are of one model and data set of ours."""
+    from fedentopt.datasets.catalog import ENTRIES
+    from fedentopt.paper.estimate import costs, known_speeds
+
+    if len({(run.model, run.dataset) for run in runs}) == 1:
+        return {}
+    _, speeds = known_speeds(_kind(device))
+    return costs(runs, lambda name: ENTRIES[name].train if name in ENTRIES else None, speeds.get)
+
+
+def _kind(device: str) -> str:
+    return "cuda" if device.startswith("cuda") or (device == "auto" and _has_gpu()) else "cpu"
 
 
 def _page(request: Reproduction, folder: Path) -> list[Path]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedentopt.cli.console import err
 from fedentopt.simulation.config import RunConfig
+from fedentopt.simulation.progress import TimeLeftColumn
 
 if TYPE_CHECKING:
     from fedentopt.paper.ray_worker import WorkerReport
@@ -24,11 +26,13 @@ class RoundCount:
     """Rounds done and to do over all runs, and how fast they go.
 
     A run that is continued reports from a later round on; what an earlier command did is no work of this one, so
-    the time left stays an honest guess.
+    the time left stays an honest guess. `costs` are by run what a round takes beside those of the others: a round of
+    VGG-11 as long as many of LeNet-5. Without them all take the same.
     """
 
-    def __init__(self, runs: Sequence[RunConfig], now: float) -> None:
+    def __init__(self, runs: Sequence[RunConfig], now: float, costs: Mapping[str, float] | None = None) -> None:
         self._rounds = {run.run_id: run.rounds for run in runs}
+        self._costs = costs or {}
         self._first: dict[str, int] = {}
         self._last: dict[str, int] = {}
         self._start = now
@@ -38,6 +42,11 @@ class RoundCount:
         self._rounds[run_id] = rounds
         self._first.setdefault(run_id, number)
         self._last[run_id] = max(number, self._last.get(run_id, 0))
+
+    def leave_out(self, run_ids: Iterable[str]) -> None:
+        """Take note that these runs are not to be done after all."""
+        for run_id in run_ids:
+            self._rounds.pop(run_id, None)
 
     @property
     def done(self) -> int:
@@ -49,13 +58,24 @@ class RoundCount:
         """Rounds this command has to do."""
         return sum(rounds - self._first.get(run, 1) + 1 for run, rounds in self._rounds.items())
 
+    @property
+    def work(self) -> tuple[float, float]:
+        """Done and to do in all, each round counted by what it costs."""
+        done = {run: last - self._first[run] + 1 for run, last in self._last.items()}
+        total = {run: rounds - self._first.get(run, 1) + 1 for run, rounds in self._rounds.items()}
+        return self._cost(done), self._cost(total)
+
+    def _cost(self, rounds: Mapping[str, int]) -> float:
+        return math.fsum(number * self._costs.get(run, 1.0) for run, number in rounds.items())
+
     def line(self, now: float) -> str:
         """How far, how long yet."""
         finished = sum(self._last.get(run) == rounds for run, rounds in self._rounds.items())
         text = f"{self.done:,} of {self.total:,} rounds, {finished} of {len(self._rounds)} runs"
-        if not self.done:
+        done, total = self.work
+        if not done:
             return text
-        left = (now - self._start) / self.done * (self.total - self.done)
+        left = (now - self._start) / done * (total - done)
         return f"{text}, {duration(now - self._start)} so far, about {duration(left)} left"
 
 
@@ -71,12 +91,20 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Takes rounds from the engine or from Ray workers and shows them."""
 
-    def __init__(self, runs: Sequence[RunConfig]) -> None:
+    def __init__(self, runs: Sequence[RunConfig], costs: Mapping[str, float] | None = None) -> None:
+        """`costs`: see `RoundCount`."""
         self._console = err()
-        self._count = RoundCount(runs, time.monotonic())
+        self._count = RoundCount(runs, time.monotonic(), costs)
         self._told = time.monotonic()
+        self.others: set[RunConfig] = set()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+
+    def found_finished(self, runs: Sequence[RunConfig]) -> None:
+        """From a stack that begins: these runs were another command's work by then."""
+        self.others.update(runs)
+        self._count.leave_out(run.run_id for run in runs)
+        self._show()
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
@@ -99,16 +127,16 @@ class Reporter:
     def _show(self) -> None:
         now = time.monotonic()
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._count.done, total=self._count.total)
+            self._bar.update(self._task, completed=self._count.done, total=self._count.total, work=self._count.work)
         elif now - self._told >= EVERY:
             self._told = now
             self.say(f"{time.strftime('%H:%M:%S')} {self._count.line(now)}")
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[Reporter]:
+    def shown(self) -> Iterator[None]:
         """The bar, while work goes on; nothing unless on a terminal."""
         if not self._console.is_terminal:
-            yield self
+            yield
             return
         self._bar = Progress(
             TextColumn("rounds"),
@@ -116,11 +144,11 @@ class Reporter:
             TextColumn("{task.percentage:.1f} %"),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeLeftColumn(),
             console=self._console,
             transient=True,
         )
         with self._bar:
             self._task = self._bar.add_task("rounds", total=self._count.total)
-            yield self
+            yield
         self._bar = None

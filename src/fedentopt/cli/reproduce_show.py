@@ -40,8 +40,8 @@ def print_list(listed: Sequence[dict[str, Any]]) -> None:
     _print_states(cell["state"] for cell in listed)
 
 
-def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, machine: str) -> None:
-    """What is to do, by model and data set, at what speed, and where that comes from."""
+def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, begun: int, machine: str) -> None:
+    """What is to do, by model and data set, at what speed, and where that comes from; `begun` runs have done a part."""
     from fedentopt.paper.estimate import total
 
     table = _table(("model", "data set"), ("runs", "samples", "samples/s", "speed", "time"))
@@ -55,7 +55,13 @@ def print_estimate(lines: Sequence[Estimate], cells: int, wanted: int, machine: 
     if len(lines) != 1:
         table.add_row("all", "", str(runs), _count(samples), "", "", _time(seconds))
     print_table(_out(), table)
-    _out().print(f"{cells} cells need {wanted} runs, {runs} of them are still to be done{_speeds(lines, machine)}")
+    need = f"{_counted(cells, 'cell needs', 'cells need')} {_counted(wanted, 'run', 'runs')}"
+    rest = f"{runs} still to be done" + (f", {begun} of them from a checkpoint" if begun else "")
+    _out().print(f"{need}, {rest}{_speeds(lines, machine)}")
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def _speeds(lines: Sequence[Estimate], machine: str) -> str:
@@ -68,12 +74,16 @@ def _speeds(lines: Sequence[Estimate], machine: str) -> str:
     if GIVEN in models:
         return "; time at the speed that was given"
     said = [f"{source} for {', '.join(models[source])}" for source in (MEASURED, ESTIMATED) if source in models]
-    return f"; speeds of {machine}: {'; '.join(said)}" if said else ""
+    known = f"; speeds of {machine}: {'; '.join(said)}" if said else ""
+    if "" not in models:
+        return known
+    return f"{known}; no speed is known for {', '.join(models[''])} (--samples-per-second gives one)"
 
 
 def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None:
-    """The tables of the cells; sections without any result are left out."""
-    from fedentopt.paper.names import heading
+    """The tables of the cells; sections without any result are left out, and columns without any figure are only named,
+    as those for the paper's where a file of one's own has none: they would take the room of others."""
+    from fedentopt.paper.names import NOTHING, heading
     from fedentopt.paper.tables import tables
 
     known = {(entry.cell.table, heading(entry.cell)) for entry in entries if entry.ours is not None}
@@ -85,12 +95,18 @@ def print_tables(entries: Sequence[Comparison], written: Sequence[Path]) -> None
         sections = [s for s in printed.sections if not s.heading or s.summary or s.heading.startswith(mine)]
         if sections:
             console.print(Text(printed.title, style="bold"))
+        rows = [row for section in sections for row in section.rows]
+        used = [place for place in range(1, len(printed.columns)) if any(row[place] != NOTHING for row in rows)]
+        empty = [name for place, name in enumerate(printed.columns) if place and place not in used]
+        if rows and empty:
+            console.print(Text(f"without figures: {'; '.join(empty)}", style="dim"))
         for section in sections:
             if section.heading:
                 console.print(Text(section.heading, style="italic"))
-            table = _table(printed.columns[:1], printed.columns[1:])
+            table = _table(printed.columns[:1], [printed.columns[place] for place in used])
             for row in section.rows:
-                table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in row))
+                shown = [row[place] for place in (0, *used)]
+                table.add_row(*(Text(cell.strip("*"), style="bold" if cell.startswith("**") else "") for cell in shown))
             print_table(console, table)
             console.print()
         if sections and printed.found:
@@ -147,8 +163,12 @@ def _table(left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def _count(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / 1e6:,.1f} M"
+    if value is None:
+        return "unknown"
+    return f"{value / 1e6:,.1f} M" if value >= 1e6 else f"{value:,}"
 
 
 def _time(seconds: float | None) -> str:
-    return "unknown" if seconds is None else duration(seconds)
+    if seconds is None:
+        return "unknown"
+    return "below 1 s" if 0 < seconds < 1 else duration(seconds)

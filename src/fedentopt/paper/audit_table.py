@@ -37,7 +37,7 @@ def inferred_table(name: str, entries: Sequence[Comparison]) -> Table:
             ))  # fmt: skip
         sections.append(Section(heading, tuple(rows)))
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds, mean ± sample standard deviation over seeds. Entropy "
+        f"Test accuracy in per cent, {names.averaged(entries)}, mean ± sample standard deviation over seeds. Entropy "
         "of the cohort's labels in bits, mean over rounds; what is believed is shown where it differs from what is "
         "known. Error of estimates: total variation to the true labels, mean over clients, in the last round."
     )
@@ -72,7 +72,7 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
             ))  # fmt: skip
         sections.append(Section(heading, tuple(rows)))
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds. Liars chosen: how often a liar is chosen for every "
+        f"Test accuracy in per cent, {names.averaged(entries)}. Liars chosen: how often a liar is chosen for every "
         "time that a client is chosen on average; 1 is fair. AUC: how well the distance between report and estimate "
         "tells liars from others, after every client's first observation and after its first three (under replace; "
         "quarantine keeps liars from being observed). Suspected: at the end, under quarantine (else replace)."

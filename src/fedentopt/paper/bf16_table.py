@@ -117,7 +117,7 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
         ))  # fmt: skip
     columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds, with matrix products in TF32 and in bf16; weights, "
+        f"Test accuracy in per cent, {names.averaged(entries)}, with matrix products in TF32 and in bf16; weights, "
         "sums and the optimiser are in single precision in both. Means are over the seeds that both have. Bold where "
         "zero lies outside the interval. "
     )

@@ -44,11 +44,12 @@ class Estimate:
 
 def training_samples(config: RunConfig, train: int) -> int:
     """Samples a run trains on, to be expected where every client is as likely as any other; of KL, which has the same
-    large clients in every round, what those hold. FedConcat's second stage is counted at its longest."""
+    large clients in every round, what those hold. What is held out is not trained on. FedConcat's second stage is
+    counted at its longest."""
     epochs = config.epochs * (1 - config.stragglers) + (config.epochs + 1) / 2 * config.stragglers
     of_kl = _held_by_kl(config, train) if config.selector == "kl" else None
     held = config.cohort_size * train / config.clients if of_kl is None else of_kl
-    a_round = held * epochs * (1 - config.dropout)
+    a_round = held * (1 - config.validation) * epochs * (1 - config.dropout)
     if config.algorithm != "fedconcat":
         return round(config.rounds * a_round)
     stages = config.of("algorithm")
@@ -79,18 +80,24 @@ def _held_by_kl(config: RunConfig, train: int) -> int | None:
 
 
 def estimate(
-    runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], Speed | None]
+    runs: Iterable[RunConfig],
+    train_size: Callable[[str], int | None],
+    speed: Callable[[str], Speed | None],
+    done: Callable[[RunConfig], int] = lambda run: 0,
 ) -> list[Estimate]:
     """One line for each model (and precision, where that is another than usual) and data set. `train_size` is by data
-    set, `speed` by model, or by model and precision."""
+    set, `speed` by model, or by model and precision. `done` are the rounds of a run that need not be done again."""
+
+    def samples_left(run: RunConfig, train: int) -> int:
+        return round(training_samples(run, train) * max(0.0, 1 - done(run) / run.rounds))
+
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
-        name = run.model if run.precision == "fp32" else f"{run.model} {run.precision}"
-        groups.setdefault((name, run.dataset), []).append(run)
+        groups.setdefault((_with_precision(run), run.dataset), []).append(run)
     lines = []
     for (model, dataset), own in groups.items():
-        train, fast = train_size(dataset), speed(model) or speed(own[0].model)
-        samples = None if train is None else sum(training_samples(run, train) for run in own)
+        train, fast = train_size(dataset), speed_of(own[0], speed)
+        samples = None if train is None else sum(samples_left(run, train) for run in own)
         if fast is None:
             lines.append(Estimate(model, dataset, len(own), samples, None))
             continue
@@ -98,6 +105,29 @@ def estimate(
         seconds = None if samples is None else samples / rate
         lines.append(Estimate(model, dataset, len(own), samples, seconds, rate, fast.source))
     return lines
+
+
+def costs(
+    runs: Iterable[RunConfig], train_size: Callable[[str], int | None], speed: Callable[[str], Speed | None]
+) -> dict[str, float]:
+    """Seconds that a round of each run takes, by its id; nothing as soon as one is unknown, since known ones could not
+    be compared with it. `train_size` and `speed` as for `estimate`."""
+    found: dict[str, float] = {}
+    for run in runs:
+        train, fast = train_size(run.dataset), speed_of(run, speed)
+        if train is None or fast is None:
+            return {}
+        found[run.run_id] = training_samples(run, train) / fast.samples_per_second / run.rounds
+    return found
+
+
+def speed_of(run: RunConfig, speed: Callable[[str], Speed | None]) -> Speed | None:
+    """That of the run's model in its precision, or of the model where that is not known."""
+    return speed(_with_precision(run)) or speed(run.model)
+
+
+def _with_precision(run: RunConfig) -> str:
+    return run.model if run.precision == "fp32" else f"{run.model} {run.precision}"
 
 
 def total(lines: Sequence[Estimate]) -> tuple[int, int | None, float | None]:

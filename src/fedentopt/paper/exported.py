@@ -14,7 +14,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ def read_exported(folder: Path, option: str = "results") -> Results:
         raise InputError(f"{option}: {folder} holds runs; accepted: a folder that `reproduce --export` made of them")
     measured: dict[Key, Measured] = {}
     baselines: dict[Key, Measured] = {}
+    rows = _OneOfEach(option)
     points: dict[Key, dict[int, tuple[int, float | None, float | None]]] = {}
     for path in files:
         if path.stem.endswith("_curves"):
@@ -55,6 +56,7 @@ def read_exported(folder: Path, option: str = "results") -> Results:
         for row in _rows(path, COLUMNS):
             run = _read_measured(row)
             measured[run.settings, run.seed] = run
+            rows.add(row)
             baseline = row.read("baseline", str)
             if baseline:
                 baselines[baseline, run.seed] = Measured(
@@ -65,14 +67,19 @@ def read_exported(folder: Path, option: str = "results") -> Results:
     return Results(None, baselines | measured, curves)
 
 
-def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
+def export(
+    folder: Path, cells: Sequence[Cell], results: Results, say: Callable[[str], None] = lambda line: None
+) -> list[Path]:
     """Write all that is known of `cells` into `folder`; rows of other seeds and cells that are there already stay.
 
-    Gives the files written. Files of tables without any result are not made.
+    Gives the files written. Files of tables without any result are not made. Figures of a run that are there already
+    are replaced where they are others, and `say` is told. Refused, before anything is written, where rows that stay
+    have other figures of such a run.
     """
     known = read_exported(folder, "export") if folder.is_dir() else Results()
     make_folder(folder)
-    written = []
+    contents: dict[Path, tuple[Sequence[str], list[list[str]]]] = {}
+    replaced: dict[Key, str] = {}
     for table in dict.fromkeys(cell.table for cell in cells):
         rows, curves = [], []
         for cell in (cell for cell in cells if cell.table == table and not cell.shortened):
@@ -86,16 +93,72 @@ def export(folder: Path, cells: Sequence[Cell], results: Results) -> list[Path]:
                 row = _row(cell, seed, source)
                 if row is not None:
                     rows.append(row)
+                    replaced |= _replaced(cell, seed, known, source)
                     curves += _curve_rows(cell, cell.config, seed, source)
-        for name, columns, content, same in (
+        files: tuple[tuple[str, Sequence[str], list[Any], Sequence[str]], ...] = (
             (f"{table}.csv", (*COLUMNS, *LATER), rows, (*CELL, "metric", "seed", "settings")),
             (f"{table}_curves.csv", CURVE_COLUMNS, list(dict.fromkeys(curves)), ("settings", "seed")),
-        ):
+        )
+        for name, columns, content, same in files:
             lines = _with_others(folder / name, columns, content, same)
             if lines:
-                write_text(folder / name, _csv(*_without_empty(columns, lines)))
-                written.append(folder / name)
-    return written
+                contents[folder / name] = (columns, lines)
+    _check_one_of_each(folder, contents)
+    for path, (columns, lines) in contents.items():
+        write_text(path, _csv(*_without_empty(columns, lines)))
+    if replaced:
+        runs = "1 run" if len(replaced) == 1 else f"{len(replaced)} runs"
+        say(f"export: {folder} had other figures of {runs}, which are replaced: {next(iter(replaced.values()))}")
+    return list(contents)
+
+
+FIGURES = ("accuracy", "h_norm", "mean_entropy")
+"""What is the same in all rows of one run, whatever made them; the time that it took is not."""
+
+
+def _replaced(cell: Cell, seed: int, known: Results, source: Results) -> dict[Key, str]:
+    """The cell's run in this seed where `known` has others of its figures, in words."""
+    assert cell.config is not None
+    now = source.run_of(cell, cell.config, seed)
+    versions = (known.get(version, seed) for version in cell.versions(cell.config))
+    was = next((run for run in versions if run and now and run.settings == now.settings), None)
+    if now is None or was is None or all(getattr(now, name) == getattr(was, name) for name in FIGURES):
+        return {}
+    moved = f"accuracy {was.accuracy} became {now.accuracy}"
+    return {(now.settings, seed): f"{cell.method} on {cell.dataset}, {cell.partition}, seed {seed}: {moved}"}
+
+
+def _check_one_of_each(folder: Path, contents: Mapping[Path, tuple[Sequence[str], list[list[str]]]]) -> None:
+    """Refuse files that would hold two sets of figures of one run."""
+    rows = _OneOfEach("export")
+    for path, (columns, lines) in contents.items():
+        if not path.stem.endswith("_curves"):
+            for number, line in enumerate(lines, 2):
+                rows.add(_Row(f"{path} as it would become, line {number}", dict(zip(columns, line, strict=True))))
+    for path in sorted(folder.glob("*.csv")):
+        if path not in contents and not path.stem.endswith("_curves"):
+            for row in _rows(path, COLUMNS):
+                rows.add(row)
+
+
+class _OneOfEach:
+    """Rows of the runs of a folder. Refused: one with other figures than an earlier one of the same run, since a table
+    made from both would show figures that its own file does not have."""
+
+    def __init__(self, option: str) -> None:
+        self._option = option
+        self._known: dict[Key, _Row] = {}
+
+    def add(self, row: _Row) -> None:
+        key = row.need("settings", str), row.need("seed", int)
+        other = self._known.setdefault(key, row)
+        for name in FIGURES:
+            one, two = other.read(name, float), row.read(name, float)
+            if one != two:
+                raise InputError(
+                    f"{self._option}: {other.where} and {row.where} are of one run and have other figures of it "
+                    f"({name} {one} and {two}); accepted: another folder, or the same figures in both"
+                )
 
 
 def _without_empty(columns: Sequence[str], lines: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -166,7 +229,7 @@ class _Row:
     """A line of an exported file whose cells are read by name."""
 
     def __init__(self, where: str, cells: Mapping[str, str]) -> None:
-        self._where, self._cells = where, cells
+        self.where, self._cells = where, cells
 
     def read(self, column: str, convert: type) -> Any:
         """The cell's value, None where it is empty."""
@@ -176,9 +239,9 @@ class _Row:
         try:
             value = convert(text)
         except ValueError:
-            raise InputError(f"{self._where}: {column} {text!r} is not a number") from None
+            raise InputError(f"{self.where}: {column} {text!r} is not a number") from None
         if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{self._where}: {column} {text!r} is not a finite number")
+            raise InputError(f"{self.where}: {column} {text!r} is not a finite number")
         return value
 
     def text(self, column: str) -> str:
@@ -189,7 +252,7 @@ class _Row:
         """The cell's value, which must be there."""
         value = self.read(column, convert)
         if value is None:
-            raise InputError(f"{self._where}: {column} is empty")
+            raise InputError(f"{self.where}: {column} is empty")
         return value
 
 

@@ -28,6 +28,8 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
 )  # fmt: skip
 LEGEND = 0.6  # inches below the panels
+LEGEND_LINE = 0.17  # and for each further line
+LEGEND_MOST = 1.2  # of the panels' width
 STYLES: Mapping[str, tuple[str, str, str]] = {
     "fedavg": (BLACK, "-", "o"),
     "fedprox": (SKY, "-", "s"),
@@ -236,4 +238,16 @@ def _literal(text: str) -> str:
 def _legend(figure: Any, axes: Any) -> None:
     handles = {label: handle for row in axes for axis in row
                for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, len(handles)))
+    if not handles:
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas: Any = FigureCanvasAgg(figure)
+    renderer, most = canvas.get_renderer(), min(5, len(handles))
+    for columns in range(most, 0, -1):  # names of settings may be longer than the panels are wide
+        legend = figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(renderer).width <= LEGEND_MOST * figure.bbox.width:
+            break
+        legend.remove()
+    more_lines = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * more_lines)

@@ -202,15 +202,18 @@ def _rounds_to(entry: Comparison, target: int, seeds: set[int]) -> float | None:
 
 
 def _participation(entries: Entries) -> str:
-    """The lowest share of clients against the highest, over the settings where FedEntOpt and FedAvg have both."""
+    """The lowest share of clients against the highest, over the settings where FedEntOpt and FedAvg have both in the
+    same seeds."""
     shares = sorted({entry.cell.participation or 0.0 for entry in entries})
     drops: dict[str, list[float]] = {"fedentopt": [], "fedavg": []}
     for row in _rows(_by(entries, *drops), participation=False):
-        found = {(entry.cell.method, entry.cell.participation): entry.ours or 0.0 for entry in row}
-        ends = [(method, share) for method in drops for share in (shares[0], shares[-1])]
-        if all(end in found for end in ends):
+        found = {(entry.cell.method, entry.cell.participation): entry.values for entry in row}
+        ends = [found.get((method, share), {}) for method in drops for share in (shares[0], shares[-1])]
+        seeds = set.intersection(*map(set, ends))
+        if seeds:
             for method, own in drops.items():
-                own.append(found[method, shares[0]] - found[method, shares[-1]])
+                low, high = found[method, shares[0]], found[method, shares[-1]]
+                own.append(statistics.fmean(low[seed] - high[seed] for seed in seeds))
     if len(shares) < 2 or not drops["fedavg"]:
         return NOT_YET
     shift = f"{shares[0]:g} % of the clients instead of {shares[-1]:g} %"
@@ -262,7 +265,8 @@ def _bytes(entries: Entries) -> str:
 
 
 def _even(entries: Entries) -> str:
-    rows = [row for row in _rows([entry for entry in entries if entry.cell.metric == "h_norm"]) if len(row) > 1]
+    together = [_of_shared_seeds(row) for row in _rows([e for e in entries if e.cell.metric == "h_norm"])]
+    rows = [row for row in together if len(row) > 1]
     if not rows:  # one buffer neither rises nor falls
         return NOT_YET
     rising = 0
@@ -274,6 +278,12 @@ def _even(entries: Entries) -> str:
     ]
     close = f"; H_norm within {max(gaps):.3f} of the paper's" if gaps else ""
     return f"H_norm rises with the buffer in {rising} of {len(rows)} settings{close}."
+
+
+def _of_shared_seeds(row: Entries) -> list[Comparison]:
+    """The entries over the seeds that all of them have; none where there are no such."""
+    seeds = set.intersection(*(set(entry.values) for entry in row))
+    return [entry.over(seeds) for entry in row] if seeds else []
 
 
 def _everyone(entries: Entries) -> str:

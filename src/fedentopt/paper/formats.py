@@ -90,6 +90,8 @@ _TEX = {
     "µ": "$\\mu$",
     "→": "$\\rightarrow$",
     "²": "$^2$",
+    "×": "$\\times$",
+    **{char: f"${char}$" for char in "<>|"},  # which the default encoding of fonts has other letters for
     "~": "\\textasciitilde{}",
     "^": "\\textasciicircum{}",
     **{char: f"\\{char}" for char in "&%$#_{}"},

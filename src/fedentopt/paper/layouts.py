@@ -19,8 +19,9 @@ from fedentopt.paper.sizes import shapes, size
 from fedentopt.results.statistics import mean
 
 AGAINST = "against FedAvg, 95 % interval"
+SPREAD = "Ours: mean ± sample standard deviation over seeds."
 READING = (
-    "Ours: mean ± sample standard deviation over seeds. Against FedAvg: mean of the differences seed by seed "
+    f"{SPREAD} Against FedAvg: mean of the differences seed by seed "
     "(same partition, same start model) with Student's 95 % interval, bold where zero lies outside; one seed has none."
 )
 
@@ -42,7 +43,7 @@ def plain(name: str, entries: Sequence[Comparison]) -> Table:
     return Table(
         name,
         names.table(name),
-        f"Test accuracy in per cent, mean of the last ten rounds. {READING}",
+        f"Test accuracy in per cent, {names.averaged(entries)}. {READING}",
         columns,
         _sections(entries, row),
     )
@@ -55,7 +56,7 @@ def validation(name: str, entries: Sequence[Comparison]) -> Table:
     def row(label: str, entry: Comparison) -> tuple[str, ...]:
         return (label, names.ours(entry), names.against(entry), names.seeds(entry))
 
-    note = f"Accuracy in per cent on what the clients hold out, mean of the last ten rounds. {READING}"
+    note = f"Accuracy in per cent on what the clients hold out, {names.averaged(entries)}. {READING}"
     return Table(name, names.table(name), note, columns, _sections(entries, row))
 
 
@@ -125,7 +126,7 @@ def diversity(name: str, entries: Sequence[Comparison]) -> Table:
         sections.append(Section(heading, tuple(map(row, labels, pairs))))
     subject = f"{names.method(entries[0].cell.method or '')} by buffer size (per cent of the clients): "
     measured = f"{'accuracy, ' if with_accuracy else ''}normalised entropy of how often clients were selected"
-    note = f"{measured}, clients never selected. {READING}"
+    note = f"{measured}, clients never selected. {READING if with_accuracy else SPREAD}"
     note = subject + note if by_buffer else note[0].upper() + note[1:]
     return Table(name, names.table(name), note, columns, tuple(sections))
 
@@ -212,7 +213,7 @@ def entropy(name: str, entries: Sequence[Comparison]) -> Table:
     scale = "Ten classes: at most 3.322; above 3.170 every class is there. " if classes == {10} else ""
     note = (
         "Entropy in bits of the labels of the clients whose models the round aggregates. "
-        f"{scale}FedAvg selects at random."
+        f"{scale}{SPREAD} FedAvg selects at random."
     )
     return Table(name, names.table(name), note, columns, _sections(entries, row))
 
@@ -226,10 +227,18 @@ def participation(name: str, entries: Sequence[Comparison]) -> Table:
         lines = by_participation(group)
         rows = []
         for label, line in zip(row_names([line[0].cell for line in lines], names.row_name), lines, strict=True):
-            found = {entry.cell.participation: names.ours(entry) + names.in_others(entry) for entry in line}
+            by_share = {entry.cell.participation or 0: entry for entry in line}
+            found = {share: names.ours(entry) + names.in_others(entry) for share, entry in by_share.items()}
+            label += names.fewer_seeds([by_share.get(share) for share in shares])
             rows.append((label, *(found.get(share, names.NOTHING) for share in shares)))
         sections.append(Section(heading, tuple(rows)))
-    note = "Test accuracy in per cent by the share of the clients that train each round."
+    note = (
+        f"Test accuracy in per cent, {names.averaged(entries)}, by the share of the clients that train each round. "
+        f"{SPREAD}"
+    )
+    cut = {entry.cell.config.rounds for entry in entries if entry.cell.config and entry.cell.shortened}
+    if cut:
+        note += f" A trial: runs are cut to {max(cut)} {'round' if max(cut) == 1 else 'rounds'}."
     if name == "figure2":
         note += " The paper shows these as curves, without figures, and leaves CIFAR-100 with C=2 out."
     return Table(name, names.table(name), note, columns, tuple(sections))

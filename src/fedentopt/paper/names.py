@@ -13,6 +13,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
 from fedentopt.results.statistics import Interval
+from fedentopt.results.summary import LAST, averaged_rounds
 from fedentopt.simulation.config import LATER_OF_METHODS, PARTS, RunConfig, options
 
 METHODS = {name: registry.label(name) for registry in PARTS.values() for name in registry.names}
@@ -151,6 +152,13 @@ def _number(value: float | None) -> str:
 NOTHING = "–"
 
 
+def averaged(entries: Iterable[Comparison]) -> str:
+    """Of which rounds these accuracies are the mean, in words."""
+    rounds = {min(LAST, entry.cell.config.rounds) for entry in entries if entry.cell.config is not None}
+    text = averaged_rounds({"rounds": number} for number in rounds)
+    return text if len(rounds) < 2 else f"{text}, of all where there are fewer"
+
+
 def ours(entry: Comparison, *, signed: bool = False) -> str:
     """Mean ± deviation; how many seeds diverged behind it."""
     if entry.ours is None:
@@ -194,6 +202,17 @@ def in_others(entry: Comparison) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
+def fewer_seeds(line: Sequence[Comparison | None]) -> str:
+    """How many of the wanted seeds stand behind each figure of a line that has no column for it; nothing where no
+    figure lacks any."""
+    there = [entry for entry in line if entry is not None]
+    wanted = max((len(entry.cell.seeds) for entry in there), default=0)
+    if all(len(entry.values) in (0, len(entry.cell.seeds)) for entry in there):
+        return ""
+    counts = [NOTHING if entry is None else str(len(entry.values)) for entry in line]
+    return f" ({', '.join(counts if len(set(counts)) > 1 else counts[:1])} of {wanted} seeds)"
+
+
 def seeds(entry: Comparison) -> str:
     """How many of the wanted seeds stand behind a row, how many in another precision, and whether their runs were cut
     short."""
@@ -201,7 +220,8 @@ def seeds(entry: Comparison) -> str:
     text = str(found) if found == wanted else f"{found} of {wanted}"
     text += in_others(entry)
     if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
-        return f"{text}, cut to {entry.cell.config.rounds} rounds"
+        rounds = entry.cell.config.rounds
+        return f"{text}, cut to {rounds} {'round' if rounds == 1 else 'rounds'}"
     return text
 
 

@@ -64,7 +64,7 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
         "method, change", "accuracy", "minus Table 1's choice, seed by seed", "paper", "minus the paper's", "seeds",
     )  # fmt: skip
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds. Every row but the first of a method changes one "
+        f"Test accuracy in per cent, {names.averaged(entries)}. Every row but the first of a method changes one "
         "choice that the paper leaves open. "
     )
     made = tuple(Section(heading, tuple(rows)) for heading, rows in sections.items())

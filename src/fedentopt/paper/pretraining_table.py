@@ -41,7 +41,7 @@ def pretraining_table(name: str, entries: Sequence[Comparison]) -> Table:
         "minus the paper's", "seeds",
     )  # fmt: skip
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds, mean ± sample standard deviation over seeds. "
+        f"Test accuracy in per cent, {names.averaged(entries)}, mean ± sample standard deviation over seeds. "
         "Differences are seed by seed (same partition, same order of clients), against FedAvg from the same start; "
         "bold where zero lies outside the interval. "
     )

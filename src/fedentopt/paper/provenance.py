@@ -61,11 +61,15 @@ def note_command(out_dir: Path, command: str, runs: Iterable[RunConfig], started
         "seconds": round(seconds),
         "runs": len(finished),
         "device": ", ".join(sorted(str(device) for device in devices)),
-        **environment(),
-        "sources": source_digest(),
+        **made_with(),
     }
     with locked_folder(out_dir, patience=FOLDER_PATIENCE):  # other commands may run other cells in the same folder
         merge(out_dir, [entry])
+
+
+def made_with() -> dict[str, Any]:
+    """Code, libraries and hardware, as they are when this is called first."""
+    return {**environment(), "sources": source_digest()}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -44,6 +44,8 @@ class Listener(Protocol):
 
     def say(self, line: str) -> None: ...
 
+    def found_finished(self, runs: Sequence[RunConfig]) -> None: ...
+
     def round_done(self, event: RoundEvent) -> None: ...
 
     def worker_report(self, report: WorkerReport) -> None: ...
@@ -190,6 +192,7 @@ class Reproduction:
         `max_stack` is the most runs that train together, `ray` the address of a cluster that gets the stacks.
         """
         _need_simulator()
+        provenance.made_with()  # looks at the code now: its files may change while it trains
         from fedentopt.models import PRETRAINED, check_name, check_pretrained
         from fedentopt.paper.runner import run_stacks
         from fedentopt.simulation.sweep import form_stacks
@@ -220,7 +223,11 @@ class Reproduction:
 
         def begin(number: int) -> None:
             first, size = stacks[number][0], len(stacks[number])
-            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {size} runs")
+            runs = "1 run" if size == 1 else f"{size} runs"
+            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {runs}")
+            finished = [run for run in stacks[number] if RunFolder(options.out_dir, run).is_finished()]
+            if finished:  # by another command, since this one looked
+                listener.found_finished(finished)
 
         run_stacks(stacks, options, progress=listener.round_done, begin=begin, done=lambda number: done())
 
@@ -228,11 +235,14 @@ class Reproduction:
         """Tables and figures of every table that is touched; gives the files.
 
         Tables are complete, with the cells that were not asked for, unless runs are cut short: then they are a trial's.
+        Where other seeds were asked for, all of their rows are of these: rows of different seeds cannot be compared.
         """
         asked = {cell.identity: cell for cell in self.cells}
         trial = any(cell.shortened for cell in self.cells)
         touched = {cell.table for cell in self.cells}
-        complete = [asked.get(cell.identity, cell) for cell in self.plan if cell.table in touched]
+        seeds = self._other_seeds()
+        rest = [cell if seeds is None else cell.with_seeds(seeds) for cell in self.plan if cell.table in touched]
+        complete = [asked.get(cell.identity, cell) for cell in rest]
         entries = self.compare(self.cells if trial else complete)
         written = write_tables(folder / "tables", entries)
         if figures:
@@ -240,6 +250,11 @@ class Reproduction:
 
             written += write_figures(folder / "figures", entries, self.results)
         return written
+
+    def _other_seeds(self) -> tuple[int, ...] | None:
+        """The seeds asked for where they are not those of the plan."""
+        planned = {cell.identity: cell.seeds for cell in self.plan}
+        return next((cell.seeds for cell in self.cells if cell.config and cell.seeds != planned[cell.identity]), None)
 
     def write_page(self, folder: Path) -> Path | None:
         """The HTML page of all runs in `folder`; None where there are none, or no Plotly to draw it with."""
@@ -250,15 +265,15 @@ class Reproduction:
         write_paper_figures(folder, self.plan)
         return write_report(folder)
 
-    def export(self, folder: Path, *sources: Path) -> list[Path]:
+    def export(self, folder: Path, *sources: Path, say: Callable[[str], None] = lambda line: None) -> list[Path]:
         """All results as rows per cell and seed, tables made from nothing but them, and the logs of the folders that
-        they come from.
+        they come from; `say` is told of figures that were others there before.
 
         What is there is read, added to and written: of two commands that do so at once one waits for the other.
         """
         make_folder(folder)
         with locked_folder(folder, patience=FOLDER_PATIENCE, option="export"):
-            written = export(folder, self.plan, self.results)
+            written = export(folder, self.plan, self.results, say)
             alone = dataclasses.replace(self, results=read_exported(folder))
             known = {path.stem for path in folder.glob("*.csv")} | {"table5"}
             cells = [cell for cell in self.plan if cell.table in known]

@@ -224,10 +224,12 @@ def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
         "| --- | --- | ---: | ---: | --- | --- | --- |",
     ]
     for entry in commands:
-        commit = str(entry.get("commit") or "")[:12]
+        commit, plus, changes = str(entry.get("commit") or "").partition("+")
+        commit = f"{commit[:12]}{plus}{changes}"
         code = f"{entry.get('fedentopt')}, {commit or 'sources ' + str(entry.get('sources'))[:12]}"
         table.append(
             f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
             f"{float(entry.get('seconds') or 0) / 60:.1f} | {entry.get('device')} | {entry.get('torch')} | {code} |"
         )
-    return "\n".join([*lines, folded(f"{len(commands)} commands", "\n".join(table))])
+    number = "1 command" if len(commands) == 1 else f"{len(commands)} commands"
+    return "\n".join([*lines, folded(number, "\n".join(table))])

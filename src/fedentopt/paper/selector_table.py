@@ -200,7 +200,7 @@ def selector_table(name: str, entries: Sequence[Comparison]) -> Table:
                          names.seeds(setting.ceiling)))  # fmt: skip
         sections.append(Section(f"{setting.title} (targets {low} % and {high} %)", tuple(rows)))
     note = (
-        "Test accuracy in per cent, mean of the last ten rounds, mean ± sample standard deviation over seeds. Against "
+        f"Test accuracy in per cent, {names.averaged(entries)}, mean ± sample standard deviation over seeds. Against "
         "random: differences seed by seed with Student's 95 % interval; p values by Holm's correction over the "
         f"selectors of a setting, bold below {SURE:g}. Rounds to a target: first evaluated round, mean over the seeds "
         "that reach it. Entropy in bits of all labels that a round's clients hold; KL trains on part of them. Asked: "

@@ -143,7 +143,7 @@ def tuned_table(name: str, entries: Sequence[Comparison]) -> Table:
     """A section per setting, a row per selector, the most accurate first; the page has the defaults beside them."""
     return Table(
         name, names.table(name),
-        "Test accuracy in per cent, mean of the last ten rounds, of every selector with the value that the grid on "
+        f"Test accuracy in per cent, {names.averaged(entries)}, of every selector with the value that the grid on "
         "held-out data prefers. Against random: differences seed by seed with Student's 95 % interval, bold where zero "
         "lies outside.",
         ("selector", "setting", "accuracy", "against random, 95 % interval", "seeds"),

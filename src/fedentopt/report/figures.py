@@ -77,6 +77,13 @@ def figures(method: Method) -> Figures:
     )
 
 
+def comparable(rows: Sequence[Figures]) -> list[bool]:
+    """Which rows can be compared: those with a finished run, where any has one. What others have so far is of fewer
+    rounds."""
+    any_finished = any(row.finished for row in rows)
+    return [row.finished > 0 or not any_finished for row in rows]
+
+
 def best_of(means: Sequence[float]) -> tuple[int, ...]:
     """Positions of the highest mean, several where they tie; none where there is nothing to prefer it to."""
     known = [mean for mean in means if math.isfinite(mean)]

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from fedentopt.report.belief import Belief
-from fedentopt.report.figures import Figures, best_of
+from fedentopt.report.figures import Figures, best_of, comparable
 from fedentopt.report.findings import paired_gains, plus_minus
 from fedentopt.report.grouping import BALANCED, PLAIN, SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
@@ -65,7 +65,7 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         ]
         if with_time:
             cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", index in best["simulated_seconds"]))
-        cells += [_number_cell(values.finished + values.unfinished, "{:.0f}")]
+        cells += [_number_cell(values.finished or values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     note = " ".join(WHAT_IS_KNOWN[field] for field in known if field in WHAT_IS_KNOWN)
     table = _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
@@ -113,7 +113,8 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
-        scored = [row for row in group_rows if math.isfinite(row[1].accuracy.mean)]
+        fair = comparable([values for _, values in group_rows])
+        scored = [row for row, one in zip(group_rows, fair, strict=True) if one and math.isfinite(row[1].accuracy.mean)]
         best = [scored[i] for i in _best(scored, "accuracy")] or scored
         name = ", ".join(method.label for method, _ in best) or "–"
         accuracy = best[0][1].accuracy if best else Spread.of([])
@@ -180,7 +181,8 @@ def _commands(commands: Sequence[str]) -> str:
 
 
 def _best(rows: Rows, field: str, *, fewer: bool = False) -> tuple[int, ...]:
-    means = [getattr(values, field).mean for _, values in rows]
+    fair = comparable([values for _, values in rows])
+    means = [getattr(row[1], field).mean if one else math.nan for row, one in zip(rows, fair, strict=True)]
     return best_of([-mean for mean in means] if fewer else means)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import fedentopt
 
 
+@functools.cache  # of the files as they are when first asked for, which should be before anything trains
 def source_digest() -> str:
     """SHA-256 over all Python and data files of the package, by which anyone can tell the same code again."""
     root = Path(fedentopt.__file__).resolve().parent

@@ -142,6 +142,15 @@ class RunFolder:
         """Whether the folder holds a checkpoint that `resume` would try to continue from."""
         return self._resume and (self.path / CHECKPOINT).exists()
 
+    def rounds_kept(self) -> int:
+        """How many rounds a checkpoint in the folder has, by the table beside it; 0 where there is none to tell."""
+        if not self.can_resume():
+            return 0
+        try:
+            return max(0, (self.path / ROUNDS).read_text(encoding="utf-8").count("\n") - 1)
+        except (OSError, UnicodeDecodeError):
+            return 0
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out of the folder, which is created if need be and removed if it stays empty."""
