@@ -139,6 +139,19 @@ def test_a_comparison_as_json_with_methods_and_epsilon(command: Callable[..., Sa
     assert said.err.count("3 run(s) on cpu") == 1
 
 
+def test_commas_between_methods_and_between_their_settings(command: Callable[..., Said], tmp_path: Path) -> None:
+    words = "--method fedavg,kl --method fedprox+fedentopt:mu=0.1,buffer=1 --seed 3"
+    said = command("compare", *SMALL, *shlex.split(words), "--out", tmp_path, "--json")
+    assert said.code == 0, said.err
+    methods = [method["method"] for method in json.loads(said.out)["methods"]]
+    assert methods == ["fedavg", "kl", "fedprox+fedentopt"]
+    (prox,) = (run.config for run in find_runs(tmp_path) if run.method == methods[2])
+    assert (prox["mu"], prox["buffer"]) == (0.1, "1")
+    said = command("compare", *SMALL, "--method", "fedavg,fedsomething", "--out", tmp_path / "wrong")
+    assert said.code == 2
+    assert "method: 'fedsomething' is unknown" in said.err
+
+
 def test_methods_from_a_file(command: Callable[..., Said], tmp_path: Path) -> None:
     file = tmp_path / "compare.toml"
     file.write_text(

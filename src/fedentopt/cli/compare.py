@@ -72,7 +72,8 @@ def title(config: RunConfig) -> str:
 def register(app: typer.Typer) -> None:
     """Add the command."""
     text = (
-        f"a method, such as fedprox+fedentopt:mu=0.1 or kl; repeat it for each (default: {', '.join(DEFAULT_METHODS)})"
+        "a method, such as fedprox+fedentopt:mu=0.1 or kl; repeat it for each, or put commas between those without "
+        f"settings (default: {','.join(DEFAULT_METHODS)})"
     )
     method = option("method", list[str] | None, "--method", text, metavar="NAME")
     listed = setting_options(run_settings(SET_BY_METHOD), DEFAULTS)
