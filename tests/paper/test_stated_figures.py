@@ -32,6 +32,7 @@ ROWS = {
     "FedEntOpt": "table1 fedentopt",
     "FedEntOpt, noisy counts (ε = 0.5)": "table1 fedentopt-dp",
     "SCAFFOLD, random selection": "table1 scaffold",
+    "FedLC, random selection": "table1 fedlc",
     "30 of 100 clients claim even labels": f"{LIARS}off",
     "the same with `--audit replace`": f"{LIARS}replace",
     "no reports at all (`--selector inferred`)": "inferred inferred",
@@ -47,9 +48,10 @@ MEANS = {  # of the guide: clients per round, and which cells
     "four per round: FedEntOpt": ("4", "figure2 fedentopt"),
     "four per round: `inferred`": ("4", "inferred inferred"),
 }
+HEADS = {"LeNet-5, 5 seeds": ("lenet5", 5), "VGG-11, 3 seeds": ("vgg11", 3)}
+"""README's tables of methods, by what stands above the first column: whose, and of how many seeds."""
 DIFFERENCES = {
     "FedEntOpt − FedAvg [95 % interval]": ("table1 fedentopt", "table1 fedavg"),
-    "SCAFFOLD − FedEntOpt [95 % interval]": ("table1 scaffold", "table1 fedentopt"),
 }
 
 Setting = tuple[str, ...]
@@ -100,19 +102,32 @@ def lines(page: str, labels: Set[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_the_tables_of_readme(cells: Cells) -> None:
-    for label, columns in lines("README.md", ROWS.keys() | DIFFERENCES.keys()):
+    model, usual = "", 0
+    seen: dict[str, int] = {}
+    for label, columns in lines("README.md", HEADS.keys() | ROWS.keys() | DIFFERENCES.keys()):
+        seen[label] = seen.get(label, 0) + 1
+        if label in HEADS:
+            model, usual = HEADS[label]
+            continue
+        if not ROWS.get(label, "table1").startswith("table1"):  # of the table on lying clients, whose head is empty
+            model, usual = HEADS["LeNet-5, 5 seeds"]
         for (dataset, partition), said in zip(COLUMNS, columns, strict=True):
-            own = cells["lenet5", dataset, partition, "", "10"]
+            own = cells[model, dataset, partition, "", "10"]
             if label in ROWS:
-                spread = Spread.of(own[ROWS[label]].values())
+                values = own[ROWS[label]]
+                spread = Spread.of(values.values())
                 true: tuple[float, ...] = (spread.mean, spread.std)
+                few = re.findall(r"\((\d+) seeds\)", said)
+                assert [int(one) for one in few] == ([] if len(values) == usual else [len(values)]), (label, said)
             else:
                 gap = paired_interval(*(own[name] for name in DIFFERENCES[label]))
                 assert gap is not None
                 true = (gap.mean, gap.low, gap.high)
             written = re.findall(NUMBER, said)
             assert len(written) == len(true)
-            assert all(map(says, written, true)), f"{label}, {dataset}, {partition}: {said}, but it is {true}"
+            assert all(map(says, written, true)), f"{label}, {model}, {dataset}, {partition}: {said}, but it is {true}"
+    of_methods = {label for label in seen if label in DIFFERENCES or ROWS.get(label, "").startswith("table1")}
+    assert {label: seen[label] for label in of_methods} == dict.fromkeys(of_methods, len(HEADS))
 
 
 def test_the_table_of_the_guide_on_lying_clients(cells: Cells) -> None:
