@@ -147,6 +147,10 @@ BAD = {
     ),
     "thousands or decimals": (b"client;a;b\nx;1,234;2\n", "line 2, column 'a': '1,234' may be 1234 or 1.234"),
     "thousands by points or decimals": (b"client;a;b\nx;1.234;2\n", "'1.234' may be 1234 or 1.234"),
+    "thousands by points or decimals, between commas": (
+        b"client,a,b\nx,1.234,2\ny,3,4\n",
+        "line 2, column 'a': '1.234' may be 1234 or 1.234, and nothing else in the file (separated by comma)",
+    ),
     "thousands by points": (
         b"client;a;b\nx;1.234.567;2\n",
         "'1.234.567' is not a number: thousands are separated in it; accepted: 1234567",
@@ -234,6 +238,38 @@ def test_even_classes_are_no_total(tmp_path: Path) -> None:
     assert read_counts(path).classes == ("a", "b")
     path.write_text("client,a,b,c\nx,1,2,3\n")  # by chance, of one client
     assert read_counts(path).classes == ("a", "b", "c")
+
+
+def test_a_client_may_hold_what_all_others_do(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b\nx,5,0\ny,0,5\nz,5,5\n")  # two others: by chance, or by design
+    assert read_counts(path).clients == ("x", "y", "z")
+    path.write_text("client,a,b\nx,1,2\ny,3,0\nz,5,1\nlarge,9,3\n")
+    assert read_counts(path, drop="none").clients == ("x", "y", "z", "large")
+
+
+def test_three_decimals_are_decimals_where_another_cell_shows_it(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("site.id,a,b\nx.100,1.234,2\ny.200,3,0.5\n")
+    assert read_counts(path).counts.tolist() == [[1.234, 2], [3, 0.5]]
+    path.write_text("site,a,b\nx,1.2340,2\n")  # what the refusal of 1.234 says
+    assert read_counts(path).counts.tolist() == [[1.234, 2]]
+
+
+def test_numbers_stored_as_text(tmp_path: Path) -> None:
+    """In a workbook 1.234 is a number, and the text 1.234 may be 1234 with a German thousands separator."""
+    pandas = pytest.importorskip("pandas")
+    for engine, suffix in (("openpyxl", ".xlsx"), ("pyarrow", ".parquet")):
+        pytest.importorskip(engine, reason=f"{suffix} needs {engine}: pip install 'fedentopt[tables]'")
+        path = tmp_path / f"counts{suffix}"
+        for cell, other in ((1.234, 5.5), ("1.234", "0.5")):
+            frame = pandas.DataFrame({"site": ["x", "y"], "a": [cell, other], "b": [2, 4]})
+            frame.to_excel(path, index=False) if suffix == ".xlsx" else frame.to_parquet(path)
+            assert read_counts(path).counts[0].tolist() == [1.234, 2]
+        frame = pandas.DataFrame({"site": ["x", "y"], "a": ["1.234", "5"], "b": [2.5, 4.0]})
+        frame.to_excel(path, index=False) if suffix == ".xlsx" else frame.to_parquet(path)
+        with pytest.raises(InputError, match=r"row 2, column 'a': '1\.234' may be 1234 or 1\.234, and no other text"):
+            read_counts(path)
 
 
 def test_long_and_wide_tables_say_the_same(tmp_path: Path) -> None:

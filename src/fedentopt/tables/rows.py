@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ _SAMPLE = 200  # rows looked at to find the separator
 _EXCEL, _PARQUET, _UNREAD = (".xlsx", ".xlsm"), (".parquet", ".pq"), (".xls", ".ods")
 NOT_CSV = (*_EXCEL, *_PARQUET, *_UNREAD)  # endings under which a CSV file would not be read back
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+
+
+class Number(str):
+    """The text of a cell that held a number, in a file whose cells have types: its point is a decimal mark."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -206,5 +213,7 @@ def _word(value: Any) -> str:
         return _word(value.item())
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return str(int(value))
+    if isinstance(value, int | float | Decimal):
+        return Number(value)
     text = str(value)
     return "" if text in ("NaT", "<NA>") else text
