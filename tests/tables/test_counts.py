@@ -31,6 +31,7 @@ GOOD = {
     "decimal comma proved elsewhere": (b"client\ta\tb\nx\t0,001e3\t2\ny\t3\t4\n", "separated by tab"),
     "long": (b"client,class,count\nx,a,1\nx,b,2\ny,b,4\ny,a,3\n", "long format, 2 clients with 2 classes"),
     "long, other names and order": (b"label;n;site\na;1;x\nb;2;x\nb;4;y\na;3;y\n", "long format"),
+    "long, classes first, known by its text": (b"label,who,how many\na,x,1\nb,x,2\nb,y,4\na,y,3\n", "long format"),
     "long, known by its text": (b"who,what,how many\nx,a,1\nx,b,2\ny,b,4\ny,a,3\n", "long format"),
     "a trailing separator": (b"client;a;b;\nx;1;2;\ny;3;4\n", "separated by semicolon"),
     "a client without samples": (b"client,a,b\nx,1,2\nempty,0,0\ny,3,4\n", "left out, no samples: 'empty'"),
@@ -133,6 +134,10 @@ BAD = {
     ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
     "row of sums by Excel": (b"client,a,b\nx,1,2\ny,3,4\nGrand Total,4,6\n", "line 4: 'Grand Total' equals the sum"),
+    "a row per class": (
+        b"label,Bonn,Kiel,Ulm\ncat,1,2,3\ndog,3,4,9\n",
+        "line 1: the first column, 'label', holds classes; accepted: one row per client",
+    ),
     "long, class numbers under another name": (
         b"site,icd,patients\nx,0,1\nx,1,2\n",
         "client 'x' is there twice; accepted: every client once, or the header client,class,count",

@@ -184,6 +184,11 @@ def _read_wide(sheet: Sheet) -> _Table:
         tried = f" in {header[0].strip()!r} ({TRIED})" if sheet.separator else ""
         raise InputError(f"{sheet.at(number)}: there is no class column{tried}; accepted: client,<class>,...")
     _refuse_missing_header(sheet, header)
+    if header[0].strip().lower() in _CLASS:
+        raise InputError(
+            f"{sheet.at(number)}: the first column, {header[0].strip()!r}, holds classes; accepted: one row per client "
+            "and one column per class, so exchange rows and columns, or another name if these are clients"
+        )
     _all_different(classes, lambda i: f"{sheet.at(number)}, column {i + 2}", "class name")
     rows = sheet.rows[1:]
     for line, cells in rows:
@@ -234,7 +239,7 @@ def _long_columns(sheet: Sheet) -> tuple[int, int, int] | None:
     rows = [cells for _, cells in sheet.rows[1:] if len(cells) == 3]
     repeated = len({cells[0] for cells in rows}) < len(rows)
     if repeated and not any(is_number(cells[1]) for cells in rows) and all(is_number(cells[2]) for cells in rows):
-        return 0, 1, 2
+        return (1, 0, 2) if of["class"] == [0] else (0, 1, 2)
     return None
 
 
