@@ -134,6 +134,15 @@ BAD = {
     ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
     "row of sums by Excel": (b"client,a,b\nx,1,2\ny,3,4\nGrand Total,4,6\n", "line 4: 'Grand Total' equals the sum"),
+    "row of sums in another language": (
+        b"site,a,b\nx,1,2\ny,3,4\nInsgesamt:,4,6\n",
+        "line 4: 'Insgesamt:' equals the sum of all other rows; accepted: one row per client, so remove it, or --drop",
+    ),
+    "row of sums without a telling name": (
+        b"site,a,b\nx,1,2\ny,3,0\nz,5,1\nalle drei,9,3\n",
+        "line 5: 'alle drei' equals the sum of all other rows",
+    ),
+    "row of sums above the others": (b"site,a,b\nwhole,9,3\nx,1,2\ny,3,0\nz,5,1\n", "line 2: 'whole' equals the sum"),
     "a row per class": (
         b"label,Bonn,Kiel,Ulm\ncat,1,2,3\ndog,3,4,9\n",
         "line 1: the first column, 'label', holds classes; accepted: one row per client",

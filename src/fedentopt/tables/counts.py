@@ -25,6 +25,7 @@ _COUNT = {"count", "counts", "n", "number", "samples", "num_samples", "size", "a
 _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "device", "user", "partition", "party"}
 _TOTAL = {"total", "totals", "sum", "all", "gesamt", "summe", "n", "samples", "num_samples", "size", "count"}
 _TOTAL |= {"grand total", "subtotal", "overall", "gesamtergebnis", "total general", "total général"}
+_TOTAL |= {"insgesamt", "somme", "ensemble", "suma", "somma", "totale", "totaal", "σ"}
 _MOST_CELLS = 1 << 28  # of the table that a long file becomes, which may be far larger than the file
 _MOST_NAMED = 20  # columns or classes in a message
 _ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
@@ -313,18 +314,26 @@ def _refuse_totals(sheet: Sheet, table: _Table) -> None:
             continue
         # Two even classes, or a client or two by chance, are no total unless called so.
         others = np.delete(several, place).sum()
-        if name.strip().lower() in _TOTAL or (others >= 2 and len(np.unique(counts[totals > 0], axis=0)) >= 3):
+        if _is_total(name) or (others >= 2 and len(np.unique(counts[totals > 0], axis=0)) >= 3):
             raise InputError(
                 f"{sheet.path}, column {name!r}: equals the sum of the other classes for every client; accepted: "
                 f"--drop {_quoted(name)}, or --drop {KEEP_ALL} if it is a class"
             )
-    sums = counts.sum(axis=0)
+    sums, ends = counts.sum(axis=0), (0, len(counts) - 1)
     for row, client in enumerate(table.clients):
-        if client.strip().lower() in _TOTAL and len(table.clients) > 2 and np.allclose(2 * counts[row], sums):
+        if len(counts) < 3 or not (row in ends or _is_total(client)) or not np.allclose(2 * counts[row], sums):
+            continue
+        others = np.delete(counts, row, axis=0)  # by chance, or by design, one client may hold what two others do
+        several = int(((others > 0).sum(axis=0) > 1).sum())
+        if _is_total(client) or (several >= 2 and len(np.unique(others[others.any(axis=1)], axis=0)) >= 3):
             raise InputError(
                 f"{sheet.at(table.numbers[row])}: {client!r} equals the sum of all other rows; accepted: one row per "
-                "client, so remove it"
+                f"client, so remove it, or --drop {KEEP_ALL} if it is a client"
             )
+
+
+def _is_total(name: str) -> bool:
+    return name.strip().rstrip(":").lower() in _TOTAL
 
 
 def _quoted(name: str) -> str:
