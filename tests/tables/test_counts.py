@@ -132,6 +132,14 @@ BAD = {
         b"client,class,count\nx,a,1\nx,b,2\nx,total,3\ny,a,5\ny,total,5\n",
         "column 'total': equals the sum",
     ),
+    "total that does not add up": (
+        b"client,a,b,Total\nx,1,2,3\ny,3,4,9\n",
+        "column 'Total': is called a total, and is not the sum of the other classes for every client; accepted: --drop",
+    ),
+    "total of more clients than there are": (
+        b"client,a,b\nx,1,2\ny,3,4\nSumme,40,60\n",
+        "line 4: 'Summe' is called a total, and is not the sum of all other rows; accepted: one row per client",
+    ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
     "row of sums by Excel": (b"client,a,b\nx,1,2\ny,3,4\nGrand Total,4,6\n", "line 4: 'Grand Total' equals the sum"),
     "row of sums in another language": (
@@ -260,6 +268,14 @@ def test_a_client_may_hold_what_all_others_do(tmp_path: Path) -> None:
     assert read_counts(path).clients == ("x", "y", "z")
     path.write_text("client,a,b\nx,1,2\ny,3,0\nz,5,1\nlarge,9,3\n")
     assert read_counts(path, drop="none").clients == ("x", "y", "z", "large")
+    path.write_text("client,total,n\nTotal,1,2\nsum,3,0\nall,5,1\n")  # whatever they are called
+    assert read_counts(path, drop="none").counts.tolist() == [[1, 2], [3, 0], [5, 1]]
+
+
+def test_numbers_of_samples_that_do_not_add_up_are_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,all,size\nx,1,2,9\nall,3,0,9\n")
+    assert read_counts(path).classes == ("a", "all", "size")
 
 
 def test_three_decimals_are_decimals_where_another_cell_shows_it(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ KEEP_ALL = "none"  # `drop` with this keeps a column that looks like a total
 _CLASS = {"class", "label", "category", "target", "klasse", "class_id", "label_id"}
 _COUNT = {"count", "counts", "n", "number", "samples", "num_samples", "size", "anzahl"}
 _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "device", "user", "partition", "party"}
-_TOTAL = {"total", "totals", "sum", "all", "gesamt", "summe", "n", "samples", "num_samples", "size", "count"}
-_TOTAL |= {"grand total", "subtotal", "overall", "gesamtergebnis", "total general", "total général"}
-_TOTAL |= {"insgesamt", "somme", "ensemble", "suma", "somma", "totale", "totaal", "σ"}
+_TOTAL = {"total", "totals", "sum", "gesamt", "summe", "grand total", "subtotal", "overall", "gesamtergebnis", "σ"}
+_TOTAL |= {"total general", "total général", "insgesamt", "somme", "suma", "somma", "totale", "totaal"}
+_MAYBE_TOTAL = _TOTAL | {"all", "n", "samples", "num_samples", "size", "count", "ensemble"}  # one where it adds up
 _MOST_CELLS = 1 << 28  # of the table that a long file becomes, which may be far larger than the file
 _MOST_NAMED = 20  # columns or classes in a message
 _ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
@@ -60,8 +60,8 @@ def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str]
     """Read label counts; `noisy` ones may be negative, or all 0 for a client. Columns named in `drop`, one or several,
     are left out.
 
-    A client that holds no sample is left out, with a note. A column that equals the sum of the others in every row is
-    refused as a class, unless `drop` names it, or says "none".
+    A client that holds no sample is left out, with a note. A column that equals the sum of the others in every row, or
+    is called a total, is refused as a class, unless `drop` names it, or says "none"; so is such a row, unless that.
     """
     path = Path(path)
     drop = [drop] if isinstance(drop, str) else drop
@@ -305,35 +305,44 @@ def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) 
 
 
 def _refuse_totals(sheet: Sheet, table: _Table) -> None:
-    """Refuse a column, or a row called so, that is the sum of the others: as a class it would be the commonest."""
+    """Refuse a column or row that is the sum of the others, or called so: as a class it would be the commonest."""
     counts = table.counts
     totals = counts.sum(axis=1)
     several = (counts > 0).sum(axis=0) > 0
     for place, name in enumerate(table.classes):
-        if not totals.any() or not np.allclose(2 * counts[:, place], totals):
-            continue
+        equal = bool(totals.any()) and np.allclose(2 * counts[:, place], totals)
         # Two even classes, or a client or two by chance, are no total unless called so.
-        others = np.delete(several, place).sum()
-        if _is_total(name) or (others >= 2 and len(np.unique(counts[totals > 0], axis=0)) >= 3):
+        many = equal and np.delete(several, place).sum() >= 2 and len(np.unique(counts[totals > 0], axis=0)) >= 3
+        if words := _as_total(name, equal, bool(many)):
             raise InputError(
-                f"{sheet.path}, column {name!r}: equals the sum of the other classes for every client; accepted: "
+                f"{sheet.path}, column {name!r}: {words} the sum of the other classes for every client; accepted: "
                 f"--drop {_quoted(name)}, or --drop {KEEP_ALL} if it is a class"
             )
     sums, ends = counts.sum(axis=0), (0, len(counts) - 1)
     for row, client in enumerate(table.clients):
-        if len(counts) < 3 or not (row in ends or _is_total(client)) or not np.allclose(2 * counts[row], sums):
+        if row not in ends and _plain(client) not in _MAYBE_TOTAL:
             continue
-        others = np.delete(counts, row, axis=0)  # by chance, or by design, one client may hold what two others do
-        several = int(((others > 0).sum(axis=0) > 1).sum())
-        if _is_total(client) or (several >= 2 and len(np.unique(others[others.any(axis=1)], axis=0)) >= 3):
+        equal = len(counts) > 2 and np.allclose(2 * counts[row], sums)
+        many = False
+        if equal and row in ends:  # by chance, or by design, one client may hold what two others do
+            rest = np.delete(counts, row, axis=0)
+            many = ((rest > 0).sum(axis=0) > 1).sum() >= 2 and len(np.unique(rest[rest.any(axis=1)], axis=0)) >= 3
+        if words := _as_total(client, equal, bool(many)):
             raise InputError(
-                f"{sheet.at(table.numbers[row])}: {client!r} equals the sum of all other rows; accepted: one row per "
+                f"{sheet.at(table.numbers[row])}: {client!r} {words} the sum of all other rows; accepted: one row per "
                 f"client, so remove it, or --drop {KEEP_ALL} if it is a client"
             )
 
 
-def _is_total(name: str) -> bool:
-    return name.strip().rstrip(":").lower() in _TOTAL
+def _as_total(name: str, equal: bool, many: bool) -> str:
+    """How what is called so is a total, or "" if it is none; `many`: it is `equal` to the sum beyond any chance."""
+    if equal:
+        return "equals" if many or _plain(name) in _MAYBE_TOTAL else ""
+    return "is called a total, and is not" if _plain(name) in _TOTAL else ""
+
+
+def _plain(name: str) -> str:
+    return name.strip().rstrip(":").lower()
 
 
 def _quoted(name: str) -> str:
