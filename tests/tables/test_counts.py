@@ -140,6 +140,10 @@ BAD = {
         b"client,a,b\nx,1,2\ny,3,4\nSumme,40,60\n",
         "line 4: 'Summe' is called a total, and is not the sum of all other rows; accepted: one row per client",
     ),
+    "the header again": (
+        b"client,0,1\nx,1,2\nclient,0,1\ny,3,4\n",
+        "line 3: the header is there again; accepted: once, so remove it",
+    ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
     "row of sums by Excel": (b"client,a,b\nx,1,2\ny,3,4\nGrand Total,4,6\n", "line 4: 'Grand Total' equals the sum"),
     "row of sums in another language": (

@@ -195,6 +195,8 @@ def _read_wide(sheet: Sheet) -> _Table:
     for line, cells in rows:
         if len(cells) != len(header):
             raise _wrong_width(sheet, line, cells)
+        if cells == header:  # as where files were put one behind the other; class numbers would be counts
+            raise InputError(f"{sheet.at(line)}: the header is there again; accepted: once, so remove it")
     if not rows:
         raise InputError(f"{sheet.path}: there is no client; accepted: one row per client below the header")
     mark = decimal_mark(sheet, classes, range(1, len(header)))
