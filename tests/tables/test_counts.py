@@ -352,6 +352,24 @@ def test_a_refusal_says_which_of_several_sheets_was_read(tmp_path: Path) -> None
         read_counts(tmp_path / "book.xlsx")
 
 
+def test_the_first_sheet_is_the_first_that_its_reader_sees(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl: pip install 'fedentopt[tables]'")
+    book = openpyxl.Workbook()
+    book.active.title = "lists"
+    book.active.append(["client", "choice"])
+    book.active.append(["yes", 1])
+    book.active.sheet_state = "hidden"
+    counts = book.create_sheet("counts")
+    for row in (["site", "a"], ["x", 3]):
+        counts.append(row)
+    book.active = 1
+    path = tmp_path / "counts.xlsx"
+    book.save(path)
+    file = read_counts(path)
+    assert (file.clients, file.classes) == (("x",), ("a",))
+    assert f"{path}: read the first of 2 sheets that is not hidden, 'counts'" in file.notes
+
+
 def test_one_column_may_be_dropped_by_its_name_alone(tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     path.write_text("client,a,b,total\nx,1,2,3\ny,3,4,7\n")

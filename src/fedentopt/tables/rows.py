@@ -181,13 +181,16 @@ def _typed(path: Path, suffix: str) -> Sheet:
         if suffix in _EXCEL:
             with pandas.ExcelFile(path, engine=engine) as book:
                 names = book.sheet_names
+                # The first that a person sees: a hidden one before it may hold lists to choose from.
+                shown = [one.title for one in book.book.worksheets if one.sheet_state == "visible"] or names
                 # Text such as NA, None or null is a name as good as any; pandas would read an empty cell.
                 frame = pandas.read_excel(
-                    book, sheet_name=names[0], header=None, dtype=object, keep_default_na=False, na_values=[""]
+                    book, sheet_name=shown[0], header=None, dtype=object, keep_default_na=False, na_values=[""]
                 )
             if len(names) > 1:
-                page = str(names[0])
-                notes = (f"{path}: read the first of {len(names)} sheets, {page!r}",)
+                page = str(shown[0])
+                which = "" if page == names[0] else " that is not hidden"
+                notes = (f"{path}: read the first of {len(names)} sheets{which}, {page!r}",)
             table = frame.to_numpy(dtype=object).tolist()
         else:
             frame = pandas.read_parquet(path, engine=engine)
