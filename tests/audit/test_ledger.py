@@ -53,6 +53,17 @@ def test_a_liar_is_found_and_named_with_the_reason(liar: np.ndarray) -> None:
     assert "%" in why.partition(",")[0]
 
 
+def test_an_even_claim_with_a_part_of_the_truth_passes_but_is_not_believed() -> None:
+    """As docs/lying-clients.md says of what passes: it points to the classes that the client has."""
+    liar = 10 * one_class(3) + np.full(CLASSES, 18.0)
+    for policy in ("warn", "quarantine", "replace"):
+        audit = watched(policy, liar=liar)
+        observe(audit)
+        observe(audit)
+        assert audit.suspects() == {}
+    assert audit.believed(3)[3] > 90
+
+
 def test_a_liar_is_let_back_when_its_new_report_fits() -> None:
     audit = watched(liar=np.full(CLASSES, 20))
     observe(audit)

@@ -31,6 +31,7 @@ GOOD = {
     "decimal comma proved elsewhere": (b"client\ta\tb\nx\t0,001e3\t2\ny\t3\t4\n", "separated by tab"),
     "long": (b"client,class,count\nx,a,1\nx,b,2\ny,b,4\ny,a,3\n", "long format, 2 clients with 2 classes"),
     "long, other names and order": (b"label;n;site\na;1;x\nb;2;x\nb;4;y\na;3;y\n", "long format"),
+    "long, classes first, known by its text": (b"label,who,how many\na,x,1\nb,x,2\nb,y,4\na,y,3\n", "long format"),
     "long, known by its text": (b"who,what,how many\nx,a,1\nx,b,2\ny,b,4\ny,a,3\n", "long format"),
     "a trailing separator": (b"client;a;b;\nx;1;2;\ny;3;4\n", "separated by semicolon"),
     "a client without samples": (b"client,a,b\nx,1,2\nempty,0,0\ny,3,4\n", "left out, no samples: 'empty'"),
@@ -131,8 +132,33 @@ BAD = {
         b"client,class,count\nx,a,1\nx,b,2\nx,total,3\ny,a,5\ny,total,5\n",
         "column 'total': equals the sum",
     ),
+    "total that does not add up": (
+        b"client,a,b,Total\nx,1,2,3\ny,3,4,9\n",
+        "column 'Total': is called a total, and is not the sum of the other classes for every client; accepted: --drop",
+    ),
+    "total of more clients than there are": (
+        b"client,a,b\nx,1,2\ny,3,4\nSumme,40,60\n",
+        "line 4: 'Summe' is called a total, and is not the sum of all other rows; accepted: one row per client",
+    ),
+    "the header again": (
+        b"client,0,1\nx,1,2\nclient,0,1\ny,3,4\n",
+        "line 3: the header is there again; accepted: once, so remove it",
+    ),
     "row of sums": (b"client,a,b\nx,1,2\ny,3,4\nTotal,4,6\n", "line 4: 'Total' equals the sum of all other rows"),
     "row of sums by Excel": (b"client,a,b\nx,1,2\ny,3,4\nGrand Total,4,6\n", "line 4: 'Grand Total' equals the sum"),
+    "row of sums in another language": (
+        b"site,a,b\nx,1,2\ny,3,4\nInsgesamt:,4,6\n",
+        "line 4: 'Insgesamt:' equals the sum of all other rows; accepted: one row per client, so remove it, or --drop",
+    ),
+    "row of sums without a telling name": (
+        b"site,a,b\nx,1,2\ny,3,0\nz,5,1\nalle drei,9,3\n",
+        "line 5: 'alle drei' equals the sum of all other rows",
+    ),
+    "row of sums above the others": (b"site,a,b\nwhole,9,3\nx,1,2\ny,3,0\nz,5,1\n", "line 2: 'whole' equals the sum"),
+    "a row per class": (
+        b"label,Bonn,Kiel,Ulm\ncat,1,2,3\ndog,3,4,9\n",
+        "line 1: the first column, 'label', holds classes; accepted: one row per client",
+    ),
     "long, class numbers under another name": (
         b"site,icd,patients\nx,0,1\nx,1,2\n",
         "client 'x' is there twice; accepted: every client once, or the header client,class,count",
@@ -147,6 +173,10 @@ BAD = {
     ),
     "thousands or decimals": (b"client;a;b\nx;1,234;2\n", "line 2, column 'a': '1,234' may be 1234 or 1.234"),
     "thousands by points or decimals": (b"client;a;b\nx;1.234;2\n", "'1.234' may be 1234 or 1.234"),
+    "thousands by points or decimals, between commas": (
+        b"client,a,b\nx,1.234,2\ny,3,4\n",
+        "line 2, column 'a': '1.234' may be 1234 or 1.234, and nothing else in the file (separated by comma)",
+    ),
     "thousands by points": (
         b"client;a;b\nx;1.234.567;2\n",
         "'1.234.567' is not a number: thousands are separated in it; accepted: 1234567",
@@ -236,6 +266,46 @@ def test_even_classes_are_no_total(tmp_path: Path) -> None:
     assert read_counts(path).classes == ("a", "b", "c")
 
 
+def test_a_client_may_hold_what_all_others_do(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b\nx,5,0\ny,0,5\nz,5,5\n")  # two others: by chance, or by design
+    assert read_counts(path).clients == ("x", "y", "z")
+    path.write_text("client,a,b\nx,1,2\ny,3,0\nz,5,1\nlarge,9,3\n")
+    assert read_counts(path, drop="none").clients == ("x", "y", "z", "large")
+    path.write_text("client,total,n\nTotal,1,2\nsum,3,0\nall,5,1\n")  # whatever they are called
+    assert read_counts(path, drop="none").counts.tolist() == [[1, 2], [3, 0], [5, 1]]
+
+
+def test_numbers_of_samples_that_do_not_add_up_are_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,all,size\nx,1,2,9\nall,3,0,9\n")
+    assert read_counts(path).classes == ("a", "all", "size")
+
+
+def test_three_decimals_are_decimals_where_another_cell_shows_it(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("site.id,a,b\nx.100,1.234,2\ny.200,3,0.5\n")
+    assert read_counts(path).counts.tolist() == [[1.234, 2], [3, 0.5]]
+    path.write_text("site,a,b\nx,1.2340,2\n")  # what the refusal of 1.234 says
+    assert read_counts(path).counts.tolist() == [[1.234, 2]]
+
+
+def test_numbers_stored_as_text(tmp_path: Path) -> None:
+    """In a workbook 1.234 is a number, and the text 1.234 may be 1234 with a German thousands separator."""
+    pandas = pytest.importorskip("pandas")
+    for engine, suffix in (("openpyxl", ".xlsx"), ("pyarrow", ".parquet")):
+        pytest.importorskip(engine, reason=f"{suffix} needs {engine}: pip install 'fedentopt[tables]'")
+        path = tmp_path / f"counts{suffix}"
+        for cell, other in ((1.234, 5.5), ("1.234", "0.5")):
+            frame = pandas.DataFrame({"site": ["x", "y"], "a": [cell, other], "b": [2, 4]})
+            frame.to_excel(path, index=False) if suffix == ".xlsx" else frame.to_parquet(path)
+            assert read_counts(path).counts[0].tolist() == [1.234, 2]
+        frame = pandas.DataFrame({"site": ["x", "y"], "a": ["1.234", "5"], "b": [2.5, 4.0]})
+        frame.to_excel(path, index=False) if suffix == ".xlsx" else frame.to_parquet(path)
+        with pytest.raises(InputError, match=r"row 2, column 'a': '1\.234' may be 1234 or 1\.234, and no other text"):
+            read_counts(path)
+
+
 def test_long_and_wide_tables_say_the_same(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     counts = rng.integers(0, 5, (40, 6)) + np.eye(6, dtype=int)[rng.integers(0, 6, 40)]
@@ -280,6 +350,24 @@ def test_a_refusal_says_which_of_several_sheets_was_read(tmp_path: Path) -> None
         pandas.DataFrame({"client": ["x"], "a": [1]}).to_excel(book, sheet_name="Counts", index=False)
     with pytest.raises(InputError, match=r"book\.xlsx, sheet 'Info' \(the first\), row 2, column 'says': 'read me'"):
         read_counts(tmp_path / "book.xlsx")
+
+
+def test_the_first_sheet_is_the_first_that_its_reader_sees(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl: pip install 'fedentopt[tables]'")
+    book = openpyxl.Workbook()
+    book.active.title = "lists"
+    book.active.append(["client", "choice"])
+    book.active.append(["yes", 1])
+    book.active.sheet_state = "hidden"
+    counts = book.create_sheet("counts")
+    for row in (["site", "a"], ["x", 3]):
+        counts.append(row)
+    book.active = 1
+    path = tmp_path / "counts.xlsx"
+    book.save(path)
+    file = read_counts(path)
+    assert (file.clients, file.classes) == (("x",), ("a",))
+    assert f"{path}: read the first of 2 sheets that is not hidden, 'counts'" in file.notes
 
 
 def test_one_column_may_be_dropped_by_its_name_alone(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ than which classes there are. A client is suspected
   agreement.
 
 Not audited: the number of samples, which is also a client's weight in the average; `size_cap` bounds what a report
-counts for, not that weight. Who claims the classes it has in somewhat other amounts passes, and so does who trains on
-made-up data. A last layer made to fit its claim passes until it has been seen often, unless the server has images of
-its own to look at clients' models with (`recall`).
+counts for, not that weight. Who claims the classes it has in somewhat other amounts passes, also with some of every
+class beside them, and so does who trains on made-up data. A last layer made to fit its claim passes until it has been
+seen often, unless the server has images of its own to look at clients' models with (`recall`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ KEEP_ALL = "none"  # `drop` with this keeps a column that looks like a total
 _CLASS = {"class", "label", "category", "target", "klasse", "class_id", "label_id"}
 _COUNT = {"count", "counts", "n", "number", "samples", "num_samples", "size", "anzahl"}
 _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "device", "user", "partition", "party"}
-_TOTAL = {"total", "totals", "sum", "all", "gesamt", "summe", "n", "samples", "num_samples", "size", "count"}
-_TOTAL |= {"grand total", "subtotal", "overall", "gesamtergebnis", "total general", "total général"}
+_TOTAL = {"total", "totals", "sum", "gesamt", "summe", "grand total", "subtotal", "overall", "gesamtergebnis", "σ"}
+_TOTAL |= {"total general", "total général", "insgesamt", "somme", "suma", "somma", "totale", "totaal"}
+_MAYBE_TOTAL = _TOTAL | {"all", "n", "samples", "num_samples", "size", "count", "ensemble"}  # one where it adds up
 _MOST_CELLS = 1 << 28  # of the table that a long file becomes, which may be far larger than the file
 _MOST_NAMED = 20  # columns or classes in a message
 _ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
@@ -59,8 +60,8 @@ def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str]
     """Read label counts; `noisy` ones may be negative, or all 0 for a client. Columns named in `drop`, one or several,
     are left out.
 
-    A client that holds no sample is left out, with a note. A column that equals the sum of the others in every row is
-    refused as a class, unless `drop` names it, or says "none".
+    A client that holds no sample is left out, with a note. A column that equals the sum of the others in every row, or
+    is called a total, is refused as a class, unless `drop` names it, or says "none"; so is such a row, unless that.
     """
     path = Path(path)
     drop = [drop] if isinstance(drop, str) else drop
@@ -184,11 +185,18 @@ def _read_wide(sheet: Sheet) -> _Table:
         tried = f" in {header[0].strip()!r} ({TRIED})" if sheet.separator else ""
         raise InputError(f"{sheet.at(number)}: there is no class column{tried}; accepted: client,<class>,...")
     _refuse_missing_header(sheet, header)
+    if header[0].strip().lower() in _CLASS:
+        raise InputError(
+            f"{sheet.at(number)}: the first column, {header[0].strip()!r}, holds classes; accepted: one row per client "
+            "and one column per class, so exchange rows and columns, or another name if these are clients"
+        )
     _all_different(classes, lambda i: f"{sheet.at(number)}, column {i + 2}", "class name")
     rows = sheet.rows[1:]
     for line, cells in rows:
         if len(cells) != len(header):
             raise _wrong_width(sheet, line, cells)
+        if cells == header:  # as where files were put one behind the other; class numbers would be counts
+            raise InputError(f"{sheet.at(line)}: the header is there again; accepted: once, so remove it")
     if not rows:
         raise InputError(f"{sheet.path}: there is no client; accepted: one row per client below the header")
     mark = decimal_mark(sheet, classes, range(1, len(header)))
@@ -234,7 +242,7 @@ def _long_columns(sheet: Sheet) -> tuple[int, int, int] | None:
     rows = [cells for _, cells in sheet.rows[1:] if len(cells) == 3]
     repeated = len({cells[0] for cells in rows}) < len(rows)
     if repeated and not any(is_number(cells[1]) for cells in rows) and all(is_number(cells[2]) for cells in rows):
-        return 0, 1, 2
+        return (1, 0, 2) if of["class"] == [0] else (0, 1, 2)
     return None
 
 
@@ -299,27 +307,44 @@ def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) 
 
 
 def _refuse_totals(sheet: Sheet, table: _Table) -> None:
-    """Refuse a column, or a row called so, that is the sum of the others: as a class it would be the commonest."""
+    """Refuse a column or row that is the sum of the others, or called so: as a class it would be the commonest."""
     counts = table.counts
     totals = counts.sum(axis=1)
     several = (counts > 0).sum(axis=0) > 0
     for place, name in enumerate(table.classes):
-        if not totals.any() or not np.allclose(2 * counts[:, place], totals):
-            continue
+        equal = bool(totals.any()) and np.allclose(2 * counts[:, place], totals)
         # Two even classes, or a client or two by chance, are no total unless called so.
-        others = np.delete(several, place).sum()
-        if name.strip().lower() in _TOTAL or (others >= 2 and len(np.unique(counts[totals > 0], axis=0)) >= 3):
+        many = equal and np.delete(several, place).sum() >= 2 and len(np.unique(counts[totals > 0], axis=0)) >= 3
+        if words := _as_total(name, equal, bool(many)):
             raise InputError(
-                f"{sheet.path}, column {name!r}: equals the sum of the other classes for every client; accepted: "
+                f"{sheet.path}, column {name!r}: {words} the sum of the other classes for every client; accepted: "
                 f"--drop {_quoted(name)}, or --drop {KEEP_ALL} if it is a class"
             )
-    sums = counts.sum(axis=0)
+    sums, ends = counts.sum(axis=0), (0, len(counts) - 1)
     for row, client in enumerate(table.clients):
-        if client.strip().lower() in _TOTAL and len(table.clients) > 2 and np.allclose(2 * counts[row], sums):
+        if row not in ends and _plain(client) not in _MAYBE_TOTAL:
+            continue
+        equal = len(counts) > 2 and np.allclose(2 * counts[row], sums)
+        many = False
+        if equal and row in ends:  # by chance, or by design, one client may hold what two others do
+            rest = np.delete(counts, row, axis=0)
+            many = ((rest > 0).sum(axis=0) > 1).sum() >= 2 and len(np.unique(rest[rest.any(axis=1)], axis=0)) >= 3
+        if words := _as_total(client, equal, bool(many)):
             raise InputError(
-                f"{sheet.at(table.numbers[row])}: {client!r} equals the sum of all other rows; accepted: one row per "
-                "client, so remove it"
+                f"{sheet.at(table.numbers[row])}: {client!r} {words} the sum of all other rows; accepted: one row per "
+                f"client, so remove it, or --drop {KEEP_ALL} if it is a client"
             )
+
+
+def _as_total(name: str, equal: bool, many: bool) -> str:
+    """How what is called so is a total, or "" if it is none; `many`: it is `equal` to the sum beyond any chance."""
+    if equal:
+        return "equals" if many or _plain(name) in _MAYBE_TOTAL else ""
+    return "is called a total, and is not" if _plain(name) in _TOTAL else ""
+
+
+def _plain(name: str) -> str:
+    return name.strip().rstrip(":").lower()
 
 
 def _quoted(name: str) -> str:

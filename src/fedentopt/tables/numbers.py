@@ -1,8 +1,9 @@
 """Numbers in cells: a decimal point, or a decimal comma where the separator leaves no doubt about it.
 
 In a file separated by semicolon or tab `12,5` is 12.5. But `1,234` may be 1234 as well: it is taken as 1.234 only
-where another cell shows that the comma is the decimal mark. Thousands separators are refused, since no rule tells them
-from decimals in every file.
+where another cell shows that the comma is the decimal mark. So may `1.234`, also between commas and as the text of a
+cell in Excel, where a comma is no decimal mark. Thousands separators are refused, since no rule tells them from
+decimals in every file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from fedentopt.errors import InputError
-from fedentopt.tables.rows import SEPARATORS, Sheet
+from fedentopt.tables.rows import SEPARATORS, Number, Sheet
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 _WITH_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -21,16 +22,20 @@ _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}([.,' \u00a0\u202f’]\d{3})+([.,]\d+)?
 
 def decimal_mark(sheet: Sheet, columns: Sequence[str], places: Sequence[int]) -> str:
     """The decimal mark of the cells in these places of all rows but the first, "." or ","; refused where in doubt."""
-    if sheet.separator in (None, ","):
-        return "."
+    by_point = sheet.separator in (None, ",")  # cells with a comma are refused there when they are read
     shown: dict[str, tuple[int, str, str] | None] = {",": None, ".": None}  # first cell that proves the mark
     doubtful: tuple[int, str, str] | None = None
     for number, cells in sheet.rows[1:]:
         text = "".join(cells)
-        if "," not in text and "." not in text:
+        if "." not in text and (by_point or "," not in text):
             continue
+        if by_point and shown["."]:
+            break
         for column, place in zip(columns, places, strict=True):
-            cell = cells[place].strip() if place < len(cells) else ""
+            raw = cells[place] if place < len(cells) else ""
+            if isinstance(raw, Number) or not ("." in raw or "," in raw) or (by_point and "," in raw):
+                continue
+            cell = raw.strip()
             pattern, mark = (_WITH_COMMA, ",") if "," in cell else (_WITH_POINT, ".")
             if not pattern.fullmatch(cell):
                 continue  # whole numbers, and what is refused when the cell is read
@@ -48,10 +53,12 @@ def decimal_mark(sheet: Sheet, columns: Sequence[str], places: Sequence[int]) ->
     if doubtful and not (comma or point):
         number, column, cell = doubtful
         whole, as_decimal = re.sub(r"[.,]", "", cell), cell.replace(",", ".")
+        others = "no other text in a cell of numbers"
+        if sheet.separator is not None:
+            others = f"nothing else in the file (separated by {SEPARATORS[sheet.separator]})"
         raise InputError(
-            f"{sheet.at(number)}, column {column!r}: {cell!r} may be {whole} or {as_decimal}, and nothing else in the "
-            f"file (separated by {SEPARATORS[sheet.separator or ',']}) tells which; accepted: counts without a "
-            "thousands separator"
+            f"{sheet.at(number)}, column {column!r}: {cell!r} may be {whole} or {as_decimal}, and {others} tells "
+            f"which; accepted: counts without a thousands separator, or {cell}0 where it is {as_decimal}"
         )
     return "," if comma else "."
 

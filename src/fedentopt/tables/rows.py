@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ _SAMPLE = 200  # rows looked at to find the separator
 _EXCEL, _PARQUET, _UNREAD = (".xlsx", ".xlsm"), (".parquet", ".pq"), (".xls", ".ods")
 NOT_CSV = (*_EXCEL, *_PARQUET, *_UNREAD)  # endings under which a CSV file would not be read back
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+
+
+class Number(str):
+    """The text of a cell that held a number, in a file whose cells have types: its point is a decimal mark."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -174,13 +181,16 @@ def _typed(path: Path, suffix: str) -> Sheet:
         if suffix in _EXCEL:
             with pandas.ExcelFile(path, engine=engine) as book:
                 names = book.sheet_names
+                # The first that a person sees: a hidden one before it may hold lists to choose from.
+                shown = [one.title for one in book.book.worksheets if one.sheet_state == "visible"] or names
                 # Text such as NA, None or null is a name as good as any; pandas would read an empty cell.
                 frame = pandas.read_excel(
-                    book, sheet_name=names[0], header=None, dtype=object, keep_default_na=False, na_values=[""]
+                    book, sheet_name=shown[0], header=None, dtype=object, keep_default_na=False, na_values=[""]
                 )
             if len(names) > 1:
-                page = str(names[0])
-                notes = (f"{path}: read the first of {len(names)} sheets, {page!r}",)
+                page = str(shown[0])
+                which = "" if page == names[0] else " that is not hidden"
+                notes = (f"{path}: read the first of {len(names)} sheets{which}, {page!r}",)
             table = frame.to_numpy(dtype=object).tolist()
         else:
             frame = pandas.read_parquet(path, engine=engine)
@@ -206,5 +216,7 @@ def _word(value: Any) -> str:
         return _word(value.item())
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return str(int(value))
+    if isinstance(value, int | float | Decimal):
+        return Number(value)
     text = str(value)
     return "" if text in ("NaT", "<NA>") else text
