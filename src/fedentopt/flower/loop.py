@@ -139,6 +139,7 @@ class _Run:
         done = self._continue(num_rounds) if selection.checkpoint_dir is not None else 0
         selection.progress.begin(result.rounds)
         selection.round_timeout = self.timeout
+        selection.feedback.evaluate_config = self.evaluate_config
         log.info("Starting %s: rounds %d to %d", type(self.strategy).__name__, done + 1, num_rounds)
         self.strategy.summary()
         if done == 0 and evaluate_fn is not None:
