@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, start
 from fedentopt.selection import Selector
-from flower_fake_grid import CLASSES, FastClock, broken, federation, model
+from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, federation, model
 
 COMMON: dict[str, Any] = {
     "cohort_size": 3, "buffer_size": 4, "num_classes": CLASSES, "seed": 5, "fraction_evaluate": 0.0,
@@ -145,6 +145,41 @@ def test_a_memory_that_would_not_come_back_is_refused_by_name(tmp_path: Path, me
     own = {"selector": Forgetful(3), "buffer_size": 0, "seed": 0}
     with pytest.raises(InputError, match=rf"^selector: memory\(\) of Forgetful: {told}"):
         made(checkpoint_dir=tmp_path / "b", **own).start(federation(), model(), num_rounds=2)
+
+
+class Halving(LabelAware, FedAvg):
+    """Halves the learning rate in the config that it is handed, as the strategy of Flower's tutorial does."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        if server_round % 2 == 0:
+            config["lr"] *= 0.5
+            config["times"] = [*config.get("times", []), b"halved"]
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def rates(grid: FakeGrid) -> list[tuple[int, float, int]]:
+    """Round, learning rate and halvings so far, as each training message had them."""
+    return [(config["server-round"], config["lr"], len(config.get("times", []))) for config in grid.configs]
+
+
+def test_what_a_strategy_writes_into_what_nodes_are_told_outlives_a_stop(tmp_path: Path) -> None:
+    straight, before, after = federation(), federation(), federation()
+    made(Halving).start(straight, model(), num_rounds=6, train_config=ConfigRecord({"lr": 0.8}))
+    for rounds, grid in ((4, before), (6, after)):
+        told = ConfigRecord({"lr": 0.8})
+        made(Halving, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=rounds, train_config=told)
+    assert rates(before) + rates(after) == rates(straight)
+    assert rates(straight)[-1] == (6, 0.1, 3)
+
+
+def test_a_strategy_that_changes_what_nodes_are_told_does_so_once_in_a_round_with_stand_ins() -> None:
+    grid = federation()
+    for node in list(grid.nodes)[:5]:
+        grid.nodes[node].train = broken
+    strategy = made(Halving, replacements=2)
+    strategy.start(grid, model(), num_rounds=4, train_config=ConfigRecord({"lr": 0.8}))
+    assert sum(len(entry.stood_in) for entry in strategy.history) > 2
+    assert {*rates(grid)} == {(1, 0.8, 0), (2, 0.4, 1), (3, 0.4, 1), (4, 0.2, 2)}
 
 
 class NoFedAvg(Strategy):

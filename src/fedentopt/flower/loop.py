@@ -201,6 +201,7 @@ class _Run:
     def _train(self, server_round: int) -> list[Answer]:
         """Train the cohort and, where wanted, stand-ins for those that failed; the answers that count."""
         selection, sent = self.selection, self.result.arrays
+        told = ConfigRecord(dict(self.train_config))
         messages = self.strategy.configure_train(server_round, sent, self.train_config, self.grid)
         answers = selection.judge_training(exchange(self.grid, messages, self.timeout, selection.clock), sent)
         failed = [client for client, answer in selection.by_client(answers) if answer.failure is not None]
@@ -209,8 +210,8 @@ class _Run:
         if stand_ins:
             log.info("round %d: %s failed, asking %s in their place", server_round, failed, stand_ins)
             selection.standing_in = [selection.census.node_of(client) for client in stand_ins]
-            try:
-                messages = self.strategy.configure_train(server_round, sent, self.train_config, self.grid)
+            try:  # with what the strategy found before: one that halves the learning rate does so once in a round
+                messages = self.strategy.configure_train(server_round, sent, told, self.grid)
             finally:
                 selection.standing_in = None
             more = exchange(self.grid, messages, self.timeout, selection.clock)
@@ -310,6 +311,7 @@ class _Run:
             "forgotten": forgotten or [],
             "start": _shapes(self.initial),
             "configs": self.configs,
+            "told": [server_state.write_config(config) for config in (self.train_config, self.evaluate_config)],
             "rounds": self.kept,
             "metrics": {
                 name: {str(number): dict(record) for number, record in getattr(result, name).items()}
@@ -357,6 +359,8 @@ class _Run:
         for name, config in self.configs.items():
             identity.check_same(config, found.meta["configs"][name], "" if name == "wrappers" else f"{name}: ")
         server_state.restore(self.layers, found.arrays, found.meta["layers"])
+        for config, saved in zip((self.train_config, self.evaluate_config), found.meta.get("told", ()), strict=False):
+            server_state.read_config(config, saved)  # none in checkpoints of versions that did not keep them
         selection.census.restore(self.files.load(found.meta["clients"], selection.census.num_classes))
         selection.load_state_dict(found.meta["selection"], found.arrays.get(SELECTOR), found.arrays.get(WATCH))
         model = found.arrays[MODEL]

@@ -4,6 +4,9 @@ FedAdagrad, FedAdam and FedYogi keep moments (`m_t`, `v_t`), FedAvgM a momentum 
 and DP wrappers the privacy spent so far. Without these a continued run would be another run, and a continued
 accountant would report too small an epsilon.
 
+What nodes are told is kept, too: Flower hands strategies the same config in every round, and one that halves the
+learning rate in it every few rounds expects it as it left it.
+
 A strategy of one's own gives what it remembers by `memory()`, a dict of JSON values and NumPy arrays by name, and takes
 it back by `remember(memory)`. Without these two methods, an attribute that changes while rounds go by is noticed, and
 continuing such a run is refused.
@@ -17,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedentopt.errors import InputError
@@ -28,6 +31,7 @@ MOMENTUM = "momentum_vector"
 NORM = "clipping_norm"
 ACCOUNTANT = "accountant"
 MEMORY = "memory"
+HEX = "hex"
 KNOWN = {*MOMENTS, MOMENTUM, NORM, ACCOUNTANT, "strategy"}
 EACH_ROUND = {"current_arrays", "current_bst", "_pending_events"}
 """Attributes of Flower's strategies that `configure_train` sets anew."""
@@ -118,6 +122,30 @@ def forgotten(layers: Sequence[Strategy], before: Sequence[Mapping[str, str]], o
         for name in new
         if old.get(name) != new[name]
     ]
+
+
+def write_config(config: ConfigRecord) -> dict[str, Any]:
+    """What nodes are told, as JSON holds it: bytes as {"hex": text}."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return {HEX: value.hex()} if isinstance(value, bytes) else value
+
+    return {name: plain(value) for name, value in config.items()}
+
+
+def read_config(config: ConfigRecord, saved: Mapping[str, Any]) -> None:
+    """Give a config the values that `write_config` took, in its place: an app may hold it, too."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, list):
+            return [given(item) for item in value]
+        return bytes.fromhex(value[HEX]) if isinstance(value, dict) else value
+
+    for name in [*config]:
+        del config[name]
+    config.update({name: given(value) for name, value in saved.items()})
 
 
 def _mark(value: Any) -> str:
