@@ -215,6 +215,7 @@ class LabelAware(KeptState):
         training = self._training(targets)
         if training is not None and callback is not None:
             timeout = timeout or self.train_timeout
+            self.tell_rounds(data)
             training.begin(data)
             callback = partial(training.receive, callback)
         super().send_model(
@@ -238,6 +239,7 @@ class LabelAware(KeptState):
         training = self._training(targets)
         if training is not None:
             timeout = timeout or self.train_timeout
+            self.tell_rounds(data)
             training.begin(data)
         results = super().send_model_and_wait(
             task_name=task_name, data=data, targets=targets, min_responses=min_responses, timeout=timeout
