@@ -159,6 +159,8 @@ class _Run:
             selection.saves_itself = False
         log.info("")
         log.info("Strategy execution finished in %.2fs", selection.clock.now() - begin)
+        for line in ("", "Final results:", "", *(f"\t{line}" for line in str(result).splitlines())):
+            log.info("%s", line)
         return result
 
     def _take_census(self) -> None:
