@@ -211,6 +211,30 @@ def test_strategies_that_cannot_be_joined_are_refused_in_one_line() -> None:
         Looping(**COMMON)
 
 
+def test_strategies_that_use_the_names_of_the_selection_are_refused() -> None:
+    """Else each would find the other's things there, and every round be void."""
+
+    class Keeping(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.history: dict[int, float] = {}
+
+    class Suspecting(FedAvg):
+        def suspects(self, number: int) -> int:
+            return number
+
+    class Joined(LabelAware, Keeping):
+        pass
+
+    class Other(LabelAware, Suspecting):
+        pass
+
+    with pytest.raises(InputError, match=r"Joined: its strategy keeps something as 'history', where the selection"):
+        Joined(**COMMON)
+    with pytest.raises(InputError, match=r"Other: Suspecting has 'suspects' of its own, which LabelAware's would"):
+        Other(**COMMON)
+
+
 def test_a_start_that_calls_ours_works() -> None:
     class Announcing(LabelAware, FedAvg):
         started = 0

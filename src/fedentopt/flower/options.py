@@ -145,6 +145,23 @@ def check_class(cls: type, selection: type) -> None:
             f"{cls.__name__}: {own_start[0].__name__} has a start() of its own, which {selection.__name__}'s would "
             "replace; accepted: strategies that leave the round loop to Flower"
         )
+    for base in joined:
+        for name in vars(base):
+            if name in vars(selection) and not name.startswith("__") and not hasattr(FedAvg, name):
+                raise InputError(
+                    f"{cls.__name__}: {base.__name__} has {name!r} of its own, which {selection.__name__}'s would "
+                    "replace; accepted: another name for it"
+                )
+
+
+def check_attributes(cls: type, joined: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a strategy that keeps something under a name that selection needs: each would find the other's there."""
+    for name, value in joined.items():
+        if now[name] is not value:
+            raise InputError(
+                f"{cls.__name__}: its strategy keeps something as {name!r}, where the selection keeps its own; "
+                "accepted: another name for it"
+            )
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

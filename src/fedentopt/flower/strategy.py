@@ -37,7 +37,7 @@ from fedentopt.flower.federation import Federation, NoClientsError
 from fedentopt.flower.feedback import Feedback
 from fedentopt.flower.heads import Heads
 from fedentopt.flower.learning import Learning
-from fedentopt.flower.options import check_class, check_options, make_selector
+from fedentopt.flower.options import check_attributes, check_class, check_options, make_selector
 from fedentopt.flower.progress import Callback, Progress, RoundSelection, guarded
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
@@ -129,6 +129,7 @@ class LabelAware(FedAvg):
         super().__init__(**strategy_options)
         self.train_metrics_aggr_fn = guarded("train_metrics_aggr_fn", self.train_metrics_aggr_fn)
         self.evaluate_metrics_aggr_fn = guarded("evaluate_metrics_aggr_fn", self.evaluate_metrics_aggr_fn)
+        joined = dict(vars(self))
         self.selector = selector
         heads = Heads(int(num_classes), head, LocalTraining.read(local), travel_key)
         self.feedback = Feedback(
@@ -169,6 +170,7 @@ class LabelAware(FedAvg):
         self.standing_in: list[int] | None = None  # nodes that `configure_train` is asked for in the middle of a round
         self.own_attributes: frozenset[str] = frozenset()
         self.own_attributes = frozenset(vars(self))
+        check_attributes(type(self), joined, vars(self))
 
     @property
     def clock(self) -> Clock:
