@@ -182,6 +182,24 @@ def test_a_strategy_that_changes_what_nodes_are_told_does_so_once_in_a_round_wit
     assert {*rates(grid)} == {(1, 0.8, 0), (2, 0.4, 1), (3, 0.4, 1), (4, 0.2, 2)}
 
 
+def test_the_memory_of_a_strategy_that_is_joined_is_noticed_too(tmp_path: Path) -> None:
+    class Best(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.best = 0.0
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            self.best += 1.0
+            return super().aggregate_train(server_round, replies)
+
+    class Joined(LabelAware, Best):
+        pass
+
+    made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    with pytest.raises(InputError, match=r"does not hold Joined\.best, which changed from round to round"):
+        made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
 class NoFedAvg(Strategy):
     """A strategy from scratch."""
 

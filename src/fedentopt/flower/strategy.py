@@ -169,7 +169,7 @@ class LabelAware(FedAvg):
         self.saves_itself = False  # True while `loop.start` runs this strategy and writes its checkpoints
         self.standing_in: list[int] | None = None  # nodes that `configure_train` is asked for in the middle of a round
         self.own_attributes: frozenset[str] = frozenset()
-        self.own_attributes = frozenset(vars(self))
+        self.own_attributes = frozenset(vars(self)) - joined.keys()
         check_attributes(type(self), joined, vars(self))
 
     @property
