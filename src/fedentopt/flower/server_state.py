@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvgM, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.server.state_files import Arrays, check_json
@@ -78,6 +78,13 @@ def put_back(layers: Sequence[Strategy], arrays: Mapping[str, Arrays]) -> None:
         if hasattr(layer, MOMENTUM):
             vector = arrays.get(f"{depth}.{MOMENTUM}")
             setattr(layer, MOMENTUM, None if vector is None else list(vector.values()))
+
+
+def go_on_from(layers: Sequence[Strategy], arrays: ArrayRecord) -> None:
+    """FedAvgM keeps the model it made last, and would go on from that instead of from this one."""
+    for layer in layers:
+        if isinstance(layer, FedAvgM):
+            layer.current_arrays = arrays
 
 
 def are_finite(arrays: Mapping[str, Arrays]) -> bool:
