@@ -200,6 +200,37 @@ def test_the_memory_of_a_strategy_that_is_joined_is_noticed_too(tmp_path: Path) 
         made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "later"),
+    [
+        ("m_t", None, [np.ones(2)]),
+        ("v_t", 0.0, 0.5),
+        ("momentum_vector", None, {"w": np.ones(2)}),
+        ("clipping_norm", "median", "mean"),
+        ("accountant", None, 3),
+    ],
+)
+def test_a_strategy_may_mean_something_else_by_the_names_of_flowers(
+    tmp_path: Path, name: str, first: Any, later: Any
+) -> None:
+    class Own(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            setattr(self, name, first)
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            setattr(self, name, later)
+            return super().aggregate_train(server_round, replies)
+
+    class Joined(LabelAware, Own):
+        pass
+
+    result = made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    assert [record["problem"] for record in result.rounds.values()] == [None, None]
+    with pytest.raises(InputError, match=rf"does not hold Joined\.{name}, which changed from round to round"):
+        made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
 class NoFedAvg(Strategy):
     """A strategy from scratch."""
 

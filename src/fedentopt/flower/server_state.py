@@ -43,9 +43,9 @@ def gather(layers: Sequence[Strategy]) -> tuple[dict[str, Arrays], list[dict[str
     documents: list[dict[str, Any]] = []
     for depth, layer in enumerate(layers):
         document: dict[str, Any] = {"class": _kind(layer)}
-        if hasattr(layer, NORM):
+        if _keeps(layer, NORM):
             document[NORM] = float(getattr(layer, NORM))
-        if getattr(layer, ACCOUNTANT, None) is not None:
+        if _keeps(layer, ACCOUNTANT):
             document[ACCOUNTANT] = getattr(layer, ACCOUNTANT).state_dict()
         if _has_memory(layer):
             kept = dict(layer.memory())  # type: ignore[attr-defined]
@@ -61,9 +61,9 @@ def server_vectors(layers: Sequence[Strategy]) -> dict[str, Arrays]:
     arrays: dict[str, Arrays] = {}
     for depth, layer in enumerate(layers):
         for name in MOMENTS:
-            if getattr(layer, name, None) is not None:
+            if _keeps(layer, name):
                 arrays[f"{depth}.{name}"] = dict(getattr(layer, name))
-        if getattr(layer, MOMENTUM, None) is not None:
+        if _keeps(layer, MOMENTUM):
             arrays[f"{depth}.{MOMENTUM}"] = {str(place): array for place, array in enumerate(getattr(layer, MOMENTUM))}
     return arrays
 
@@ -72,10 +72,10 @@ def put_back(layers: Sequence[Strategy], arrays: Mapping[str, Arrays]) -> None:
     """Give the layers the moments and momentum that `server_vectors` took, and none where there were none."""
     for depth, layer in enumerate(layers):
         for name in MOMENTS:
-            if hasattr(layer, name):
+            if _may_keep(layer, name):
                 found = arrays.get(f"{depth}.{name}")
                 setattr(layer, name, None if found is None else dict(found))
-        if hasattr(layer, MOMENTUM):
+        if _may_keep(layer, MOMENTUM):
             vector = arrays.get(f"{depth}.{MOMENTUM}")
             setattr(layer, MOMENTUM, None if vector is None else list(vector.values()))
 
@@ -115,7 +115,11 @@ def attributes(layers: Sequence[Strategy], own: frozenset[str]) -> list[dict[str
     return [
         {}
         if _has_memory(layer)
-        else {name: _mark(value) for name, value in vars(layer).items() if name not in KNOWN | EACH_ROUND | own}
+        else {
+            name: _mark(value)
+            for name, value in vars(layer).items()
+            if name not in EACH_ROUND | own and not (name in KNOWN and _may_keep(layer, name))
+        }
         for layer in layers
     ]
 
@@ -168,6 +172,23 @@ def _mark(value: Any) -> str:
         return json.dumps(value)
     except (TypeError, ValueError):
         return str(id(value))
+
+
+def _keeps(layer: Strategy, name: str) -> bool:
+    """Whether a layer has under this name what Flower's strategies have there; one's own may mean something else."""
+    value = getattr(layer, name, None)
+    if name in MOMENTS:
+        return isinstance(value, dict) and all(isinstance(array, np.ndarray | np.generic) for array in value.values())
+    if name == MOMENTUM:
+        return isinstance(value, list) and all(isinstance(array, np.ndarray | np.generic) for array in value)
+    if name == NORM:
+        return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return callable(getattr(value, "state_dict", None)) if name == ACCOUNTANT else True
+
+
+def _may_keep(layer: Strategy, name: str) -> bool:
+    """The same, or nothing yet."""
+    return hasattr(layer, name) and (getattr(layer, name) is None or _keeps(layer, name))
 
 
 def _has_memory(layer: Strategy) -> bool:
