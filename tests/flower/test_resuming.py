@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, start
@@ -198,6 +198,27 @@ def test_the_memory_of_a_strategy_that_is_joined_is_noticed_too(tmp_path: Path) 
     made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
     with pytest.raises(InputError, match=r"does not hold Joined\.best, which changed from round to round"):
         made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
+def test_a_config_into_which_a_strategy_wrote_is_the_same_config(tmp_path: Path) -> None:
+    """In a notebook the object that was handed over is handed over again."""
+
+    class EntProx(LabelAware, FedProx):
+        pass
+
+    told = ConfigRecord({"lr": 0.8})
+    made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(federation(), model(), 2, train_config=told)
+    assert told["proximal-mu"] == 0.1
+    grid = federation()
+    made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(grid, model(), 4, train_config=told)
+    assert [config["server-round"] for config in grid.configs[::3]] == [3, 4]
+    made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(
+        grid, model(), 5, train_config=ConfigRecord({"lr": 0.8})
+    )
+    with pytest.raises(InputError, match=r"^train_config: lr: 0\.7, but the checkpoint was written with 0\.8"):
+        made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(
+            grid, model(), 6, train_config=ConfigRecord({"lr": 0.7})
+        )
 
 
 @pytest.mark.parametrize(

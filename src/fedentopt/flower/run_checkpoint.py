@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedentopt.flower.strategy import LabelAware
 
 MODEL, SELECTOR, WATCH = "model", "selector", "watch"
+TOLD = ("train_config", "evaluate_config")
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 log = logging.getLogger("flwr")
@@ -49,8 +50,8 @@ class RunCheckpoint:
         self.told = (train_config, evaluate_config)
         # As they are before the first round: strategies write the round's number into them.
         self._configs = {
-            name: identity.describe({n: v for n, v in config.items() if n != "server-round"})
-            for name, config in zip(("train_config", "evaluate_config"), self.told, strict=True)
+            name: identity.describe({n: v for n, v in config.items() if n != server_state.ROUND})
+            for name, config in zip(TOLD, self.told, strict=True)
         }
         # What a wrapper was made with; a clipping norm that adapts is its memory, not a setting.
         self._configs["wrappers"] = {
@@ -177,8 +178,13 @@ class RunCheckpoint:
                 "round; accepted: a strategy that gives it by memory() and takes it by remember()"
             )
         self.selection.check_settings(found.meta["selection"])
+        written = dict(zip(TOLD, found.meta.get("told", ()), strict=False))
+        given = {name: server_state.write_config(config) for name, config in zip(TOLD, self.told, strict=True)}
         for name, config in self._configs.items():
-            identity.check_same(config, found.meta["configs"][name], "" if name == "wrappers" else f"{name}: ")
+            saved = found.meta["configs"][name]
+            if name not in written or given[name] != written[name]:  # not the one that strategies have written into
+                identity.check_same(config, saved, "" if name == "wrappers" else f"{name}: ")
+            self._configs[name] = saved
 
 
 def _shapes(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:

@@ -32,6 +32,7 @@ NORM = "clipping_norm"
 ACCOUNTANT = "accountant"
 MEMORY = "memory"
 HEX = "hex"
+ROUND = "server-round"
 KNOWN = {*MOMENTS, MOMENTUM, NORM, ACCOUNTANT, "strategy"}
 EACH_ROUND = {"current_arrays", "current_bst", "_pending_events"}
 """Attributes of Flower's strategies that `configure_train` sets anew."""
@@ -136,14 +137,14 @@ def forgotten(layers: Sequence[Strategy], before: Sequence[Mapping[str, str]], o
 
 
 def write_config(config: ConfigRecord) -> dict[str, Any]:
-    """What nodes are told, as JSON holds it: bytes as {"hex": text}."""
+    """What nodes are told, as JSON holds it: bytes as {"hex": text}. Without the round's number, which is set anew."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list):
             return [plain(item) for item in value]
         return {HEX: value.hex()} if isinstance(value, bytes) else value
 
-    return {name: plain(value) for name, value in config.items()}
+    return {name: plain(value) for name, value in config.items() if name != ROUND}
 
 
 def read_config(config: ConfigRecord, saved: Mapping[str, Any]) -> None:
