@@ -293,16 +293,27 @@ def test_strategies_that_use_the_names_of_the_selection_are_refused() -> None:
         def suspects(self, number: int) -> int:
             return number
 
+    class Sampling(FedAvg):
+        def __init__(self, seed: int = 0, **strategy_options: Any) -> None:
+            super().__init__(**strategy_options)
+            self.drawn_with = seed
+
     class Joined(LabelAware, Keeping):
         pass
 
     class Other(LabelAware, Suspecting):
         pass
 
+    class Third(LabelAware, Sampling):
+        pass
+
     with pytest.raises(InputError, match=r"Joined: its strategy keeps something as 'history', where the selection"):
         Joined(**COMMON)
     with pytest.raises(InputError, match=r"Other: Suspecting has 'suspects' of its own, which LabelAware's would"):
         Other(**COMMON)
+    with pytest.raises(InputError, match="seed: Sampling takes it too, and LabelAware would not hand it on"):
+        Third(**COMMON)
+    assert Third(cohort_size=3, num_classes=CLASSES).drawn_with == 0
 
 
 def test_a_start_that_calls_ours_works() -> None:

@@ -123,7 +123,7 @@ class LabelAware(FedAvg):
         callbacks: Sequence[Callback] = (),
         **strategy_options: Any,
     ) -> None:
-        check_class(type(self), LabelAware)
+        check_class(type(self), LabelAware, locals())
         check_options(locals(), strategy_options)
         selector = make_selector(selector, cohort_size, num_classes, buffer_size, seed, target, release)
         super().__init__(**strategy_options)
