@@ -307,7 +307,7 @@ def test_strategies_that_use_the_names_of_the_selection_are_refused() -> None:
     class Third(LabelAware, Sampling):
         pass
 
-    with pytest.raises(InputError, match=r"Joined: its strategy keeps something as 'history', where the selection"):
+    with pytest.raises(InputError, match=r"Joined: what selection is joined to keeps something as 'history', where"):
         Joined(**COMMON)
     with pytest.raises(InputError, match=r"Other: Suspecting has 'suspects' of its own, which LabelAware's would"):
         Other(**COMMON)

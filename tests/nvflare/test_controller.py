@@ -957,7 +957,21 @@ class LabelAwareRegression(LabelAware, FedAvgLR):
     """Its sites return gradients."""
 
 
+class Recording(FedAvg):
+    """Keeps something where the selection keeps its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.history: dict[int, float] = {}
+
+
+class LabelAwareRecording(LabelAware, Recording):
+    pass
+
+
 def test_controllers_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LabelAwareRecording: what selection is joined to keeps something as 'hist"):
+        LabelAwareRecording(**BASE)
     with pytest.raises(InputError, match="FedAvgLR cannot be joined; accepted: FedAvg, Scaffold"):
         LabelAwareRegression(**BASE)
     with pytest.raises(InputError, match="state: Descendant may remember more than is kept"):

@@ -164,16 +164,6 @@ def check_class(cls: type, selection: type, options: Mapping[str, Any]) -> None:
                 )
 
 
-def check_attributes(cls: type, joined: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a strategy that keeps something under a name that selection needs: each would find the other's there."""
-    for name, value in joined.items():
-        if now[name] is not value:
-            raise InputError(
-                f"{cls.__name__}: its strategy keeps something as {name!r}, where the selection keeps its own; "
-                "accepted: another name for it"
-            )
-
-
 def check_whole(name: str, value: Any, least: int) -> None:
     """Refuse what is no whole number from `least` on."""
     if not _is_whole(value) or value < least:

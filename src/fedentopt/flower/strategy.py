@@ -37,10 +37,11 @@ from fedentopt.flower.federation import Federation, NoClientsError
 from fedentopt.flower.feedback import Feedback
 from fedentopt.flower.heads import Heads
 from fedentopt.flower.learning import Learning
-from fedentopt.flower.options import check_attributes, check_class, check_options, make_selector
+from fedentopt.flower.options import check_class, check_options, make_selector
 from fedentopt.flower.progress import Callback, Progress, RoundSelection, guarded
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
+from fedentopt.own_hooks import check_attributes
 from fedentopt.randomness import generator, key
 from fedentopt.selection import Cohort, EntropySelector, Selector
 from fedentopt.server.local_training import LocalTraining
