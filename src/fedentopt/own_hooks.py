@@ -8,6 +8,8 @@ A name is taken for a misspelt hook where all of this holds, so that helpers kee
 - no function of the class names it, as one would that calls its own helper.
 
 Nor is one that was put on an object (`made.local_terms = ...`) where hooks are looked for in the class.
+
+Besides (`check_attributes`): things that a class and the one it is joined to both keep under one name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedentopt.errors import InputError
@@ -52,6 +54,17 @@ def check_hooks(
             )
     for hook in sorted(written):
         _check_call(f"{part}: {name!r}", hook, made, contract)
+
+
+def check_attributes(kind: type, joined: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a class whose other part keeps something under a name that selection needs: each would find the other's
+    there. `joined` are the attributes that the other part made, `now` those of the whole."""
+    for name, value in joined.items():
+        if now[name] is not value:
+            raise InputError(
+                f"{kind.__name__}: what selection is joined to keeps something as {name!r}, where selection keeps its "
+                "own; accepted: another name for it"
+            )
 
 
 def _is_own(kind: type, contract: type) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedentopt.errors import InputError
@@ -231,6 +231,17 @@ def test_candidates_are_asked_for_the_loss_of_the_current_model_before_they_are_
         clients = sorted((1000 - node) // 17 for node in nodes)
         assert entry.cohort.clients == tuple(clients[:2])  # the loss falls with the number
     assert grid.purposes[0] == {"server-round": 1, "purpose": "candidate-loss"}  # type: ignore[attr-defined]
+
+
+def test_candidates_are_told_what_all_evaluations_are() -> None:
+    grid = grid_of()
+    strategy = FedEntOpt(
+        cohort_size=2, num_classes=CLASSES, selector=PowerOfChoice(2, seed=3), fraction_evaluate=0.0,
+        min_available_nodes=1,
+    )  # fmt: skip
+    strategy.start(grid, start_model(), num_rounds=2, evaluate_config=ConfigRecord({"batch-size": 64}))
+    told = {"server-round": 2, "purpose": "candidate-loss", "batch-size": 64}
+    assert grid.purposes[-1] == told  # type: ignore[attr-defined]
 
 
 def test_candidates_may_be_asked_for_few_samples_and_one_that_fails_is_left_out() -> None:

@@ -79,6 +79,17 @@ def test_a_rounds_record_is_in_the_result_in_the_file_and_with_the_callbacks(tmp
     assert all("division by zero" in reason for line in lines for reason in line["failed"].values())
 
 
+def test_a_result_prints_flowers_summary_and_not_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = made().start(federation(), model(), num_rounds=1)
+    shown = repr(result)
+    end = caplog.messages[caplog.messages.index("Final results:") + 2 :]
+    assert end == [f"\t{line}" for line in shown.splitlines()]
+    assert shown.startswith("Global Arrays:\n\tArrayRecord (0.000 MB)")
+    assert "'selection-entropy'" in shown
+    assert "NUMPY" not in shown
+
+
 def test_the_epsilon_of_a_round_is_the_largest_that_its_clients_used() -> None:
     grid = noisy(federation())
     result = made(cohort_size=8, buffer_size=0).start(grid, model(), num_rounds=1)

@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.flower import FedEntOpt, LabelAware, start
 from fedentopt.selection import Selector
-from flower_fake_grid import CLASSES, FastClock, broken, federation, model
+from flower_fake_grid import CLASSES, FakeGrid, FastClock, broken, federation, model
 
 COMMON: dict[str, Any] = {
     "cohort_size": 3, "buffer_size": 4, "num_classes": CLASSES, "seed": 5, "fraction_evaluate": 0.0,
@@ -147,6 +147,111 @@ def test_a_memory_that_would_not_come_back_is_refused_by_name(tmp_path: Path, me
         made(checkpoint_dir=tmp_path / "b", **own).start(federation(), model(), num_rounds=2)
 
 
+class Halving(LabelAware, FedAvg):
+    """Halves the learning rate in the config that it is handed, as the strategy of Flower's tutorial does."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        if server_round % 2 == 0:
+            config["lr"] *= 0.5
+            config["times"] = [*config.get("times", []), b"halved"]
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def rates(grid: FakeGrid) -> list[tuple[int, float, int]]:
+    """Round, learning rate and halvings so far, as each training message had them."""
+    return [(config["server-round"], config["lr"], len(config.get("times", []))) for config in grid.configs]
+
+
+def test_what_a_strategy_writes_into_what_nodes_are_told_outlives_a_stop(tmp_path: Path) -> None:
+    straight, before, after = federation(), federation(), federation()
+    made(Halving).start(straight, model(), num_rounds=6, train_config=ConfigRecord({"lr": 0.8}))
+    for rounds, grid in ((4, before), (6, after)):
+        told = ConfigRecord({"lr": 0.8})
+        made(Halving, checkpoint_dir=tmp_path).start(grid, model(), num_rounds=rounds, train_config=told)
+    assert rates(before) + rates(after) == rates(straight)
+    assert rates(straight)[-1] == (6, 0.1, 3)
+
+
+def test_a_strategy_that_changes_what_nodes_are_told_does_so_once_in_a_round_with_stand_ins() -> None:
+    grid = federation()
+    for node in list(grid.nodes)[:5]:
+        grid.nodes[node].train = broken
+    strategy = made(Halving, replacements=2)
+    strategy.start(grid, model(), num_rounds=4, train_config=ConfigRecord({"lr": 0.8}))
+    assert sum(len(entry.stood_in) for entry in strategy.history) > 2
+    assert {*rates(grid)} == {(1, 0.8, 0), (2, 0.4, 1), (3, 0.4, 1), (4, 0.2, 2)}
+
+
+def test_the_memory_of_a_strategy_that_is_joined_is_noticed_too(tmp_path: Path) -> None:
+    class Best(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.best = 0.0
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            self.best += 1.0
+            return super().aggregate_train(server_round, replies)
+
+    class Joined(LabelAware, Best):
+        pass
+
+    made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    with pytest.raises(InputError, match=r"does not hold Joined\.best, which changed from round to round"):
+        made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
+def test_a_config_into_which_a_strategy_wrote_is_the_same_config(tmp_path: Path) -> None:
+    """In a notebook the object that was handed over is handed over again."""
+
+    class EntProx(LabelAware, FedProx):
+        pass
+
+    told = ConfigRecord({"lr": 0.8})
+    made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(federation(), model(), 2, train_config=told)
+    assert told["proximal-mu"] == 0.1
+    grid = federation()
+    made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(grid, model(), 4, train_config=told)
+    assert [config["server-round"] for config in grid.configs[::3]] == [3, 4]
+    made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(
+        grid, model(), 5, train_config=ConfigRecord({"lr": 0.8})
+    )
+    with pytest.raises(InputError, match=r"^train_config: lr: 0\.7, but the checkpoint was written with 0\.8"):
+        made(EntProx, checkpoint_dir=tmp_path, proximal_mu=0.1).start(
+            grid, model(), 6, train_config=ConfigRecord({"lr": 0.7})
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "later"),
+    [
+        ("m_t", None, [np.ones(2)]),
+        ("v_t", 0.0, 0.5),
+        ("momentum_vector", None, {"w": np.ones(2)}),
+        ("clipping_norm", "median", "mean"),
+        ("accountant", None, 3),
+    ],
+)
+def test_a_strategy_may_mean_something_else_by_the_names_of_flowers(
+    tmp_path: Path, name: str, first: Any, later: Any
+) -> None:
+    class Own(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            setattr(self, name, first)
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            setattr(self, name, later)
+            return super().aggregate_train(server_round, replies)
+
+    class Joined(LabelAware, Own):
+        pass
+
+    result = made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    assert [record["problem"] for record in result.rounds.values()] == [None, None]
+    with pytest.raises(InputError, match=rf"does not hold Joined\.{name}, which changed from round to round"):
+        made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
+
+
 class NoFedAvg(Strategy):
     """A strategy from scratch."""
 
@@ -174,6 +279,41 @@ def test_strategies_that_cannot_be_joined_are_refused_in_one_line() -> None:
         Joined(**COMMON)
     with pytest.raises(InputError, match=r"Looping: OwnLoop has a start\(\) of its own"):
         Looping(**COMMON)
+
+
+def test_strategies_that_use_the_names_of_the_selection_are_refused() -> None:
+    """Else each would find the other's things there, and every round be void."""
+
+    class Keeping(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.history: dict[int, float] = {}
+
+    class Suspecting(FedAvg):
+        def suspects(self, number: int) -> int:
+            return number
+
+    class Sampling(FedAvg):
+        def __init__(self, seed: int = 0, **strategy_options: Any) -> None:
+            super().__init__(**strategy_options)
+            self.drawn_with = seed
+
+    class Joined(LabelAware, Keeping):
+        pass
+
+    class Other(LabelAware, Suspecting):
+        pass
+
+    class Third(LabelAware, Sampling):
+        pass
+
+    with pytest.raises(InputError, match=r"Joined: what selection is joined to keeps something as 'history', where"):
+        Joined(**COMMON)
+    with pytest.raises(InputError, match=r"Other: Suspecting has 'suspects' of its own, which LabelAware's would"):
+        Other(**COMMON)
+    with pytest.raises(InputError, match="seed: Sampling takes it too, and LabelAware would not hand it on"):
+        Third(**COMMON)
+    assert Third(cohort_size=3, num_classes=CLASSES).drawn_with == 0
 
 
 def test_a_start_that_calls_ours_works() -> None:

@@ -599,6 +599,22 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_been(
     assert third.run(make(num_rounds=8, state="a study", **settings)).history == [], "it is finished"
 
 
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_sites_are_told_the_rounds_of_the_whole_study_also_after_a_restart(
+    tmp_path: Path, make: Callable[..., LabelAware]
+) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def noting(model: FLModel) -> FLModel:
+        told.append((model.current_round, model.start_round, model.total_rounds))
+        return moved(model)
+
+    for rounds in (4, 6):
+        sites = {name: site(name, train=noting) for name in COUNTS}
+        FakeServer(tmp_path, sites, START).run(make(num_rounds=rounds, state="s", start_round=10))
+    assert told[-4:] == [(14, 10, 6), (14, 10, 6), (15, 10, 6), (15, 10, 6)]
+
+
 class Newest(ModelAggregator):
     """An aggregator of one's own: the last reply."""
 
@@ -941,7 +957,21 @@ class LabelAwareRegression(LabelAware, FedAvgLR):
     """Its sites return gradients."""
 
 
+class Recording(FedAvg):
+    """Keeps something where the selection keeps its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.history: dict[int, float] = {}
+
+
+class LabelAwareRecording(LabelAware, Recording):
+    pass
+
+
 def test_controllers_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LabelAwareRecording: what selection is joined to keeps something as 'hist"):
+        LabelAwareRecording(**BASE)
     with pytest.raises(InputError, match="FedAvgLR cannot be joined; accepted: FedAvg, Scaffold"):
         LabelAwareRegression(**BASE)
     with pytest.raises(InputError, match="state: Descendant may remember more than is kept"):

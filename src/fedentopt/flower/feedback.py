@@ -6,8 +6,8 @@ loss            metrics of the training reply: `train_loss` (plain cross-entropy
 head, update    the reply's arrays minus those that were sent (which arrays are the last layer's: `heads`)
 seconds         metric `train_seconds` of the training reply, else the time from sending to the reply
 candidate_loss  metric `loss`, else `eval_loss`, of the reply to an evaluation message that goes to the candidates with
-                the global model before they are chosen; its config has `purpose = "candidate-loss"` and, where the
-                selector wants few samples, `samples`
+                the global model before they are chosen; its config has, besides what all evaluations are told,
+                `purpose = "candidate-loss"` and, where the selector wants few samples, `samples`
 
 A client whose reply lacks a figure, or has one that is not finite, is left out of what the selector learns. Where not a
 single reply of enough clients has it (`replies.enough_to_tell`), the app does not serve the selector, and the run ends
@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -55,6 +56,8 @@ class Feedback:
     """Clients whose replies did not serve a need, by need."""
     parameters: Sequence[str] = ()
     """Names of the arrays that an update is made of: the floating-point ones of the start model."""
+    evaluate_config: Mapping[str, Any] = field(default_factory=dict)
+    """What evaluations are told; the app's function that answers candidates' questions reads it, too."""
 
     def __post_init__(self) -> None:
         self.needs = frozenset(getattr(self.selector, "needs", ()))
@@ -70,7 +73,7 @@ class Feedback:
         self, wanted: Candidates, nodes: Sequence[int], arrays: ArrayRecord, round: int, keys: tuple[str, str]
     ) -> list[Message]:
         """Evaluation messages to the candidates' nodes; `keys` name the records of arrays and config."""
-        told = ConfigRecord({"server-round": round, "purpose": PURPOSE})
+        told = ConfigRecord({**self.evaluate_config, "server-round": round, "purpose": PURPOSE})
         if wanted.samples is not None:
             told["samples"] = wanted.samples
         record = RecordDict({keys[0]: arrays, keys[1]: told})

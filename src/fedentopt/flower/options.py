@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -129,8 +130,9 @@ def make_selector(
     return selector
 
 
-def check_class(cls: type, selection: type) -> None:
-    """Refuse a class whose joined strategy would be passed over: FedAvg's methods stand before those of others."""
+def check_class(cls: type, selection: type, options: Mapping[str, Any]) -> None:
+    """Refuse a class whose joined strategy would be passed over: FedAvg's methods stand before those of others, and
+    what selection has or takes under a name does not reach a strategy that has or takes the same."""
     order = cls.__mro__
     behind = [base for base in order[order.index(FedAvg) + 1 :] if base is not Strategy and issubclass(base, Strategy)]
     if behind:
@@ -145,6 +147,21 @@ def check_class(cls: type, selection: type) -> None:
             f"{cls.__name__}: {own_start[0].__name__} has a start() of its own, which {selection.__name__}'s would "
             "replace; accepted: strategies that leave the round loop to Flower"
         )
+    own = {name: p.default for name, p in inspect.signature(selection).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for base in joined:
+        taken = inspect.signature(vars(base)["__init__"]).parameters if "__init__" in vars(base) else {}
+        for name in taken:
+            if name in own and options[name] is not own[name]:
+                raise InputError(
+                    f"{name}: {base.__name__} takes it too, and {selection.__name__} would not hand it on; accepted: "
+                    "another name for it there"
+                )
+        for name in vars(base):
+            if name in vars(selection) and not name.startswith("__") and not hasattr(FedAvg, name):
+                raise InputError(
+                    f"{cls.__name__}: {base.__name__} has {name!r} of its own, which {selection.__name__}'s would "
+                    "replace; accepted: another name for it"
+                )
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

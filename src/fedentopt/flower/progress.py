@@ -102,7 +102,7 @@ class RoundSelection:
         return {PREFIX + name: value for name, value in numbers.items()}
 
 
-@dataclass
+@dataclass(repr=False)  # Flower's is a summary; the one made here would print the model
 class SelectionResult(Result):
     """Flower's `Result`, with a record per round by its number: who was picked, who failed and why."""
 

@@ -4,6 +4,9 @@ FedAdagrad, FedAdam and FedYogi keep moments (`m_t`, `v_t`), FedAvgM a momentum 
 and DP wrappers the privacy spent so far. Without these a continued run would be another run, and a continued
 accountant would report too small an epsilon.
 
+What nodes are told is kept, too: Flower hands strategies the same config in every round, and one that halves the
+learning rate in it every few rounds expects it as it left it.
+
 A strategy of one's own gives what it remembers by `memory()`, a dict of JSON values and NumPy arrays by name, and takes
 it back by `remember(memory)`. Without these two methods, an attribute that changes while rounds go by is noticed, and
 continuing such a run is refused.
@@ -17,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAvgM, Strategy
 
 from fedentopt.errors import InputError
 from fedentopt.server.state_files import Arrays, check_json
@@ -28,6 +31,8 @@ MOMENTUM = "momentum_vector"
 NORM = "clipping_norm"
 ACCOUNTANT = "accountant"
 MEMORY = "memory"
+HEX = "hex"
+ROUND = "server-round"
 KNOWN = {*MOMENTS, MOMENTUM, NORM, ACCOUNTANT, "strategy"}
 EACH_ROUND = {"current_arrays", "current_bst", "_pending_events"}
 """Attributes of Flower's strategies that `configure_train` sets anew."""
@@ -39,9 +44,9 @@ def gather(layers: Sequence[Strategy]) -> tuple[dict[str, Arrays], list[dict[str
     documents: list[dict[str, Any]] = []
     for depth, layer in enumerate(layers):
         document: dict[str, Any] = {"class": _kind(layer)}
-        if hasattr(layer, NORM):
+        if _keeps(layer, NORM):
             document[NORM] = float(getattr(layer, NORM))
-        if getattr(layer, ACCOUNTANT, None) is not None:
+        if _keeps(layer, ACCOUNTANT):
             document[ACCOUNTANT] = getattr(layer, ACCOUNTANT).state_dict()
         if _has_memory(layer):
             kept = dict(layer.memory())  # type: ignore[attr-defined]
@@ -57,9 +62,9 @@ def server_vectors(layers: Sequence[Strategy]) -> dict[str, Arrays]:
     arrays: dict[str, Arrays] = {}
     for depth, layer in enumerate(layers):
         for name in MOMENTS:
-            if getattr(layer, name, None) is not None:
+            if _keeps(layer, name):
                 arrays[f"{depth}.{name}"] = dict(getattr(layer, name))
-        if getattr(layer, MOMENTUM, None) is not None:
+        if _keeps(layer, MOMENTUM):
             arrays[f"{depth}.{MOMENTUM}"] = {str(place): array for place, array in enumerate(getattr(layer, MOMENTUM))}
     return arrays
 
@@ -68,12 +73,19 @@ def put_back(layers: Sequence[Strategy], arrays: Mapping[str, Arrays]) -> None:
     """Give the layers the moments and momentum that `server_vectors` took, and none where there were none."""
     for depth, layer in enumerate(layers):
         for name in MOMENTS:
-            if hasattr(layer, name):
+            if _may_keep(layer, name):
                 found = arrays.get(f"{depth}.{name}")
                 setattr(layer, name, None if found is None else dict(found))
-        if hasattr(layer, MOMENTUM):
+        if _may_keep(layer, MOMENTUM):
             vector = arrays.get(f"{depth}.{MOMENTUM}")
             setattr(layer, MOMENTUM, None if vector is None else list(vector.values()))
+
+
+def go_on_from(layers: Sequence[Strategy], arrays: ArrayRecord) -> None:
+    """FedAvgM keeps the model it made last, and would go on from that instead of from this one."""
+    for layer in layers:
+        if isinstance(layer, FedAvgM):
+            layer.current_arrays = arrays
 
 
 def are_finite(arrays: Mapping[str, Arrays]) -> bool:
@@ -104,7 +116,11 @@ def attributes(layers: Sequence[Strategy], own: frozenset[str]) -> list[dict[str
     return [
         {}
         if _has_memory(layer)
-        else {name: _mark(value) for name, value in vars(layer).items() if name not in KNOWN | EACH_ROUND | own}
+        else {
+            name: _mark(value)
+            for name, value in vars(layer).items()
+            if name not in EACH_ROUND | own and not (name in KNOWN and _may_keep(layer, name))
+        }
         for layer in layers
     ]
 
@@ -120,6 +136,30 @@ def forgotten(layers: Sequence[Strategy], before: Sequence[Mapping[str, str]], o
     ]
 
 
+def write_config(config: ConfigRecord) -> dict[str, Any]:
+    """What nodes are told, as JSON holds it: bytes as {"hex": text}. Without the round's number, which is set anew."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return {HEX: value.hex()} if isinstance(value, bytes) else value
+
+    return {name: plain(value) for name, value in config.items() if name != ROUND}
+
+
+def read_config(config: ConfigRecord, saved: Mapping[str, Any]) -> None:
+    """Give a config the values that `write_config` took, in its place: an app may hold it, too."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, list):
+            return [given(item) for item in value]
+        return bytes.fromhex(value[HEX]) if isinstance(value, dict) else value
+
+    for name in [*config]:
+        del config[name]
+    config.update({name: given(value) for name, value in saved.items()})
+
+
 def _mark(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.shape} {zlib.crc32(np.ascontiguousarray(value).tobytes())}"
@@ -133,6 +173,23 @@ def _mark(value: Any) -> str:
         return json.dumps(value)
     except (TypeError, ValueError):
         return str(id(value))
+
+
+def _keeps(layer: Strategy, name: str) -> bool:
+    """Whether a layer has under this name what Flower's strategies have there; one's own may mean something else."""
+    value = getattr(layer, name, None)
+    if name in MOMENTS:
+        return isinstance(value, dict) and all(isinstance(array, np.ndarray | np.generic) for array in value.values())
+    if name == MOMENTUM:
+        return isinstance(value, list) and all(isinstance(array, np.ndarray | np.generic) for array in value)
+    if name == NORM:
+        return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return callable(getattr(value, "state_dict", None)) if name == ACCOUNTANT else True
+
+
+def _may_keep(layer: Strategy, name: str) -> bool:
+    """The same, or nothing yet."""
+    return hasattr(layer, name) and (getattr(layer, name) is None or _keeps(layer, name))
 
 
 def _has_memory(layer: Strategy) -> bool:

@@ -41,6 +41,7 @@ from fedentopt.flower.options import check_class, check_options, make_selector
 from fedentopt.flower.progress import Callback, Progress, RoundSelection, guarded
 from fedentopt.flower.report import ClientId
 from fedentopt.flower.roster import Roster
+from fedentopt.own_hooks import check_attributes
 from fedentopt.randomness import generator, key
 from fedentopt.selection import Cohort, EntropySelector, Selector
 from fedentopt.server.local_training import LocalTraining
@@ -123,12 +124,13 @@ class LabelAware(FedAvg):
         callbacks: Sequence[Callback] = (),
         **strategy_options: Any,
     ) -> None:
-        check_class(type(self), LabelAware)
+        check_class(type(self), LabelAware, locals())
         check_options(locals(), strategy_options)
         selector = make_selector(selector, cohort_size, num_classes, buffer_size, seed, target, release)
         super().__init__(**strategy_options)
         self.train_metrics_aggr_fn = guarded("train_metrics_aggr_fn", self.train_metrics_aggr_fn)
         self.evaluate_metrics_aggr_fn = guarded("evaluate_metrics_aggr_fn", self.evaluate_metrics_aggr_fn)
+        joined = dict(vars(self))
         self.selector = selector
         heads = Heads(int(num_classes), head, LocalTraining.read(local), travel_key)
         self.feedback = Feedback(
@@ -168,7 +170,8 @@ class LabelAware(FedAvg):
         self.saves_itself = False  # True while `loop.start` runs this strategy and writes its checkpoints
         self.standing_in: list[int] | None = None  # nodes that `configure_train` is asked for in the middle of a round
         self.own_attributes: frozenset[str] = frozenset()
-        self.own_attributes = frozenset(vars(self))
+        self.own_attributes = frozenset(vars(self)) - joined.keys()
+        check_attributes(type(self), joined, vars(self))
 
     @property
     def clock(self) -> Clock:

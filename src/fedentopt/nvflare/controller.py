@@ -39,6 +39,7 @@ from fedentopt.nvflare.members import Sites
 from fedentopt.nvflare.options import check_class, check_options, make_selector, read_local
 from fedentopt.nvflare.replies import check_model, stays_finite
 from fedentopt.nvflare.training import RoundSelection, Training, site_of
+from fedentopt.own_hooks import check_attributes
 from fedentopt.server.backoff import Backoff
 
 
@@ -98,6 +99,7 @@ class LabelAware(KeptState):
         made = make_selector(cohort_size, num_classes, buffer_size, seed, target, selector, selector_args)
         steps = read_local(local, made)
         super().__init__(*args, **kwargs)
+        joined = dict(vars(self))
         self.cohort_size, self.num_classes, self.buffer_size, self.seed = cohort_size, num_classes, buffer_size, seed
         self.target, self.selector = None if target is None else list(target), selector
         self.selector_args = None if selector_args is None else dict(selector_args)
@@ -117,6 +119,7 @@ class LabelAware(KeptState):
         self._types: Counter[Any] = Counter()  # of replies so far
         self._shapes: dict[str, tuple[int, ...]] = {}  # of metrics, in the last round
         self._told_no_loss = False
+        check_attributes(type(self), joined, vars(self))
 
     # --- the model that a job begins with
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -215,6 +218,7 @@ class LabelAware(KeptState):
         training = self._training(targets)
         if training is not None and callback is not None:
             timeout = timeout or self.train_timeout
+            self.tell_rounds(data)
             training.begin(data)
             callback = partial(training.receive, callback)
         super().send_model(
@@ -238,6 +242,7 @@ class LabelAware(KeptState):
         training = self._training(targets)
         if training is not None:
             timeout = timeout or self.train_timeout
+            self.tell_rounds(data)
             training.begin(data)
         results = super().send_model_and_wait(
             task_name=task_name, data=data, targets=targets, min_responses=min_responses, timeout=timeout

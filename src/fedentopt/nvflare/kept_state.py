@@ -49,6 +49,7 @@ class KeptState(ModelController):
     _held: ExitStack | None = None  # keeps other jobs away from the folder
     _restored: states.State | None = None
     _unsaved: FLModel | None = None  # the model after a round whose state is not on disk yet
+    _all_rounds: tuple[int, int] | None = None  # first and number of all rounds, where this job has the rest of them
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """NVFlare's start, and the state of the job before where there is one."""
@@ -102,6 +103,7 @@ class KeptState(ModelController):
             setattr(self, name, value)
         self._rounds_done = found.rounds
         self._restored = found
+        self._all_rounds = self.start_round, self.num_rounds
         self.start_round += found.rounds
         self.num_rounds -= found.rounds
         given: Any = getattr(self, "model", None)
@@ -140,6 +142,11 @@ class KeptState(ModelController):
         learnable = make_model_learnable(weights=model.params, meta_props=model.meta)
         self.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=True)
         return model
+
+    def tell_rounds(self, model: FLModel) -> None:
+        """Let sites be told the rounds of the whole study and not of this job: scripts decay step sizes by them."""
+        if self._all_rounds is not None:
+            model.start_round, model.total_rounds = self._all_rounds
 
     def save_model(self, model: FLModel) -> None:
         """The persistor's save, then the state, so that a state never speaks of a model that was not kept."""
