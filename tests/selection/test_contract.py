@@ -583,6 +583,27 @@ def test_feedback_may_stay_away(cls: type[Selector]) -> None:
     assert selector.round == 6
 
 
+@pytest.mark.parametrize("cls", [*SELECTORS, ValueSelector], ids=lambda cls: cls.name)
+def test_feedback_may_name_clients_by_whole_numbers_of_numpy(cls: type[Selector]) -> None:
+    """As `register` and `select` may: what is kept of them is kept by plain ones, which JSON can hold."""
+    plain, other = fresh(cls), fresh(cls)
+    for selector in (plain, other):
+        selector.remove(selector.clients)
+        selector.register(np.random.default_rng(1).integers(1, 20, (12, 4)), ids=np.arange(12))
+    if census := plain.census():
+        assert census.epochs
+        plain.observe({client: told(client, 9, 4) for client in range(12)})
+        other.observe({client: told(int(client), 9, 4) for client in np.arange(12)})
+    for r in range(6):
+        asked = plain.candidates()
+        losses = None if asked is None else {client: told(client, r, 4).loss or 0.0 for client in asked.ids}
+        cohorts = [selector.select(losses=losses).clients for selector in (plain, other)]
+        assert cohorts[0] == cohorts[1]
+        plain.observe({client: told(client, r, 4) for client in cohorts[0]})
+        other.observe({client: told(client, r, 4) for client in np.array(cohorts[0])})
+        assert same(saved(plain), saved(other))
+
+
 @every
 def test_noisy_counts_of_clients_that_may_hold_nothing(cls: type[Selector]) -> None:
     selector = cls.for_run(cohort_size=3, clients=8, seed=1)

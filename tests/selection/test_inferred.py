@@ -115,6 +115,61 @@ def test_samples_for_a_census_that_is_not_taken_are_refused() -> None:
     assert InferredSelector(2, census_samples=5).census() is not None
 
 
+# --- without a census
+def play(selector: InferredSelector, rounds: int, silent: range) -> list[int]:
+    """Select so often, and tell of everybody but the silent ones; how many of each cohort told something."""
+    heard = []
+    for round_ in range(rounds):
+        others = [client for client in selector.select().clients if client not in silent]
+        heard.append(len(others))
+        seen = told(round_, range(40))
+        selector.observe({client: seen[client] for client in others})
+    return heard
+
+
+def without_census(clients: int = 40) -> InferredSelector:
+    selector = InferredSelector(4, buffer_size=8, census_epochs=0)
+    selector.register(np.ones((clients, 4)))
+    return selector
+
+
+def test_clients_that_never_tell_anything_do_not_hold_up_the_others() -> None:
+    """More of them than seats: they were all that was ever picked, once everybody else was known."""
+    selector = without_census()
+    heard = play(selector, 40, silent=range(6))
+    assert all(selector.times_seen(client) for client in range(6, 40))
+    assert sum(heard[20:]) >= 40  # of 80 seats
+    assert min(sum(heard[i : i + 4]) for i in range(20, 36)) > 0
+
+
+def test_how_often_a_client_was_tried_is_remembered_and_ends_with_its_first_word() -> None:
+    selector = without_census()
+    play(selector, 13, silent=range(6))
+    tries = dict(selector.state_dict()["tries"])
+    assert set(tries) == set(range(6))
+    assert max(tries.values()) <= 3
+    again = without_census()
+    again.load_state_dict(json.loads(json.dumps(selector.state_dict())))
+    again.load_arrays(selector.arrays())
+    assert [again.select().clients for _ in range(6)] == [selector.select().clients for _ in range(6)]
+    assert again.state_dict() == selector.state_dict()
+    again.observe(told(1, range(2)))
+    again.remove([2])
+    assert set(dict(again.state_dict()["tries"])) == {3, 4, 5}
+
+
+def test_a_state_without_a_census_of_earlier_versions_counted_no_tries() -> None:
+    selector = without_census()
+    play(selector, 5, silent=range(0))
+    state = selector.state_dict()
+    assert state.pop("tries") == []
+    again = without_census()
+    again.load_state_dict(state)
+    again.load_arrays(selector.arrays())
+    assert again.select().clients == selector.select().clients
+    assert "tries" not in started(0).state_dict()  # with one, nobody is waited for
+
+
 # --- remembering
 def learnt() -> InferredSelector:
     """One that has seen nine of its twelve clients, some of them twice."""

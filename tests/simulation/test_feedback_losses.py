@@ -154,6 +154,15 @@ def test_whoever_is_asked_gets_the_model_and_sends_four_bytes():
     assert len({record.bytes_down for record in outcome.records}) > 1, "some of those asked trained too"
 
 
+def test_who_is_only_asked_gets_the_model_without_the_vectors_that_training_takes():
+    """SCAFFOLD sends its control variate beside the model to those that train: a forward pass has no use for it."""
+    _, outcome, _ = run(Asker, algorithm="scaffold")
+    for record in outcome.records:
+        only_asked = {4, 0, 1} - set(record.clients)
+        assert only_asked
+        assert record.bytes_down == (2 * len(record.clients) + len(only_asked)) * MODEL
+
+
 class Halves(Algorithm):
     def groups(self, label_counts: np.ndarray, seed: int) -> np.ndarray:
         return np.arange(len(label_counts)) % 2

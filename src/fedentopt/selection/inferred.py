@@ -6,7 +6,8 @@ samples it trained on takes the place of a report, and every later training adds
 estimated when it first trains; until then its labels count as even, with one sample per class.
 
 Where there can be no census (`census_epochs` 0), clients that have never trained come first, in random order, as long
-as a whole cohort of them is left; the rounds at the highest learning rate then go to uneven cohorts.
+as a whole cohort of them is left; the rounds at the highest learning rate then go to uneven cohorts. One that was
+picked three times and has told nothing is no reason to wait any more, and is picked like all others.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from fedentopt.audit import Audit, Estimates, change_table, estimates_together, 
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId, Cohort
 from fedentopt.selection.entropy import EntropySelector
+from fedentopt.selection.everybody_once import TRIES
 from fedentopt.selection.feedback import Census, Observation
 from fedentopt.selection.heads import change_of
+from fedentopt.selection.per_client import as_pairs, read_pairs
 from fedentopt.selection.selector import check_int, selector
 from fedentopt.settings import setting
 
@@ -70,6 +73,7 @@ class InferredSelector(EntropySelector):
             )
         self._audit: Audit | None = None
         self._expected: _Expected | None = None
+        self._tries: dict[ClientId, int] = {}  # without a census: of those that have told nothing yet
         self._awaited: Mapping[str, Any] | None = None
         """A state whose arrays have yet to be given."""
 
@@ -106,6 +110,8 @@ class InferredSelector(EntropySelector):
         gone = list(ids)
         self._check_complete()  # what is awaited would bring them back
         super().remove(gone)
+        for client in gone:
+            self._tries.pop(client, None)
         if self._audit is not None:
             self._audit.forget(gone)
 
@@ -135,17 +141,24 @@ class InferredSelector(EntropySelector):
         if expected is None or expected.observations is not observations:
             expected = _Expected(observations)
         self._audit.observe(expected.changes, untrained=expected.untrained, estimates=expected.estimates)
+        for client in expected.changes:
+            self._tries.pop(client, None)
         self._believe(expected.changes)
 
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         """Whoever is unknown first where there was no census, then as FedEntOpt."""
         self._check_complete()
-        if not self.census_epochs:
-            unseen = [n for n in available.tolist() if not self._is_known(self._table.ids[n])]
-            if len(unseen) >= self.cohort_size:
-                drawn = self.rng().choice(unseen, self.cohort_size, replace=False)
-                return super().pick(np.sort(drawn), losses)
-        return super().pick(available, losses)
+        if self.census_epochs:
+            return super().pick(available, losses)
+        ids = self._table.ids
+        unseen = [n for n in available.tolist() if not self._is_known(ids[n]) and self._tries.get(ids[n], 0) < TRIES]
+        if len(unseen) >= self.cohort_size:
+            available = np.sort(self.rng().choice(unseen, self.cohort_size, replace=False))
+        cohort = super().pick(available, losses)
+        for client in cohort.clients:
+            if not self._is_known(client):
+                self._tries[client] = self._tries.get(client, 0) + 1
+        return cohort
 
     def estimate(self, client: ClientId) -> np.ndarray | None:
         """The estimated label distribution of a client, None before it was seen."""
@@ -157,11 +170,17 @@ class InferredSelector(EntropySelector):
 
     def memory(self) -> dict[str, Any]:
         known = self._awaited if self._audit is None else self._audit.state_dict(shares=False)
-        return super().memory() | {"audit": known}
+        tries = {} if self.census_epochs else {"tries": as_pairs(self._tries)}
+        return super().memory() | {"audit": known} | tries
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Selector.load_state_dict`; earlier versions counted no tries."""
+        counts = isinstance(state, Mapping) and not self.census_epochs
+        super().load_state_dict({"tries": [], **state} if counts else state)
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """States of earlier versions hold all that was estimated; of others, `load_arrays` has the estimates."""
-        state = memory["audit"]
+        state, tries = memory["audit"], read_pairs("tries", memory.get("tries", []), low=1, whole=True)
         audit = awaited = None
         if isinstance(state, Mapping) and is_without_sums(state.get("seen")):
             _check_sums(state)
@@ -170,7 +189,7 @@ class InferredSelector(EntropySelector):
             audit = Audit(self.num_classes or 1, "replace")
             audit.load_state_dict(state)
         super().remember(memory)
-        self._awaited = awaited
+        self._awaited, self._tries = awaited, tries
         self._take(audit)
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -37,6 +37,7 @@ from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.draws import draw_by_weight
 from fedentopt.selection.feedback import Observation
 from fedentopt.selection.per_client import ClientFigures, as_pairs, is_finite, read_ids, read_pairs
+from fedentopt.selection.reports import client_id
 from fedentopt.selection.selector import Selector, selector
 from fedentopt.settings import setting
 
@@ -150,7 +151,7 @@ class OortSelector(Selector):
             self._last_round[client] = max(self.round, 1)
             if seen.seconds is not None and math.isfinite(seen.seconds) and seen.seconds >= 0:
                 self._seconds[client] = float(seen.seconds)
-            self._heard[client] = None
+            self._heard[client_id(client)] = None
 
     def forget_clients(self, gone: Collection[ClientId]) -> None:
         for figures in (self._utility, self._last_round, self._seconds):

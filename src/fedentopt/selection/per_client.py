@@ -11,7 +11,7 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.selection.cohort import ClientId
-from fedentopt.selection.reports import client_ids
+from fedentopt.selection.reports import client_id, client_ids
 from fedentopt.selection.table import CountTable
 
 Distance = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -79,6 +79,7 @@ class ClientFigures:
         return self._figures[client]
 
     def __setitem__(self, client: ClientId, figure: float) -> None:
+        client = client_id(client)  # NumPy's whole numbers are ids as good as any, but none that JSON keeps
         self._figures[client] = figure
         self._changed.add(client)
 
@@ -198,7 +199,7 @@ class ClientVectors:
         self._awaited = []
         before = len(self._places)
         for client in clients:
-            self._places.setdefault(client, len(self._places))
+            self._places.setdefault(client_id(client), len(self._places))
         if more := len(self._places) - before:
             self._kept = None
             self._squares = np.pad(self._squares, (0, more))

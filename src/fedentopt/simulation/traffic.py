@@ -13,11 +13,11 @@ PARAMETER_BYTES = 4
 
 def traffic(run: RunState, plan: RoundPlan, kept: tuple[int, ...]) -> tuple[int, int]:
     """Bytes up and down in a round. A client that dropped out has received its model and sends nothing; one that was
-    asked for its loss has received the model too. Where an algorithm judges clients by their soft labels, these come
-    first, and only the `kept` ones send their models, unless somebody learns from those of all. Label reports and a
-    census before training count in round 1."""
+    asked for its loss has received the model too, without the vectors that only training takes. Where an algorithm
+    judges clients by their soft labels, these come first, and only the `kept` ones send their models, unless somebody
+    learns from those of all. Label reports and a census before training count in round 1."""
     clients, classes, needs = run.config.clients, run.num_classes, run.planner.needs
-    sends, gets = len(plan.work), len({*plan.selected, *plan.asked})
+    sends, gets, only_asked = len(plan.work), len(plan.selected), len({*plan.asked}.difference(plan.selected))
     model = run.layout.model_bytes
     up, down = model * (1 + len(run.algorithm.sends_up)), model * (1 + len(run.algorithm.sends_down))
     extra_down = 0
@@ -32,7 +32,7 @@ def traffic(run: RunState, plan: RoundPlan, kept: tuple[int, ...]) -> tuple[int,
     senders = sends
     if run.hooks.judges and not run.hooks.absorbs and not needs & {"head", "update"}:
         senders = len(set(plan.trained) & set(kept))
-    bytes_up, bytes_down = senders * up, gets * down + extra_down
+    bytes_up, bytes_down = senders * up, gets * down + only_asked * model + extra_down
     bytes_up += len(plan.asked) * LOSS_BYTES
     if "loss" in needs:
         bytes_up += sends * 2 * LOSS_BYTES
