@@ -95,7 +95,8 @@ def _check_call(where: str, hook: str, made: Any, contract: type) -> None:
     except (TypeError, ValueError):  # a callable that does not tell
         return
     given = _arguments(contract, hook)
-    more = {name: name for name in (IF_NAMED.get(hook),) if name in taken.parameters}
+    asked = IF_NAMED.get(hook, "")
+    more = {asked: asked} if asked in taken.parameters else {}
     try:
         taken.bind(*given, **more)
     except TypeError as error:
