@@ -235,6 +235,10 @@ def test_one_run_from_its_config() -> None:
         simulate({1: 2})  # type: ignore[dict-item]
     with pytest.raises(InputError, match="dataset: tuple is no setting; accepted: a name in the mapping"):
         simulate({"dataset": arrays()})
+    with pytest.raises(InputError, match=r"selector: Last is no name; accepted: a name, or compare\(\[...\], see"):
+        simulate({"dataset": "digits", "selector": Last})
+    with pytest.raises(InputError, match=r"algorithm: Near\(mu=0.2\) is no name; accepted: a name, or compare"):
+        simulate({"dataset": "digits", "algorithm": Near()})
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,7 @@ def test_one_run_from_its_config() -> None:
     [
         ([], {}, "methods: the list is empty"),
         (["fedavg", "fedavg"], {}, "names a method more than once"),
+        (["fedprox", "fedavg", "moon", "random"], {}, "method: fedavg, random names a method more than once"),
         (["nonsense"], {}, "method: 'nonsense' is unknown"),
         ([3], {}, "method: 3 cannot be used; accepted: a name such as"),
         (["fedavg"], {"mu": 0.1}, "mu: no setting of fedavg"),
@@ -420,6 +425,23 @@ def test_other_objects_are_other_runs(tmp_path: Path) -> None:
     assert not {run.run_id for run in first.runs} & {run.run_id for run in again.runs}
     assert first.runs[2].config["selector.buffer_size"] == 1
     assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
+
+
+class Silent(Scaled):
+    """The same, under a name of its own choice."""
+
+    def __repr__(self) -> str:
+        return "mine"
+
+
+def test_objects_of_one_class_are_compared_under_names_of_their_own() -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
+    both = compare([Scaled(0.1), Scaled(5.0)], **given)
+    assert both.summary.method.tolist() == ["Scaled(factor=0.1)", "Scaled(factor=5.0)"]
+    heard: list[Any] = []
+    with pytest.raises(InputError, match="method: mine is the name of two methods; accepted: a name for each"):
+        compare([Silent(0.1), FedAvg, Silent(5.0)], progress=heard.append, **given)
+    assert not heard, "refused before anything trains, not when it has"
 
 
 class From(Selector):

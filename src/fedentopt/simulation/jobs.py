@@ -228,7 +228,10 @@ class _Method:
         settings = {"algorithm": name, "selector": "random", "epsilon": None}
         held = given.settings() | {k: v for k, v in vars(given).items() if isinstance(v, str | int | float | bool)}
         settings |= {f"algorithm.{key}": value for key, value in held.items()}
-        return cls(repr(given), settings, None if known else given, None, () if known else (given,))
+        label = repr(given)
+        if type(given).__repr__ is Algorithm.__repr__:  # which does not show what is no declared setting
+            label = f"{type(given).__name__}({', '.join(f'{key}={value!r}' for key, value in held.items())})"
+        return cls(label, settings, None if known else given, None, () if known else (given,))
 
     @classmethod
     def _selector(cls, given: Any, taken: dict[str, Any]) -> _Method:
@@ -343,11 +346,16 @@ def serves(option: str, part: str, method: str) -> bool:
 
 
 def _check_distinct(methods: Sequence[_Method]) -> None:
-    seen = [tuple(sorted(((key, str(value)) for key, value in method.settings.items()))) for method in methods]
-    if len(set(seen)) < len(seen):
-        names = ", ".join(method.label for method in methods)
-        told = " (objects of one class are told apart by their plain values)" if any(m.fixed for m in methods) else ""
-        raise InputError(f"method: {names} names a method more than once; accepted: each once{told}")
+    seen: dict[object, str] = {}
+    for method in methods:
+        meant = tuple(sorted((key, str(value)) for key, value in method.settings.items()))
+        if meant in seen:
+            both = f"{seen[meant]}, {method.label}"
+            told = " (objects of one class are told apart by their plain values)" if method.fixed else ""
+            raise InputError(f"method: {both} names a method more than once; accepted: each once{told}")
+        if method.label in seen.values():  # results go by it
+            raise InputError(f"method: {method.label} is the name of two methods; accepted: a name for each")
+        seen[meant] = method.label
 
 
 def _with_epsilon(methods: list[_Method], settings: Mapping[str, Any]) -> list[_Method]:
