@@ -333,6 +333,8 @@ def read_toml(path: Path, known: Mapping[str, Setting], extra: Iterable[str] = (
         if key not in accepted:
             near = difflib.get_close_matches(key.replace("-", "_"), accepted, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; accepted: {', '.join(sorted(accepted))}"
+            if "settings" in extra:
+                hint += "; a setting that only some methods have stands under [settings]"
             raise InputError(f"{key}: unknown setting in {path}{hint}")
         if isinstance(value, str) and "\0" in value:  # a command line cannot hold it, and no path may
             raise InputError(f"{key}: {value!r} holds a null character; accepted: text without (in {path})")

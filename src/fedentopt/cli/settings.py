@@ -166,6 +166,10 @@ def _own(given: Given, file: Given, typed: Given) -> dict[str, Any]:
     listed = file.get("settings", {})
     if not isinstance(listed, dict):
         raise InputError(f"settings: {listed!r} cannot be used; accepted: a table [settings] of a method's settings")
+    for name, value in listed.items():
+        if isinstance(value, dict):  # of `algorithm.mu = 0.1`, whose dot TOML takes for a table
+            key = f"{name}.{next(iter(value), 'mu')}"
+            raise InputError(f'settings: {key} is read as a table; accepted: the name in quotes, "{key}" = ...')
     own = {name: value for name, value in listed.items() if name not in typed}
     said: dict[str, Any] = {}
     for word in given["set"] or ():

@@ -47,7 +47,8 @@ def compare(
     which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
     applied where a method has them; an object keeps its own. Without `out` nothing is written; with it, runs are kept
     in that folder, finished ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default
-    in terminals and notebooks), or a function that is called after every round. `options` says where and how to run.
+    in terminals, and in notebooks that have ipywidgets), or a function that is called after every round. `options` says
+    where and how to run.
     """
     data, name = _data(dataset, settings)
     options = _options(options)
