@@ -77,6 +77,27 @@ class Unmade(Selector):
         return []
 
 
+class Seedless(Last):
+    """Takes no seed."""
+
+    def __init__(self, cohort_size: int) -> None:
+        super().__init__(cohort_size)
+
+
+class Closed(Last):
+    """Takes no settings, though it declares one."""
+
+    def __init__(self, cohort_size: int, seed: int = 0) -> None:
+        super().__init__(cohort_size, seed)
+
+
+class Bare(Last):
+    """Leaves out what the base sets up."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        self.known: dict[str, float] = {}
+
+
 class Forgetful(Last):
     """Cannot say what it remembers."""
 
@@ -272,6 +293,10 @@ def test_one_run_from_its_config() -> None:
         ([Selector], {}, "method: Selector does not say how to pick; accepted: a class that has pick"),
         ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
         ([Unmade], {}, r"selector: calling \S+:Unmade.for_run raised TypeError: Unmade.__init__"),
+        ([Seedless], {}, r"selector: Seedless.__init__ does not take seed, skip; accepted: __init__\(self, coh"),
+        ([Closed], {}, r"Closed.__init__ does not take skip; accepted: .*, which hands them on to super\(\).__init__"),
+        ([Bare], {}, r":Bare' is not set up; accepted: an __init__ that calls super\(\).__init__\(cohort_size, seed"),
+        ([Bare(3)], {}, ":Bare' is not set up; accepted: an __init__ that calls"),
         ([Forgetful(3)], {}, r"selector: calling \S+:Forgetful.state_dict raised KeyError: 'lost'"),
         ([Broken], {}, r"algorithm: calling \S+:Broken raised KeyError: 'lost'"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),

@@ -28,6 +28,7 @@ from fedentopt.simulation.methods import (
     check_algorithm,
     check_seeds,
     check_selector,
+    check_set_up,
     complete,
     parse_method,
     settings_for,
@@ -256,6 +257,7 @@ class _Method:
                 return check_selector(call_own("selector", f"{name}.for_run", make_for_run, kind, **sizes), name)
 
         else:
+            check_set_up(given, name)
             if given.clients:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
             fixed = ("selector", "cohort_size", "round", "seed", *given.memory())

@@ -189,10 +189,20 @@ def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
     return check_selector(_make("selector", config, Selector, settings), config.selector)
 
 
+def check_set_up(made: Any, name: str) -> None:
+    """Refuse an own selector whose constructor has left out the base's."""
+    if isinstance(made, Selector) and not hasattr(made, "_table"):
+        raise InputError(
+            f"selector: {name!r} is not set up; accepted: an __init__ that calls super().__init__(cohort_size, seed, "
+            f"**settings)"
+        )
+
+
 def check_selector(made: Any, name: str) -> Selector:
     """Refuse an own selector that lacks a method, or needs what nobody can tell it."""
     if isinstance(made, type):
         raise InputError(f"selector: {name!r} made the class {made.__name__}; accepted: a Selector object")
+    check_set_up(made, name)
     lacks = [method for method in ("register", "select", "state_dict", "load_state_dict") if not hasattr(made, method)]
     if lacks:
         raise InputError(
