@@ -200,8 +200,8 @@ def _seeds(given: Given, typed: Given, file: Given) -> tuple[int, ...] | None:
 
 def _methods(given: Given, file: Given) -> list[str] | None:
     if given["method"]:
-        # Behind a colon a comma stands between the settings of one method.
-        return [name for text in given["method"] for name in ([text] if ":" in text else text.split(","))]
+        # Where there are settings a comma stands between those of one method.
+        return [name for text in given["method"] for name in ([text] if "=" in text else text.split(","))]
     listed = file.get("methods")
     if listed is None:
         return None
