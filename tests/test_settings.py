@@ -273,6 +273,38 @@ def test_an_own_constructor_stays() -> None:
         WithInit(0)
 
 
+class Heir(WithInit):
+    """A plain subclass."""
+
+
+class Further(Heir):
+    """One more."""
+
+
+class Declaring(WithInit):
+    """The constructor it would inherit cannot take this."""
+
+    height: int = setting(1, "how high", low=1)
+
+
+class Defaulting(WithInit):
+    """Nor of this."""
+
+    width = 5
+
+
+@pytest.mark.parametrize("kind", [Heir, Further])
+def test_a_constructor_that_a_base_has_written_is_inherited(kind: type[WithInit]) -> None:
+    made = kind(3)
+    assert made.times == 3
+    assert made.settings() == {"width": 3, "rate": pytest.approx(0.3)}
+    assert kind().times == 2
+    with pytest.raises(InputError, match=f"width: no setting of {kind.__name__}; accepted: times"):
+        kind(width=4)  # type: ignore[call-arg]
+    assert Declaring(height=2, rate=0.2).settings() == {"width": 3, "rate": 0.2, "height": 2}
+    assert Defaulting().settings() == {"width": 5, "rate": 0.5}
+
+
 class Postponed(Configurable):
     """As written under `from __future__ import annotations`: every annotation is text."""
 

@@ -28,6 +28,9 @@ from fedentopt.settings import settings_of
 CLOSE = 0.83  # `local_term` and `absrob` are; `local_steps` beside `local_terms`, `pushed` beside `push` are not
 _BY_KEYWORD = ("for_run", "check_run")  # called with what a run has and they ask for; Python says what is missing
 
+IF_NAMED = {"step": "round"}
+"""What a hook is given beside its arguments where it has a parameter of that name."""
+
 
 def check_hooks(
     part: str, name: str, made: Any, contract: type, hooks: Collection[str], *, in_class: bool = False
@@ -105,13 +108,23 @@ def _check_call(where: str, hook: str, made: Any, contract: type) -> None:
     except (TypeError, ValueError):  # a callable that does not tell
         return
     given = _arguments(contract, hook)
+    asked = IF_NAMED.get(hook, "")
+    more = {asked: asked} if asked in taken.parameters else {}
     try:
-        taken.bind(*given)
+        taken.bind(*given, **more)
     except TypeError as error:
         raise InputError(
             f"{where}: {hook} cannot be called as it is ({error}); accepted: {'a class method ' if by_class else ''}"
             f"{hook}{_signature(contract, hook)}"
         ) from None
+
+
+def takes(function: Any, name: str) -> bool:
+    """Whether a function has a parameter of that name."""
+    try:
+        return name in inspect.signature(function, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # a callable that does not tell
+        return False
 
 
 def _is_method(member: Any) -> bool:

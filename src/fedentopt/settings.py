@@ -263,6 +263,13 @@ def _keywords(cls: type) -> list[str]:
     return list(dict.fromkeys([*declared, *named]))
 
 
+def _inherits_constructor(cls: type) -> bool:
+    """Whether the constructor that a class would inherit is written out, not one that `dataclass` has made."""
+    kinds = [kind for kind in cls.__mro__ if issubclass(kind, Configurable) and "__init__" in vars(kind)]
+    code = getattr(vars(kinds[0])["__init__"], "__code__", None) if kinds else None
+    return bool(kinds) and not getattr(code, "co_qualname", "").startswith("__create_fn__")
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
 class Configurable(KnownKeywords):
     """A class whose settings are its constructor's keyword arguments, checked; subclasses only declare them."""
@@ -275,7 +282,10 @@ class Configurable(KnownKeywords):
             field = inherited[name]
             cls.__annotations__[name] = field.type
             setattr(cls, name, dataclasses.field(default=vars(cls)[name], metadata=field.metadata))
-        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+        # A constructor that a base has written is inherited, as by any class; but it cannot know what is declared here.
+        declares = any(isinstance(vars(cls).get(name), dataclasses.Field) for name in _annotations(cls))
+        inherits = not declares and _inherits_constructor(cls)
+        dataclasses.dataclass(kw_only=True, eq=False, repr=False, init=not inherits)(cls)
 
     def __post_init__(self) -> None:
         for name, declared in settings_of(type(self)).items():
@@ -323,6 +333,8 @@ def read_toml(path: Path, known: Mapping[str, Setting], extra: Iterable[str] = (
         if key not in accepted:
             near = difflib.get_close_matches(key.replace("-", "_"), accepted, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; accepted: {', '.join(sorted(accepted))}"
+            if "settings" in extra:
+                hint += "; a setting that only some methods have stands under [settings]"
             raise InputError(f"{key}: unknown setting in {path}{hint}")
         if isinstance(value, str) and "\0" in value:  # a command line cannot hold it, and no path may
             raise InputError(f"{key}: {value!r} holds a null character; accepted: text without (in {path})")

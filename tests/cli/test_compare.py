@@ -147,6 +147,12 @@ def test_commas_between_methods_and_between_their_settings(command: Callable[...
     assert methods == ["fedavg", "kl", "fedprox+fedentopt"]
     (prox,) = (run.config for run in find_runs(tmp_path) if run.method == methods[2])
     assert (prox["mu"], prox["buffer"]) == (0.1, "1")
+    said = command(
+        "compare", *SMALL, "--method", "own_methods:Data,own_methods:State", "--out", tmp_path / "own", "--json"
+    )
+    assert said.code == 0, said.err
+    methods = [method["method"] for method in json.loads(said.out)["methods"]]
+    assert methods == ["own-methods-data", "own-methods-state"]
     said = command("compare", *SMALL, "--method", "fedavg,fedsomething", "--out", tmp_path / "wrong")
     assert said.code == 2
     assert "method: 'fedsomething' is unknown" in said.err

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -355,6 +356,12 @@ def test_wrong_input_is_refused_by_name_with_code_2(
         ("batchsize = 3", "batchsize: unknown setting in {file}; did you mean batch_size?"),
         ("batch-size = 3", "did you mean batch_size?"),
         ("[training]\nlr = 1", "training: unknown setting in {file}"),
+        (
+            "'algorithm.beta' = 0.5",
+            "did you mean algorithm?; a setting that only some methods have stands under [setti",
+        ),
+        ("beta = 0.5", "; a setting that only some methods have stands under [settings]"),
+        ("[settings]\nalgorithm.beta = 0.5", 'algorithm.beta is read as a table; accepted: the name in quotes, "algor'),
         ("lr = 'fast'", "lr: 'fast' cannot be used; accepted: a number (in {file})"),
         ("rounds = 2.0", "rounds: 2.0 cannot be used"),
         ("rounds = true", "rounds: True cannot be used"),
@@ -438,6 +445,20 @@ def test_progress_names_four_methods_and_says_that_there_are_more() -> None:
 def test_progress_is_shown_on_terminals_unless_said_otherwise(terminal: bool, show: bool | None, shown: bool) -> None:
     with progress_bar([], Console(file=io.StringIO(), force_terminal=terminal), show=show) as advance:
         assert (advance is not None) == shown
+
+
+def test_a_notebook_without_widgets_is_told_once_that_it_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen)
+    console.is_jupyter = True
+    monkeypatch.setattr(console, "print", lambda text: screen.write(text))
+    for found in (None, object()):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if found is None else "ignore")
+            with progress_bar([], console) as advance:
+                assert (advance is None) == (found is None)
+    assert screen.getvalue().count("no progress bar: a notebook needs ipywidgets for one") == 1
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

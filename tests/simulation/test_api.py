@@ -77,6 +77,27 @@ class Unmade(Selector):
         return []
 
 
+class Seedless(Last):
+    """Takes no seed."""
+
+    def __init__(self, cohort_size: int) -> None:
+        super().__init__(cohort_size)
+
+
+class Closed(Last):
+    """Takes no settings, though it declares one."""
+
+    def __init__(self, cohort_size: int, seed: int = 0) -> None:
+        super().__init__(cohort_size, seed)
+
+
+class Bare(Last):
+    """Leaves out what the base sets up."""
+
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        self.known: dict[str, float] = {}
+
+
 class Forgetful(Last):
     """Cannot say what it remembers."""
 
@@ -235,6 +256,10 @@ def test_one_run_from_its_config() -> None:
         simulate({1: 2})  # type: ignore[dict-item]
     with pytest.raises(InputError, match="dataset: tuple is no setting; accepted: a name in the mapping"):
         simulate({"dataset": arrays()})
+    with pytest.raises(InputError, match=r"selector: Last is no name; accepted: a name, or compare\(\[...\], see"):
+        simulate({"dataset": "digits", "selector": Last})
+    with pytest.raises(InputError, match=r"algorithm: Near\(mu=0.2\) is no name; accepted: a name, or compare"):
+        simulate({"dataset": "digits", "algorithm": Near()})
 
 
 @pytest.mark.parametrize(
@@ -242,6 +267,7 @@ def test_one_run_from_its_config() -> None:
     [
         ([], {}, "methods: the list is empty"),
         (["fedavg", "fedavg"], {}, "names a method more than once"),
+        (["fedprox", "fedavg", "moon", "random"], {}, "method: fedavg, random names a method more than once"),
         (["nonsense"], {}, "method: 'nonsense' is unknown"),
         ([3], {}, "method: 3 cannot be used; accepted: a name such as"),
         (["fedavg"], {"mu": 0.1}, "mu: no setting of fedavg"),
@@ -267,6 +293,10 @@ def test_one_run_from_its_config() -> None:
         ([Selector], {}, "method: Selector does not say how to pick; accepted: a class that has pick"),
         ([Unwritten], {}, "method: Unwritten does not say how to pick; accepted: a class that has pick"),
         ([Unmade], {}, r"selector: calling \S+:Unmade.for_run raised TypeError: Unmade.__init__"),
+        ([Seedless], {}, r"selector: Seedless.__init__ does not take seed, skip; accepted: __init__\(self, coh"),
+        ([Closed], {}, r"Closed.__init__ does not take skip; accepted: .*, which hands them on to super\(\).__init__"),
+        ([Bare], {}, r":Bare' is not set up; accepted: an __init__ that calls super\(\).__init__\(cohort_size, seed"),
+        ([Bare(3)], {}, ":Bare' is not set up; accepted: an __init__ that calls"),
         ([Forgetful(3)], {}, r"selector: calling \S+:Forgetful.state_dict raised KeyError: 'lost'"),
         ([Broken], {}, r"algorithm: calling \S+:Broken raised KeyError: 'lost'"),
         (["fedavg"], {"model": 7}, "model: int; accepted: a name"),
@@ -420,6 +450,23 @@ def test_other_objects_are_other_runs(tmp_path: Path) -> None:
     assert not {run.run_id for run in first.runs} & {run.run_id for run in again.runs}
     assert first.runs[2].config["selector.buffer_size"] == 1
     assert first.rounds["loss"].tolist() != again.rounds["loss"].tolist()
+
+
+class Silent(Scaled):
+    """The same, under a name of its own choice."""
+
+    def __repr__(self) -> str:
+        return "mine"
+
+
+def test_objects_of_one_class_are_compared_under_names_of_their_own() -> None:
+    given = {"dataset": arrays(), "model": small_net, "image_size": 16, "seeds": 1, **SMALL}
+    both = compare([Scaled(0.1), Scaled(5.0)], **given)
+    assert both.summary.method.tolist() == ["Scaled(factor=0.1)", "Scaled(factor=5.0)"]
+    heard: list[Any] = []
+    with pytest.raises(InputError, match="method: mine is the name of two methods; accepted: a name for each"):
+        compare([Silent(0.1), FedAvg, Silent(5.0)], progress=heard.append, **given)
+    assert not heard, "refused before anything trains, not when it has"
 
 
 class From(Selector):

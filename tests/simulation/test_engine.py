@@ -445,11 +445,17 @@ class Unprepared(RandomSelector):
         """Forgets `super().__init__`."""
 
 
+class Unwilling(RandomSelector):
+    def register(self, counts, **more):
+        raise AttributeError("nobody")
+
+
 @pytest.mark.parametrize(("name", "words"), [
-    ("Ends", "select raised SystemExit: 0"), ("Unprepared", "register raised AttributeError: ")
+    ("Ends", ": select raised SystemExit: 0"), ("Unwilling", ": register raised AttributeError: nobody"),
+    ("Unprepared", r" is not set up; accepted: an __init__ that calls super\(\).__init__"),
 ])  # fmt: skip
 def test_what_a_users_own_selector_raises_is_one_line_that_names_it(name, words):
-    with pytest.raises(InputError, match=f"selector: '{__name__}:{name}': {words}"):
+    with pytest.raises(InputError, match=f"selector: '{__name__}:{name}'{words}"):
         toy.run([toy.config(selector=f"{__name__}:{name}")], toy.images(samples=90))
 
 

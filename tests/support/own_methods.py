@@ -81,6 +81,31 @@ class State(Algorithm):
         return model - 0.01 * server["trend"]
 
 
+class Fair(Algorithm):
+    """q-FedAvg (Li, Sanjabi, Beirami, Smith, ICLR 2020), whose steps grow shorter, with noise: what a server reads of a
+    round beside models and shares."""
+
+    q: float = setting(2.0, help="how much a high loss weighs", low=0)
+    noise: float = setting(0.01, help="deviation of what is added to every parameter", low=0)
+    reads_losses = True
+
+    def step(
+        self,
+        server: dict[str, torch.Tensor],
+        start: torch.Tensor,
+        trained: torch.Tensor,
+        shares: torch.Tensor,
+        round: Round | None = None,
+    ) -> torch.Tensor:
+        assert round is not None
+        assert round.losses is not None
+        change = (start - trained) / round.lr
+        reach = self.q * round.losses ** (self.q - 1) * change.double().square().sum(1).cpu().numpy()
+        down = (reach + round.losses**self.q / round.lr).sum() * (1 + 0.1 * round.number)
+        noise = round.tensor(self.noise * round.rng(7).standard_normal(len(start), dtype=np.float32))
+        return start - round.tensor((round.losses**self.q / down).astype(np.float32)) @ change + noise
+
+
 class Code(Algorithm):
     """The code tier: cross-entropy of smoothed labels, drawn to what the client had learnt before."""
 

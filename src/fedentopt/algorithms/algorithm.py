@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedentopt.randomness import generator
 from fedentopt.registry import Registry
 from fedentopt.settings import Configurable
 
@@ -62,7 +63,8 @@ class Round:
     `shares` are the clients' parts p_k of the samples (or the selector's weights, where it gives some), sum 1;
     `steps` their numbers of local SGD steps; `label_counts` (M, C) as the server reads them: through noise, where there
     is any. `lr` and `momentum` are those the clients trained with, `total_clients` is K. `tensor(array)` puts numbers
-    where the models are, without making the host wait for the device.
+    where the models are, without making the host wait for the device. `losses` (M,) are those of the model each client
+    started from, on the samples it trains on, where the algorithm `reads_losses`; `seed` is the run's.
     """
 
     number: int
@@ -74,6 +76,12 @@ class Round:
     momentum: float
     total_clients: int
     tensor: Callable[[np.ndarray], Tensor]
+    losses: np.ndarray | None = None
+    seed: int = 0
+
+    def rng(self, *numbers: int) -> np.random.Generator:
+        """A generator for the server's draws: a function of seed, round and `numbers`, of nothing drawn before."""
+        return generator(self.seed, "server", self.number, *numbers)
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,9 @@ class Algorithm(Configurable):
     label: ClassVar[str] = "Algorithm"
     reads_label_counts: ClassVar[bool] = False
     """Whether the server half needs the clients' label counts (`Round.label_counts`, `groups`)."""
+    reads_losses: ClassVar[bool] = False
+    """Whether every client of a round tells, before it trains, the loss of the model it starts from (`Round.losses`):
+    plain cross-entropy, without augmentation, in evaluation mode."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
     client_vectors: ClassVar[tuple[str, ...]] = ()
     sends_down: ClassVar[tuple[str, ...]] = ()
@@ -171,7 +182,10 @@ class Algorithm(Configurable):
         """Update the vectors from the way each client went, from `start` (P,) to `trained` (M, P)."""
 
     def step(self, server: dict[str, Tensor], start: Tensor, trained: Tensor, shares: Tensor) -> Tensor:
-        """The next global parameters (P,) from the last ones and the clients' (M, P); `server` vectors may be set."""
+        """The next global parameters (P,) from the last ones and the clients' (M, P); `server` vectors may be set.
+
+        One that has a further parameter `round` is given the `Round` by that name.
+        """
         raise NotImplementedError
 
     def evaluated(self, server: dict[str, Tensor], model: Tensor) -> Tensor:

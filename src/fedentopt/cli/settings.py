@@ -166,6 +166,10 @@ def _own(given: Given, file: Given, typed: Given) -> dict[str, Any]:
     listed = file.get("settings", {})
     if not isinstance(listed, dict):
         raise InputError(f"settings: {listed!r} cannot be used; accepted: a table [settings] of a method's settings")
+    for name, value in listed.items():
+        if isinstance(value, dict):  # of `algorithm.mu = 0.1`, whose dot TOML takes for a table
+            key = f"{name}.{next(iter(value), 'mu')}"
+            raise InputError(f'settings: {key} is read as a table; accepted: the name in quotes, "{key}" = ...')
     own = {name: value for name, value in listed.items() if name not in typed}
     said: dict[str, Any] = {}
     for word in given["set"] or ():
@@ -196,8 +200,8 @@ def _seeds(given: Given, typed: Given, file: Given) -> tuple[int, ...] | None:
 
 def _methods(given: Given, file: Given) -> list[str] | None:
     if given["method"]:
-        # Behind a colon a comma stands between the settings of one method.
-        return [name for text in given["method"] for name in ([text] if ":" in text else text.split(","))]
+        # Where there are settings a comma stands between those of one method.
+        return [name for text in given["method"] for name in ([text] if "=" in text else text.split(","))]
     listed = file.get("methods")
     if listed is None:
         return None

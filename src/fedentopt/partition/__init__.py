@@ -135,8 +135,8 @@ def _owned(owners: ArrayLike | None, samples: int, clients: int) -> list[np.ndar
     """The samples of every client, from the client number of every sample."""
     if owners is None:
         raise InputError(
-            "partition: natural needs data that says which client a sample belongs to; accepted: an .npz file with "
-            "client_train, or folders train/CLIENT/CLASS/* beside test/CLASS/*"
+            "partition: natural needs data that says which client a sample belongs to; accepted: an .npz file or "
+            "arrays with client_train, or folders train/CLIENT/CLASS/* beside test/CLASS/*"
         )
     try:
         numbers = np.asarray(owners)

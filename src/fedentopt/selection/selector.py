@@ -96,8 +96,16 @@ class Selector(KnownKeywords, ABC):
     def for_run(cls, *, cohort_size: int, clients: int, seed: int, **settings: Any) -> Selector:
         """The selector for a run among `clients` clients, from the settings by which it is asked for.
 
-        One with a parameter `rounds` is told how many rounds the run has.
+        One with a parameter `rounds` is told how many rounds the run has. A constructor that does not take what it is
+        given is refused.
         """
+        taken = inspect.signature(cls.__init__).parameters
+        missing = [name for name in ("seed", *settings) if name not in taken]
+        if missing and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            raise InputError(
+                f"selector: {cls.__name__}.__init__ does not take {', '.join(missing)}; accepted: "
+                f"__init__(self, cohort_size, seed=0, **settings), which hands them on to super().__init__"
+            )
         return cls(cohort_size, seed=seed, **settings)
 
     @classmethod

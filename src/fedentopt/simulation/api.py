@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.errors import InputError
 from fedentopt.settings import settings_of
-from fedentopt.simulation.config import FIELDS, RunConfig
+from fedentopt.simulation.config import FIELDS, PARTS, RunConfig
 from fedentopt.simulation.jobs import Job, dataset_defaults, make_jobs
 from fedentopt.simulation.natural import with_own_clients
 from fedentopt.simulation.options import RunOptions
@@ -47,7 +47,8 @@ def compare(
     which. `settings` are those of `RunConfig` (`rounds=50`, `partition="classes:2"`), or of single methods (`mu=0.1`),
     applied where a method has them; an object keeps its own. Without `out` nothing is written; with it, runs are kept
     in that folder, finished ones are read, and unfinished ones continued. `progress`: whether to show a bar (by default
-    in terminals and notebooks), or a function that is called after every round. `options` says where and how to run.
+    in terminals, and in notebooks that have ipywidgets), or a function that is called after every round. `options` says
+    where and how to run.
     """
     data, name = _data(dataset, settings)
     options = _options(options)
@@ -93,6 +94,13 @@ def simulate(
                 f"dataset: {type(named).__name__} is no setting; accepted: a name in the mapping, anything else as the "
                 f"argument dataset="
             )
+        for part in PARTS:
+            if not isinstance(given := config.get(part, ""), str):
+                shown = given.__name__ if isinstance(given, type) else repr(given)
+                raise InputError(
+                    f"{part}: {shown} is no name; accepted: a name, or compare([...], seeds=1), which takes classes "
+                    f"and objects"
+                )
         settings = with_own_clients(config, options.data_path, data)
         config = RunConfig.from_dict({**dataset_defaults(settings), **settings})
     given = config

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedentopt.algorithms import Mixing
+from fedentopt.algorithms import Mixing, Round
 from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.evaluation import Evaluator
@@ -19,7 +19,7 @@ from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
-from fedentopt.simulation.trainers import Trainer
+from fedentopt.simulation.trainers import MeanLosses, Trainer
 from fedentopt.simulation.work import Row, Trained, Work, build_work
 
 
@@ -79,6 +79,7 @@ class FirstStages:
         work = build_work(
             rows, runs[0].planner.batch_size, runs[0].num_classes, self._device, corrections, wants_losses=wants_losses
         )
+        asked = self._losses(runs, plans, first_rows, starts)
         # Models that are only averaged are averaged where they were trained.
         trained = self.within_memory(starts, work, lend=not any(_reads_models(run) for run in runs))
         place = np.empty(len(rows), dtype=np.int64)
@@ -95,21 +96,34 @@ class FirstStages:
             run.has_trained = True
             kept = self._judged(run, plan, trained.models, place[mine])
             chosen[i] = plan.selected if kept is None else kept
-            own = _blends(run, plan, chosen[i], place[mine], first)
-            blends += own
+            losses = asked[id(run)].read() if id(run) in asked else None
+            own = _blends(run, plan, chosen[i], place[mine], first, losses)
+            blends += [blend for blend, _ in own]
             if run.hooks.steps:
-                steps += [(run, blend) for blend in own]
+                steps += [(run, blend, about) for blend, about in own]
             if run.memory.learns:
-                run.absorb(plan, starts[first], self._pick(trained.models, place[mine]))
+                run.absorb(plan, starts[first], self._pick(trained.models, place[mine]), losses)
             self.queue_feedback(run, plan, kept, starts, trained, place[mine], origins, steps_taken, push)
         new = blend_models(starts, trained.models, blends, self._layout)
         width = self._layout.parameter_width
-        for run, blend in steps:
+        for run, blend, about in steps:
             shares = to_device(blend.factors.astype(np.float32), self._device)
             begun, ended = starts[blend.row, :width], self._pick(trained.models, blend.trained)[:, :width]
             with exact_products():
-                new[blend.row, :width] = run.hooks.step(run.memory.server, begun, ended, shares)
+                new[blend.row, :width] = run.hooks.step(run.memory.server, begun, ended, shares, about)
         return chosen, new
+
+    def _losses(
+        self, runs: list[RunState], plans: list[RoundPlan], first_rows: list[int], starts: torch.Tensor
+    ) -> dict[int, MeanLosses]:
+        """The losses of the models that clients start from, on their way, by the runs whose algorithm reads them."""
+        return {
+            id(run): self._trainer.mean_losses(
+                starts, [first + run.start_row(task.client) for task in plan.work], [task.samples for task in plan.work]
+            )
+            for run, plan, first in zip(runs, plans, first_rows, strict=False)
+            if run.algorithm.reads_losses and plan.work
+        }
 
     def _judged(
         self, run: RunState, plan: RoundPlan, trained: torch.Tensor, place: np.ndarray
@@ -166,8 +180,11 @@ def _reads_models(run: RunState) -> bool:
     return bool(run.planner.forgers) or run.hooks.judges or run.hooks.steps or run.memory.learns or told
 
 
-def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int) -> list[Blend]:
-    """How this run's model rows come out of the round: one blend, or one per group that had a client."""
+def _blends(
+    run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.ndarray, first: int, losses: np.ndarray | None
+) -> list[tuple[Blend, Round | None]]:
+    """How this run's model rows come out of the round: one blend, or one per group that had a client; with what hooks
+    that ask for it are told of the round."""
     blends = []
     kept = np.array([client in keep for client in plan.trained], dtype=bool)
     rows = np.array([run.start_row(client) for client in plan.trained], dtype=np.int64)
@@ -176,6 +193,8 @@ def _blends(run: RunState, plan: RoundPlan, keep: tuple[int, ...], position: np.
         mine = np.flatnonzero(kept & (rows == row))
         if len(mine):
             shares = parts[mine] / parts[mine].sum()
-            mixing = run.hooks.mix(run.round_info(plan, mine)) if run.hooks.mixes else Mixing(0.0, shares)
-            blends.append(Blend(first + row, mixing.own, position[mine], mixing.clients, shares))
+            told = run.hooks.mixes or run.hooks.step_reads_round
+            about = run.round_info(plan, mine, losses) if told else None
+            mixing = run.hooks.mix(about) if run.hooks.mixes and about is not None else Mixing(0.0, shares)
+            blends.append((Blend(first + row, mixing.own, position[mine], mixing.clients, shares), about))
     return blends

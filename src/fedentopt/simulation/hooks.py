@@ -28,6 +28,7 @@ from fedentopt.algorithms import (
 )
 from fedentopt.errors import InputError
 from fedentopt.own_code import describe_error, is_of_handler, is_ours
+from fedentopt.own_hooks import IF_NAMED, takes
 
 PLAIN = LocalTerms()
 
@@ -48,6 +49,7 @@ class Hooks:
         self.pushes, self.absorbs, self.steps = "push" in has, "absorb" in has, "step" in has
         self.evaluates, self.has_code, self.judges = "evaluated" in has, "local_loss" in has, "judge" in has
         self.mixes, self._has_terms = "mix" in has, "local_terms" in has
+        self.step_reads_round = self.steps and takes(algorithm.step, IF_NAMED["step"])
 
     def local_terms(self, client: Client) -> LocalTerms:
         """The local objective of a client; class terms as float arrays (C,)."""
@@ -102,11 +104,13 @@ class Hooks:
         return vectors
 
     def step(
-        self, server: dict[str, torch.Tensor], start: torch.Tensor, trained: torch.Tensor, shares: torch.Tensor
-    ) -> torch.Tensor:
-        """The next global parameters."""
+        self, server: dict[str, torch.Tensor], start: torch.Tensor, trained: torch.Tensor, shares: torch.Tensor,
+        round_: Round | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The next global parameters; `round_` is for a hook that asks for it."""
         shapes = {name: vector.shape for name, vector in server.items()}
-        row = self._tensor("step", self._call("step", server, start, trained, shares), tuple(start.shape))
+        more = {IF_NAMED["step"]: round_} if self.step_reads_round else {}
+        row = self._tensor("step", self._call("step", server, start, trained, shares, **more), tuple(start.shape))
         self._check_vectors("step", server, shapes)
         return row
 
@@ -160,11 +164,11 @@ class Hooks:
         filled = torch.full(shape, float(value), device=device)
         return self._clear(filled) if value else filled  # zeros need no second copy, which may be gigabytes
 
-    def _call(self, hook: str, *arguments: Any) -> Any:
+    def _call(self, hook: str, *arguments: Any, **more: Any) -> Any:
         if self.own:  # it may change what it is given, which others read, too
             arguments = tuple(one.copy() if isinstance(one, np.ndarray) else one for one in arguments)
         try:
-            return getattr(self.algorithm, hook)(*arguments)
+            return getattr(self.algorithm, hook)(*arguments, **more)
         except (InputError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:

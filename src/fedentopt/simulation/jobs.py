@@ -28,6 +28,7 @@ from fedentopt.simulation.methods import (
     check_algorithm,
     check_seeds,
     check_selector,
+    check_set_up,
     complete,
     parse_method,
     settings_for,
@@ -228,7 +229,10 @@ class _Method:
         settings = {"algorithm": name, "selector": "random", "epsilon": None}
         held = given.settings() | {k: v for k, v in vars(given).items() if isinstance(v, str | int | float | bool)}
         settings |= {f"algorithm.{key}": value for key, value in held.items()}
-        return cls(repr(given), settings, None if known else given, None, () if known else (given,))
+        label = repr(given)
+        if type(given).__repr__ is Algorithm.__repr__:  # which does not show what is no declared setting
+            label = f"{type(given).__name__}({', '.join(f'{key}={value!r}' for key, value in held.items())})"
+        return cls(label, settings, None if known else given, None, () if known else (given,))
 
     @classmethod
     def _selector(cls, given: Any, taken: dict[str, Any]) -> _Method:
@@ -253,6 +257,7 @@ class _Method:
                 return check_selector(call_own("selector", f"{name}.for_run", make_for_run, kind, **sizes), name)
 
         else:
+            check_set_up(given, name)
             if given.clients:
                 raise InputError(f"method: {kind.__name__} has clients registered; accepted: a selector without any")
             fixed = ("selector", "cohort_size", "round", "seed", *given.memory())
@@ -343,11 +348,16 @@ def serves(option: str, part: str, method: str) -> bool:
 
 
 def _check_distinct(methods: Sequence[_Method]) -> None:
-    seen = [tuple(sorted(((key, str(value)) for key, value in method.settings.items()))) for method in methods]
-    if len(set(seen)) < len(seen):
-        names = ", ".join(method.label for method in methods)
-        told = " (objects of one class are told apart by their plain values)" if any(m.fixed for m in methods) else ""
-        raise InputError(f"method: {names} names a method more than once; accepted: each once{told}")
+    seen: dict[object, str] = {}
+    for method in methods:
+        meant = tuple(sorted((key, str(value)) for key, value in method.settings.items()))
+        if meant in seen:
+            both = f"{seen[meant]}, {method.label}"
+            told = " (objects of one class are told apart by their plain values)" if method.fixed else ""
+            raise InputError(f"method: {both} names a method more than once; accepted: each once{told}")
+        if method.label in seen.values():  # results go by it
+            raise InputError(f"method: {method.label} is the name of two methods; accepted: a name for each")
+        seen[meant] = method.label
 
 
 def _with_epsilon(methods: list[_Method], settings: Mapping[str, Any]) -> list[_Method]:

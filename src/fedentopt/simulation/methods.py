@@ -133,7 +133,8 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
     if not isinstance(made, Algorithm):
         kind = made.__name__ if isinstance(made, type) else type(made).__name__
         raise InputError(f"algorithm: {name!r} made a {kind}; accepted: an Algorithm")
-    has = {hook for hook in ("push", "absorb", "step", "evaluated", "groups", "local_loss") if overrides(made, hook)}
+    hooks = ("mix", "push", "absorb", "step", "evaluated", "groups", "local_loss")
+    has = {hook for hook in hooks if overrides(made, hook)}
     for old, now in (
         ("correction", "push() and push_enters"),
         ("judges_soft_labels", "judge()"),
@@ -155,7 +156,7 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
             raise InputError(f"algorithm: {name!r} sends {getattr(made, sent)!r}; accepted: names of {kept!r}")
     if "groups" in has and has & {"push", "absorb", "step", "evaluated"}:
         raise InputError(
-            f"algorithm: {name!r} has groups and {', '.join(sorted(has - {'groups'}))}; accepted: one of them"
+            f"algorithm: {name!r} has groups and {', '.join(sorted(has - {'groups', 'mix'}))}; accepted: one of them"
         )
     if "local_loss" in has and overrides(made, "second_stage"):
         raise InputError(f"algorithm: {name!r} has a local_loss and a second stage; accepted: one of them")
@@ -164,6 +165,8 @@ def check_algorithm(made: Any, name: str) -> Algorithm:
         raise InputError(f"algorithm: {name!r} has the own_selector {brings!r}; accepted: a class of the kind Selector")
     if made.keeps_models and "local_loss" not in has:
         raise InputError(f"algorithm: {name!r} keeps models for a local_loss that it does not have")
+    if made.reads_losses and not has & {"mix", "step", "absorb"}:
+        raise InputError(f"algorithm: {name!r} reads losses for a mix, step or absorb that it does not have")
     return made
 
 
@@ -186,10 +189,20 @@ def build_selector(config: RunConfig, algorithm: Algorithm) -> Selector:
     return check_selector(_make("selector", config, Selector, settings), config.selector)
 
 
+def check_set_up(made: Any, name: str) -> None:
+    """Refuse an own selector whose constructor has left out the base's."""
+    if isinstance(made, Selector) and not hasattr(made, "_table"):
+        raise InputError(
+            f"selector: {name!r} is not set up; accepted: an __init__ that calls super().__init__(cohort_size, seed, "
+            f"**settings)"
+        )
+
+
 def check_selector(made: Any, name: str) -> Selector:
     """Refuse an own selector that lacks a method, or needs what nobody can tell it."""
     if isinstance(made, type):
         raise InputError(f"selector: {name!r} made the class {made.__name__}; accepted: a Selector object")
+    check_set_up(made, name)
     lacks = [method for method in ("register", "select", "state_dict", "load_state_dict") if not hasattr(made, method)]
     if lacks:
         raise InputError(

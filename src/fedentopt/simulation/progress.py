@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -60,6 +61,10 @@ def progress_bar(
 ) -> Iterator[Callable[[RoundEvent], None] | None]:
     """A bar on `console` while the block runs; nothing unless that is a terminal or a notebook, or `show` says so."""
     if not (console.is_terminal or console.is_jupyter if show is None else show):
+        yield None
+        return
+    if console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:  # Rich would warn of it again and again
+        console.print("no progress bar: a notebook needs ipywidgets for one (pip install ipywidgets)")
         yield None
         return
     narrow = console.width < _WIDE

@@ -161,8 +161,9 @@ class RunState:
             own="algorithm" if self.hooks.own else f"model: {model!r}" if is_import_path(model) else None,
         )
 
-    def round_info(self, plan: RoundPlan, which: np.ndarray) -> Round:
-        """What the algorithm is told of a round, for the trained clients with these places in the plan."""
+    def round_info(self, plan: RoundPlan, which: np.ndarray, losses: np.ndarray | None) -> Round:
+        """What the algorithm is told of a round, for the trained clients with these places in the plan; `losses` are
+        what all of its clients told, where it reads them."""
         parts, trained = plan.parts[which], plan.trained
         clients = tuple(trained[i] for i in which)
         return Round(
@@ -175,14 +176,16 @@ class RunState:
             momentum=self.config.momentum,
             total_clients=self.config.clients,
             tensor=self._put,
+            losses=None if losses is None else losses[which],
+            seed=self.config.seed,
         )
 
     def _put(self, values: np.ndarray) -> torch.Tensor:
         return to_device(values, self.device)
 
-    def absorb(self, plan: RoundPlan, start: torch.Tensor, trained: torch.Tensor) -> None:
+    def absorb(self, plan: RoundPlan, start: torch.Tensor, trained: torch.Tensor, losses: np.ndarray | None) -> None:
         """Let the algorithm learn from a round: its clients went from `start` (width,) to `trained` (M, width)."""
-        about = self.round_info(plan, np.arange(len(plan.work))) if self.hooks.absorbs else None
+        about = self.round_info(plan, np.arange(len(plan.work)), losses) if self.hooks.absorbs else None
         self.memory.absorb(plan.trained, start, trained, about)
 
     def evaluated_models(self) -> torch.Tensor:

@@ -34,6 +34,8 @@ def traffic(run: RunState, plan: RoundPlan, kept: tuple[int, ...]) -> tuple[int,
         senders = len(set(plan.trained) & set(kept))
     bytes_up, bytes_down = senders * up, gets * down + only_asked * model + extra_down
     bytes_up += len(plan.asked) * LOSS_BYTES
+    if run.algorithm.reads_losses:
+        bytes_up += sends * LOSS_BYTES
     if "loss" in needs:
         bytes_up += sends * 2 * LOSS_BYTES
     if run.hooks.judges:
