@@ -15,7 +15,6 @@ other is not one that the verdict stands on. A run that diverges in bf16 alone s
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,12 +26,10 @@ from fedentopt.paper.formats import Section, Table
 from fedentopt.results.statistics import (
     Interval,
     holm,
-    mean,
     mean_interval,
     paired_differences,
     paired_interval,
     paired_p_value,
-    sample_std,
 )
 from fedentopt.simulation.config import RunConfig
 
@@ -62,7 +59,7 @@ class Pair:
     def over_shared(self) -> tuple[Comparison, Comparison]:
         """Both over the seeds that are there in both, so that their means compare; over all where there are none."""
         seeds = self.shared
-        return (_over(self.tf32, seeds), _over(self.bf16, seeds)) if seeds else (self.tf32, self.bf16)
+        return (self.tf32.over(seeds), self.bf16.over(seeds)) if seeds else (self.tf32, self.bf16)
 
     @property
     def at_chance(self) -> set[int]:
@@ -196,13 +193,6 @@ def _by_method(of_model: Sequence[Pair]) -> dict[str, list[float]]:
     for pair in of_model:
         differences.setdefault(names.method(pair.bf16.cell.method or ""), []).extend(pair.differences)
     return differences
-
-
-def _over(entry: Comparison, seeds: set[int]) -> Comparison:
-    """A cell's figures over some of its seeds."""
-    values = {seed: value for seed, value in entry.values.items() if seed in seeds}
-    numbers, runs = list(values.values()), tuple(run for run in entry.runs if run.seed in seeds)
-    return dataclasses.replace(entry, values=values, ours=mean(numbers), std=sample_std(numbers), runs=runs)
 
 
 def _too_few(some: Sequence[Pair]) -> bool:
