@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.files import make_folder, write_text
 from fedentopt.paper import names, provenance
-from fedentopt.paper.audit_table import INFERRED, LIARS, RANDOM, TRUE_COUNTS, difference, find, named_lie
+from fedentopt.paper.audit_table import INFERRED, LIARS, RANDOM, TRUE_COUNTS, find, named_lie
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Table, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
@@ -67,7 +67,7 @@ def _without_reports(entries: Sequence[Comparison]) -> str:
         gaps = [None if other is None else paired_interval(entry.values, other.values) for other in others]
         rows.append(
             f"| {names.heading(entry.cell)}, {entry.cell.participation:g} % | {names.ours(entry)} | "
-            f"{difference(gaps[0])} | {difference(gaps[1])} |"
+            f"{names.difference(gaps[0])} | {names.difference(gaps[1])} |"
         )
     if not rows:
         return ""
@@ -90,7 +90,7 @@ def _with_liars(entries: Sequence[Comparison]) -> str:
         gaps = []
         for method in (RANDOM, TRUE_COUNTS):
             other = find(plain, method, entry.cell.participation)
-            gaps.append(difference(None if other is None else paired_interval(entry.values, other.values)))
+            gaps.append(names.difference(None if other is None else paired_interval(entry.values, other.values)))
         rows.append(
             f"| {names.heading(entry.cell)} | {config.number_of_liars} {named_lie(config)} | {config.audit} | "
             f"{names.ours(entry)} | {gaps[0]} | {gaps[1]} |"

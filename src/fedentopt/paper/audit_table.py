@@ -9,7 +9,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Measured
-from fedentopt.results.statistics import Interval, mean, paired_interval
+from fedentopt.results.statistics import mean, paired_interval
 from fedentopt.simulation.config import RunConfig
 
 LIARS, INFERRED = "liars", "inferred"
@@ -31,7 +31,7 @@ def inferred_table(name: str, entries: Sequence[Comparison]) -> Table:
             best = find(group, TRUE_COUNTS, entry.cell.participation)
             gap = None if best is None or best is entry else paired_interval(entry.values, best.values)
             rows.append((
-                _who(entry.cell), f"{entry.cell.participation:g} %", names.ours(entry), difference(gap),
+                _who(entry.cell), f"{entry.cell.participation:g} %", names.ours(entry), names.difference(gap),
                 figure(entry, "mean_entropy", 3), figure(entry, "believed_entropy", 3),
                 figure(entry, "estimate_error", 3), names.seeds(entry),
             ))  # fmt: skip
@@ -62,7 +62,7 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
             config = own[0].cell.config
             assert config is not None
             rows.append((
-                named_lie(config), str(config.number_of_liars), *(names.ours(e) if e else names.NOTHING for e in some),
+                named_lie(config), str(config.number_of_liars), *map(names.ours, some),
                 *(over_selection(e) if e else names.NOTHING for e in some),
                 f"{figure(off, 'mean_entropy', 2)} ({figure(off, 'believed_entropy', 2)})",
                 f"{figure(replaced, 'first_auc', 2)}, {figure(replaced, 'third_auc', 2)}",
@@ -86,14 +86,6 @@ def find(entries: Sequence[Comparison], method: str, participation: float | None
         if entry.cell.method == method and entry.cell.participation == participation and entry.values:
             return entry
     return None
-
-
-def difference(gap: Interval | None) -> str:
-    """A mean difference with its limits, bold where zero lies outside."""
-    if gap is None:
-        return names.NOTHING
-    text = f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
-    return f"**{text}**" if gap.clear else text
 
 
 def figure(entry: Comparison | None, name: str, digits: int) -> str:

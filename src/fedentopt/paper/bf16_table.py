@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.paper import names
-from fedentopt.paper.audit_table import difference
 from fedentopt.paper.comparison import DONE, Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.results.statistics import (
@@ -109,7 +108,7 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     for pair in made:
         sections.setdefault(names.heading(pair.bf16.cell), []).append((
             names.method(pair.bf16.cell.method or ""), *map(names.ours, pair.over_shared),
-            difference(pair.interval) if pair.interval else _signed(pair.differences),
+            names.difference(pair.interval, pair.differences),
             _compared(pair),
         ))  # fmt: skip
     columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
@@ -147,7 +146,7 @@ def verdict(of_model: Sequence[Pair]) -> str:
     lost = [pair for pair in of_model if pair.at_chance]
     where = " and ".join(f"{pair.name} ({len(pair.at_chance)})" for pair in lost)
     left_out = f" No evidence are pairs whose run in TF32 ends at chance: {where}." if lost else ""
-    gap = "" if together is None else f" bf16 minus TF32 is {difference(together).strip('*')} points"
+    gap = "" if together is None else f" bf16 minus TF32 is {names.interval(together)} points"
     found = f"{model}:{gap} over {len(differences)} pairs of runs.{left_out}" if gap else f"{model}:{left_out}"
     alone = [pair for pair in of_model if pair.diverged_alone]
     if alone:
@@ -182,7 +181,7 @@ def by_method(of_model: Sequence[Pair]) -> list[Section]:
     before all runs are there."""
     if not all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16)):
         return []
-    rows = [(method, names.NOTHING, names.NOTHING, difference(mean_interval(own)), f"{len(own)} pairs")
+    rows = [(method, names.NOTHING, names.NOTHING, names.difference(mean_interval(own)), f"{len(own)} pairs")
             for method, own in _by_method(of_model).items()]  # fmt: skip
     return [Section(f"{names.model(of_model[0].bf16.cell.model)}, all partitions together", tuple(rows), summary=True)]
 
@@ -224,8 +223,3 @@ def _at_chance(entry: Comparison) -> set[int]:
     classes = FINE_LABELS if config is not None and config.fine_labels else known.classes
     most = 100 / classes + MARGIN
     return {seed for seed, value in entry.values.items() if value <= most}
-
-
-def _signed(differences: Sequence[float]) -> str:
-    """A single difference has no interval."""
-    return ", ".join(f"{one:+.2f}" for one in differences) or names.NOTHING

@@ -159,9 +159,9 @@ def averaged(entries: Iterable[Comparison]) -> str:
     return text if len(rounds) < 2 else f"{text}, of all where there are fewer"
 
 
-def ours(entry: Comparison, *, signed: bool = False) -> str:
+def ours(entry: Comparison | None, *, signed: bool = False) -> str:
     """Mean ± deviation; how many seeds diverged behind it."""
-    if entry.ours is None:
+    if entry is None or entry.ours is None:
         return NOTHING
     text = _figure(entry.cell, entry.ours, signed)
     if entry.std is not None:
@@ -189,6 +189,19 @@ def against(entry: Comparison) -> str:
         return NOTHING if entry.lead is None else _figure(entry.cell, entry.lead, signed=True)
     text = f"{_figure(entry.cell, entry.against.mean, signed=True)} {limits(entry.cell, entry.against)}"
     return f"**{text}**" if entry.against.clear else text
+
+
+def interval(gap: Interval | None, single: Sequence[float] = ()) -> str:
+    """A mean difference in points with its limits; without any, the single differences."""
+    if gap is None:
+        return ", ".join(f"{one:+.2f}" for one in single) or NOTHING
+    return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+
+
+def difference(gap: Interval | None, single: Sequence[float] = ()) -> str:
+    """The same, bold where zero lies outside."""
+    text = interval(gap, single)
+    return f"**{text}**" if gap is not None and gap.clear else text
 
 
 def limits(cell: Cell, interval: Interval) -> str:

@@ -56,7 +56,7 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
             heading = names.heading((base or entry).cell)
             sections.setdefault(heading, []).append((
                 f"{names.method(method or '')}, {change(entry)}", names.ours(entry),
-                ", ".join(f"{one:+.2f}" for one in moved) or names.NOTHING,
+                names.interval(None, moved),
                 names.NOTHING if figure is None else f"{figure.mean:.2f}",
                 names.NOTHING if gap is None else f"{gap:+.2f}", names.seeds(entry),
             ))  # fmt: skip

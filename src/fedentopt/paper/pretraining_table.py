@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedentopt.paper import names
-from fedentopt.paper.audit_table import difference
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.findings import FAR
 from fedentopt.paper.formats import Section, Table
@@ -64,7 +63,7 @@ def found(entries: Sequence[Comparison]) -> str:
         if gap is None or entry.cell.shortened:
             waiting.append(f"{method} with {model}")
             continue
-        start = f"{method}: {_start(entry)} change {model} by {difference(gap).strip('*')} points over {shared} seeds"
+        start = f"{method}: {_start(entry)} change {model} by {names.interval(gap)} points over {shared} seeds"
         diverged = [f"{which.diverged} from {_start(which)}" for which in (base, entry) if which.diverged]
         start += f" ({' and '.join(diverged)} diverged)" if diverged else ""
         missing = [
@@ -117,9 +116,8 @@ def _moved(entry: Comparison, entries: Sequence[Comparison]) -> str:
     base = _random_start(entry, entries)
     if base is None:
         return names.NOTHING
-    gap = paired_interval(entry.values, base.values)
-    single = paired_differences(entry.values, base.values)
-    return difference(gap) if gap else ", ".join(f"{one:+.2f}" for one in single) or names.NOTHING
+    both = entry.values, base.values
+    return names.difference(paired_interval(*both), paired_differences(*both))
 
 
 def _printed(entry: Comparison, printed: dict[Place, Printed]) -> Printed | None:

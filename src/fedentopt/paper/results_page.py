@@ -134,13 +134,9 @@ def _ahead(entries: Sequence[Comparison]) -> str:
     ]
     for one in found:
         cell = one.entry.cell
-        shown = f"{one.lead:+.2f}"
-        if one.interval is not None:
-            shown = f"{one.interval.mean:+.2f} [{one.interval.low:+.2f}, {one.interval.high:+.2f}]"
-            shown = f"**{shown}**" if one.interval.clear else shown
         lines.append(
             f"| {names.heading(cell)} | {names.method(cell.method or '')} | {names.ours(one.entry)} | "
-            f"{names.ours(one.fedentopt)} | {shown} | {len(one.entry.values)} |"
+            f"{names.ours(one.fedentopt)} | {names.difference(one.interval, [one.lead])} | {len(one.entry.values)} |"
         )
     return "\n".join([*lines, ""])
 

@@ -89,15 +89,11 @@ def _rows(trios: Sequence[_Trio]) -> tuple[tuple[str, ...], ...]:
 
     return tuple(
         (
-            names.method(trio.samples.cell.method or ""), _figure(trio.own), _figure(trio.samples),
-            gap(trio.own, trio.samples), _figure(trio.random), gap(trio.samples, trio.random),
+            names.method(trio.samples.cell.method or ""), names.ours(trio.own), names.ours(trio.samples),
+            gap(trio.own, trio.samples), names.ours(trio.random), gap(trio.samples, trio.random),
         )
         for trio in trios
     )  # fmt: skip
-
-
-def _figure(entry: Comparison | None) -> str:
-    return names.NOTHING if entry is None else names.ours(entry)
 
 
 def _answer(trios: Sequence[_Trio]) -> str:

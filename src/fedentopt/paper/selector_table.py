@@ -60,11 +60,7 @@ class Against:
 
     def text(self) -> str:
         """Difference and interval, bold where it is clear; from one seed the difference alone."""
-        if self.difference is None:
-            return names.NOTHING
-        text = f"{self.difference:+.2f}"
-        if self.interval is not None:
-            text += f" [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
+        text = names.interval(self.interval, [] if self.difference is None else [self.difference])
         return f"**{text}**" if self.clear else text
 
     def p_text(self) -> str:

@@ -186,7 +186,7 @@ def beside_defaults(entries: Sequence[Comparison]) -> Table | None:
             rows.append((
                 names.method(entry.cell.method or ""),
                 chosen(entry.cell, None if default is None else default.cell),
-                names.NOTHING if default is None else names.ours(default),
+                names.ours(default),
                 NOT_RUN if entry.ours is None else names.ours(entry),
                 names.NOTHING if default is None or same else _gap(entry, default).text(),
                 found.get(id(entry), Against()).text(),
