@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fedentopt.paper import names
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.comparison import Comparison, grouped
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Measured
 from fedentopt.results.statistics import mean, paired_interval
@@ -25,7 +25,7 @@ def inferred_table(name: str, entries: Sequence[Comparison]) -> Table:
         "entropy, believed", "error of estimates", "seeds",
     )  # fmt: skip
     sections = []
-    for heading, group in _grouped(entries, names.heading).items():
+    for heading, group in grouped(entries, names.heading).items():
         rows = []
         for entry in sorted(group, key=lambda entry: entry.cell.participation or 0):
             best = find(group, TRUE_COUNTS, entry.cell.participation)
@@ -52,9 +52,9 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
         "suspected: liars", "honest", "seeds",
     )  # fmt: skip
     sections = []
-    for heading, group in _grouped(entries, names.heading).items():
+    for heading, group in grouped(entries, names.heading).items():
         rows = []
-        for own in _grouped(group, _kind).values():
+        for own in grouped(group, _kind).values():
             by_policy = {entry.cell.config.audit: entry for entry in own if entry.cell.config is not None}
             some = [by_policy.get(policy) for policy in POLICIES]
             off, replaced = by_policy.get("off"), by_policy.get("replace")
@@ -130,10 +130,3 @@ def named_lie(config: RunConfig) -> str:
 
 def _kind(cell: Cell) -> str:
     return "" if cell.config is None else f"{cell.config.liars} {named_lie(cell.config)}"
-
-
-def _grouped(entries: Sequence[Comparison], by: Callable[[Cell], str]) -> dict[str, list[Comparison]]:
-    groups: dict[str, list[Comparison]] = {}
-    for entry in entries:
-        groups.setdefault(by(entry.cell), []).append(entry)
-    return groups

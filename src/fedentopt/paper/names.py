@@ -12,7 +12,7 @@ from fedentopt.datasets import default_image_size
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
-from fedentopt.results.statistics import Interval
+from fedentopt.results.statistics import Interval, mean
 from fedentopt.results.summary import LAST, averaged_rounds
 from fedentopt.simulation.config import LATER_OF_METHODS, PARTS, RunConfig, options
 
@@ -207,6 +207,15 @@ def difference(gap: Interval | None, single: Sequence[float] = ()) -> str:
 def limits(cell: Cell, interval: Interval) -> str:
     """The two ends of an interval."""
     return f"[{_figure(cell, interval.low, signed=True)}, {_figure(cell, interval.high, signed=True)}]"
+
+
+def rounds_to(entry: Comparison, target: int) -> str:
+    """First evaluated round with an accuracy, mean over the seeds that reach it; how many do, where not all."""
+    rounds = [getattr(run, f"rounds_to_{target}") for run in entry.runs]
+    reached = [number for number in rounds if number is not None]
+    average = mean(reached)
+    text = NOTHING if average is None else f"{average:.0f}"
+    return text if len(reached) == len(rounds) else f"{text} ({len(reached)} of {len(rounds)})"
 
 
 def in_others(entry: Comparison) -> str:
