@@ -12,14 +12,13 @@ from html import escape
 from typing import Any
 
 from fedentopt.report.belief import Belief
-from fedentopt.report.figures import Figures, best_of, comparable
+from fedentopt.report.figures import Figures, Rows, best_of, comparable, most_accurate
 from fedentopt.report.findings import paired_gains, plus_minus
 from fedentopt.report.grouping import BALANCED, PLAIN, SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
 from fedentopt.results.statistics import Spread
 from fedentopt.selection import SELECTORS
 
-Rows = list[tuple[Method, Figures]]
 FEWER = ("never_selected", "bytes_sent", "simulated_seconds")
 WHERE_KNOWN = {"validation": "Validation %", "clients": "Mean of clients %", "worst_tenth": "Worst tenth of clients %"}
 """Columns for figures that only runs have which were asked for them."""
@@ -47,24 +46,26 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
     with_time = any(method.config.get("speed_spread") for method, _ in rows)
     heads += [("Simulated time (s)", "number")] if with_time else []
     heads += [("Seeds", "number")]
-    best = {field: _best(rows, field, fewer=field in FEWER) for field in BETTER}
+    fair = comparable(rows)
+    leading = {field: _best(fair, field) for field in BETTER}
     lines = []
     for index, ((method, values), figure) in enumerate(zip(rows, printed, strict=True)):
-        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index in best["accuracy"])]
+        best = {field for field in BETTER if method.label in leading[field]}
+        cells = [_method_cell(method, values), _spread_cell(values.accuracy, "accuracy" in best)]
         if with_paper:
             gap = math.nan if figure is None else values.accuracy.mean - figure
             cells += [_number_cell(figure, "{:.2f}"), _number_cell(gap, "{:+.2f}")]
         cells += [
-            *(_spread_cell(getattr(values, field), index in best[field]) for field in known),
-            _spread_cell(values.worst_class, index in best["worst_class"]),
-            _spread_cell(values.entropy, index in best["entropy"], 3),
-            _spread_cell(values.full_cover, index in best["full_cover"], 1),
-            _spread_cell(values.h_norm, index in best["h_norm"], 3),
-            _spread_cell(values.never_selected, index in best["never_selected"], 1),
-            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}", index in best["bytes_sent"]),
+            *(_spread_cell(getattr(values, field), field in best) for field in known),
+            _spread_cell(values.worst_class, "worst_class" in best),
+            _spread_cell(values.entropy, "entropy" in best, 3),
+            _spread_cell(values.full_cover, "full_cover" in best, 1),
+            _spread_cell(values.h_norm, "h_norm" in best, 3),
+            _spread_cell(values.never_selected, "never_selected" in best, 1),
+            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}", "bytes_sent" in best),
         ]
         if with_time:
-            cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", index in best["simulated_seconds"]))
+            cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", "simulated_seconds" in best))
         cells += [_number_cell(values.finished or values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     note = " ".join(WHAT_IS_KNOWN[field] for field in known if field in WHAT_IS_KNOWN)
@@ -113,9 +114,7 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
-        fair = comparable([values for _, values in group_rows])
-        scored = [row for row, one in zip(group_rows, fair, strict=True) if one and math.isfinite(row[1].accuracy.mean)]
-        best = [scored[i] for i in _best(scored, "accuracy")] or scored
+        _, best = most_accurate(group_rows)
         name = ", ".join(method.label for method, _ in best) or "–"
         accuracy = best[0][1].accuracy if best else Spread.of([])
         plain, balanced = group.plain(), group.balanced()
@@ -180,10 +179,10 @@ def _commands(commands: Sequence[str]) -> str:
     return f'{blocks[0]}<details class="more">{folded}</details>'
 
 
-def _best(rows: Rows, field: str, *, fewer: bool = False) -> tuple[int, ...]:
-    fair = comparable([values for _, values in rows])
-    means = [getattr(row[1], field).mean if one else math.nan for row, one in zip(rows, fair, strict=True)]
-    return best_of([-mean for mean in means] if fewer else means)
+def _best(rows: Rows, field: str) -> set[str]:
+    """The methods whose figure is the best of a column."""
+    means = [getattr(values, field).mean for _, values in rows]
+    return {rows[i][0].label for i in best_of([-mean for mean in means] if field in FEWER else means)}
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
