@@ -17,7 +17,6 @@ from fedentopt.models import head_name
 from fedentopt.own_code import is_import_path
 from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Observation, Selector
-from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device, to_host
 from fedentopt.simulation.feedback import Feedback, StepSizes
@@ -239,7 +238,7 @@ class RunState:
             meta["seen"] = sorted(self.memory.seen)
         meta["vectors"] = {name: list(kept.shape) for name, kept in self.memory.client_rows.items()}
         round_, kept_meta, plain = self.round, copy.deepcopy(meta), self.layout.to_canonical
-        clients = client_records(self.planner, self.records)
+        clients = self.planner.watch.client_records(self.records)
 
         def finish() -> Checkpoint:
             tensors = {
@@ -290,12 +289,12 @@ class RunState:
             model = {f"encoder.{i}.{k}": v for i, m in enumerate(models) for k, v in self.layout.unpack(m).items()}
         else:
             model = self.layout.unpack(models[0])
-        if doubts_reports(self.planner):
+        if self.planner.watch.doubts_reports:
             self.tell_selector()  # what is known of clients at the end includes the last round
         per_client, of = self._client_accuracies() if self.config.client_accuracy else (None, "")
         return Outcome(
             tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds,
-            per_client, of, client_records(self.planner, self.records),
+            per_client, of, self.planner.watch.client_records(self.records),
         )  # fmt: skip
 
     def _client_accuracies(self) -> tuple[tuple[float, ...], str]:
