@@ -81,8 +81,7 @@ class FirstStages:
         )
         # Models that are only averaged are averaged where they were trained.
         trained = self.within_memory(starts, work, lend=not any(_reads_models(run) for run in runs))
-        place = np.empty(len(rows), dtype=np.int64)
-        place[work.source] = np.arange(len(rows))
+        place = work.places
         blends, steps = [], []
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
