@@ -15,7 +15,7 @@ from fedentopt.files import make_folder, write_text
 from fedentopt.paper import names, provenance
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.figures import write_figures
-from fedentopt.paper.formats import Table, folded, markdown
+from fedentopt.paper.formats import Table, folded, grid, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
 from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
 from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
@@ -28,7 +28,6 @@ from fedentopt.paper.selector_overall import (
     largest_gains,
     methods_of,
     participations,
-    plain,
     summary,
     where,
 )
@@ -152,7 +151,7 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
         accuracies = (f"{entry.ours:.2f}" for entry in (best, setting.by_method[OURS]))
         rows.append((setting.place, names.method(setting.best), *accuracies, found.text(), found.p_text()))
     columns = ("setting", "best", "its accuracy", "FedEntOpt's", "difference, 95 % interval", "p (Holm)")
-    return "\n".join([*lines, plain(columns, rows)])
+    return "\n".join([*lines, grid(columns, rows)])
 
 
 def _who_is_best(judged: Sequence[BenchSetting], lost: Sequence[BenchSetting]) -> str:
@@ -230,7 +229,7 @@ def _over_all(settings: Sequence[BenchSetting]) -> str:
             *_paragraph(largest_gains(settings)),
             text,
             "",
-            plain(*summary(settings)),
+            grid(*summary(settings)),
         ]
     )
 
@@ -253,7 +252,7 @@ def _where(settings: Sequence[BenchSetting]) -> str:
     for share in participations(settings):
         columns, rows = where(settings, share)
         if len(columns) > 1:
-            lines += [f"### {share:g} % of the clients per round", "", plain(columns, rows, numbers=True)]
+            lines += [f"### {share:g} % of the clients per round", "", grid(columns, rows, words=1)]
     return "\n".join(lines) if len(lines) > 4 else ""
 
 
@@ -268,7 +267,7 @@ def _asks(settings: Sequence[BenchSetting], methods: Sequence[str]) -> str:
         return ""
     note = "MB: all that travels, models included. Selection: time of the selector on the machine that trained."
     return "\n".join([
-        "## What each asks of a client", "", *_paragraph(note if settings else ""), plain(*costs(settings, methods))
+        "## What each asks of a client", "", *_paragraph(note if settings else ""), grid(*costs(settings, methods))
     ])  # fmt: skip
 
 
@@ -280,7 +279,7 @@ def _every_setting(known: Sequence[Comparison], settings: Sequence[BenchSetting]
         named = [method for method in dict.fromkeys((setting.best, OURS, RANDOM)) if method in setting.by_method]
         shown = [f"{names.method(method)} {setting.by_method[method].ours:.2f}" for method in named]
         targets = "rounds to {} % and {} %".format(*setting.targets)
-        inside = plain(table.columns, section.rows, numbers=True)
+        inside = grid(table.columns, section.rows, words=1)
         lines.append(folded(f"{setting.place}: {', '.join(shown)} ({targets})", inside))
     return "\n".join(lines)
 
