@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from fedentopt.pages import html_table
 from fedentopt.report.belief import Belief
 from fedentopt.report.figures import Figures, Rows, best_of, comparable, most_accurate
 from fedentopt.report.findings import paired_gains, plus_minus
@@ -69,7 +70,7 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
         cells += [_number_cell(values.finished or values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     note = " ".join(WHAT_IS_KNOWN[field] for field in known if field in WHAT_IS_KNOWN)
-    table = _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+    table = html_table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
     return f'{table}<p class="note">{escape(note)}</p>' if note else table
 
 
@@ -98,7 +99,7 @@ def belief_table(rows: Sequence[tuple[Method, Belief]], number: int) -> str:
         if with_liars:
             cells += [_spread_cell(values.auc, False, 3), _part_cell(None if found is None else found.liars)]
         lines.append(f"<tr>{''.join([*cells, _part_cell(others)])}</tr>")
-    return _table(f"belief-{number}", "What the server believed, by method", heads, lines)
+    return html_table(f"belief-{number}", "What the server believed, by method", heads, lines)
 
 
 def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
@@ -131,7 +132,7 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
         f"{gain}: mean of the differences in accuracy, in points, seed by seed over the seeds that both have, ± the "
         "sample standard deviation of these differences."
     )
-    table = _table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
+    table = html_table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
     return f'{table}<p class="note">{escape(note)}</p>'
 
 
@@ -154,7 +155,7 @@ def settings_tables(group: Group) -> str:
             seeds = ", ".join(str(run.seed) for run in method.runs)
             cells = "".join(_text(method.config.get(name)) for name in differing)
             lines.append(f'<tr><th scope="row">{escape(method.label)}</th>{cells}{_text(seeds)}</tr>')
-        parts.append(_table("", "Settings in which methods differ", heads, lines, sortable=False))
+        parts.append(html_table("", "Settings in which methods differ", heads, lines, sortable=False))
     environments = _distinct(
         {key: value for key, value in run.environment.items() if key not in {"command", "started", "dataset"}}
         for run in runs
@@ -190,26 +191,6 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     for value in values:
         seen.setdefault(json.dumps(value, sort_keys=True, default=str), value)
     return list(seen.values())
-
-
-def _table(
-    identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Sequence[str], *, sortable: bool = True
-) -> str:
-    cells = []
-    for name, kind in heads:
-        title = escape(name)
-        inside = (
-            f'<button type="button" data-sort="{kind}">{title}<span aria-hidden="true"></span></button>'
-            if sortable
-            else title
-        )
-        cells.append(f'<th scope="col" class="{kind}">{inside}</th>')
-    name = f' id="{identity}"' if identity else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{name}>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{''.join(cells)}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
 
 
 def _pairs(caption: str, pairs: Sequence[tuple[str, Any]]) -> str:
