@@ -28,6 +28,8 @@ DataKey = tuple[str, bool, int | None]
 Stack = list[RunConfig]
 """Runs that train together."""
 Run = TypeVar("Run", RunConfig, Job)
+ELSEWHERE = "another folder"
+"""What a person does to have runs repeated by a command that has no option for it."""
 
 
 def form_stacks(runs: Iterable[Run], max_stack: int | None = None) -> list[list[Run]]:
@@ -214,7 +216,7 @@ def find_digest(config: RunConfig, data_dir: Path | None) -> str:
 
 def _ways_out(what: str, afresh: str) -> str:
     """What a person can do whose data or code are not those of the runs in the folder."""
-    again = "" if afresh == "another folder" else f", or repeat the runs ({afresh})"
+    again = "" if afresh == ELSEWHERE else f", or repeat the runs ({afresh})"
     return f"bring the old {what} back{',' if again else ' or'} give another folder{again}"
 
 
