@@ -119,7 +119,7 @@ def _known(runs: Sequence[Measured], name: str) -> list[float]:
 
 def _who(cell: Cell) -> str:
     noise = "" if cell.config is None or cell.config.epsilon is None else f", epsilon {cell.config.epsilon:g}"
-    return names.method(cell.method or "") + noise
+    return names.method(cell.method) + noise
 
 
 def named_lie(config: RunConfig) -> str:

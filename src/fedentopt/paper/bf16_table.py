@@ -88,7 +88,7 @@ class Pair:
     @property
     def name(self) -> str:
         cell = self.bf16.cell
-        return f"{names.method(cell.method or '')} under {names.partition(cell.partition or '')}"
+        return f"{names.method(cell.method)} under {names.partition(cell.partition)}"
 
 
 def pairs(entries: Sequence[Comparison]) -> list[Pair]:
@@ -107,7 +107,7 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     sections: dict[str, list[tuple[str, ...]]] = {}
     for pair in made:
         sections.setdefault(names.heading(pair.bf16.cell), []).append((
-            names.method(pair.bf16.cell.method or ""), *map(names.ours, pair.over_shared),
+            names.method(pair.bf16.cell.method), *map(names.ours, pair.over_shared),
             names.difference(pair.interval, pair.differences),
             _compared(pair),
         ))  # fmt: skip
@@ -190,7 +190,7 @@ def _by_method(of_model: Sequence[Pair]) -> dict[str, list[float]]:
     """Differences of each method, of all partitions."""
     differences: dict[str, list[float]] = {}
     for pair in of_model:
-        differences.setdefault(names.method(pair.bf16.cell.method or ""), []).extend(pair.differences)
+        differences.setdefault(names.method(pair.bf16.cell.method), []).extend(pair.differences)
     return differences
 
 

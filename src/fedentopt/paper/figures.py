@@ -203,9 +203,7 @@ def _labels(entries: Sequence[Comparison]) -> list[str]:
 
 
 def _label(cell: Cell) -> str:
-    label = (
-        "Random (FedAvg)" if cell.metric == "entropy" and cell.method == "fedavg" else names.method(cell.method or "")
-    )
+    label = "Random (FedAvg)" if cell.metric == "entropy" and cell.method == "fedavg" else names.method(cell.method)
     return f"{label}, Q={cell.buffer:g} %" if cell.extra and cell.buffer is not None else label
 
 

@@ -123,7 +123,7 @@ def diversity(name: str, entries: Sequence[Comparison]) -> Table:
         pairs = _pairs(group)
         labels = row_names([next(iter(pair.values())).cell for pair in pairs], label)
         sections.append(Section(heading, tuple(map(row, labels, pairs))))
-    subject = f"{names.method(entries[0].cell.method or '')} by buffer size (per cent of the clients): "
+    subject = f"{names.method(entries[0].cell.method)} by buffer size (per cent of the clients): "
     measured = f"{'accuracy, ' if with_accuracy else ''}normalised entropy of how often clients were selected"
     note = f"{measured}, clients never selected. {READING if with_accuracy else SPREAD}"
     note = subject + note if by_buffer else note[0].upper() + note[1:]

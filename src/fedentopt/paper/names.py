@@ -45,8 +45,10 @@ TABLES = {
 }
 
 
-def method(name: str) -> str:
-    """`fedprox+fedentopt-dp` as FedProx + FedEntOpt (DP)."""
+def method(name: str | None) -> str:
+    """`fedprox+fedentopt-dp` as FedProx + FedEntOpt (DP); empty for none."""
+    if name is None:
+        return ""
     plain = name.removesuffix("-dp")
     written = " + ".join(METHODS.get(part, part) for part in plain.split("+"))
     return f"{written} (DP)" if plain != name else written
@@ -63,8 +65,10 @@ def dataset(name: str) -> str:
     return _written(DATASETS, name)
 
 
-def partition(name: str) -> str:
-    """`dir:0.1` as Dir(0.1), `classes:2` as C=2, `mixed:0.001,0.5` as mixed Dir(0.001, 0.5)."""
+def partition(name: str | None) -> str:
+    """`dir:0.1` as Dir(0.1), `classes:2` as C=2, `mixed:0.001,0.5` as mixed Dir(0.001, 0.5); empty for none."""
+    if name is None:
+        return ""
     if name.startswith("mixed:") and "+" not in name:
         return f"mixed Dir({name.removeprefix('mixed:').replace(',', ', ')})"
     if name.startswith("shards:"):
@@ -254,7 +258,7 @@ def _figure(cell: Cell, value: float, signed: bool = False) -> str:
 
 def row_name(cell: Cell) -> str:
     """The method, and what else tells rows of one section apart."""
-    parts = [method(cell.method or "")]
+    parts = [method(cell.method)]
     if cell.extra:
         parts += [f"{name.rpartition('.')[2]} {value}" for name, value in cell.swept]  # selector.d is d to a reader
         parts += [f"participation {cell.participation:g} %"] if cell.table == "single-class" else []
@@ -274,5 +278,5 @@ def data(cell: Cell) -> str:
 
 def heading(cell: Cell) -> str:
     """The setting that rows of one section share."""
-    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), data(cell)]
-    return ", ".join(part for part in (*parts, cell.partition and partition(cell.partition)) if part)
+    parts = [(cell.availability or "").capitalize(), model(cell.model), data(cell), partition(cell.partition)]
+    return ", ".join(part for part in parts if part)

@@ -54,7 +54,7 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
             moved = [] if base is None or base is entry else paired_differences(entry.values, base.values)
             heading = names.heading((base or entry).cell)
             sections.setdefault(heading, []).append((
-                f"{names.method(method or '')}, {change(entry)}", names.ours(entry),
+                f"{names.method(method)}, {change(entry)}", names.ours(entry),
                 names.interval(None, moved),
                 names.NOTHING if figure is None else f"{figure:.2f}",
                 names.NOTHING if gap is None else f"{gap:+.2f}", names.seeds(entry),
@@ -102,8 +102,8 @@ def _apart(entry: Comparison, gap: float, several: bool) -> str:
     """A method, with its partition beside several, how far it is from its printed figure, and how many of its seeds
     count as chance behind that."""
     diverged = f", {entry.diverged} of {len(entry.values)} diverged" if entry.diverged else ""
-    where = f" under {names.partition(entry.cell.partition or '')}" if several else ""
-    return f"{names.method(entry.cell.method or '')}{where} ({gap:+.1f}{diverged})"
+    where = f" under {names.partition(entry.cell.partition)}" if several else ""
+    return f"{names.method(entry.cell.method)}{where} ({gap:+.1f}{diverged})"
 
 
 def _as_chosen(entry: Comparison, of_method: Sequence[Comparison]) -> Comparison | None:

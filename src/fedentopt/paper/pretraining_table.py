@@ -30,7 +30,7 @@ def pretraining_table(name: str, entries: Sequence[Comparison]) -> Table:
         figure = _printed(entry)
         gap = None if figure is None or entry.ours is None else entry.ours - figure
         sections.setdefault(names.heading(entry.cell), []).append((
-            f"{names.method(entry.cell.method or '')}, {_start(entry)}", names.ours(entry), _moved(entry, entries),
+            f"{names.method(entry.cell.method)}, {_start(entry)}", names.ours(entry), _moved(entry, entries),
             names.against(entry), names.NOTHING if figure is None else f"{figure:.2f}",
             names.NOTHING if gap is None else f"{gap:+.2f}", names.seeds(entry),
         ))  # fmt: skip
@@ -55,7 +55,7 @@ def found(entries: Sequence[Comparison]) -> str:
         base = _random_start(entry, entries)
         if base is None:
             continue
-        method, model = names.method(entry.cell.method or ""), names.model(entry.cell.model)
+        method, model = names.method(entry.cell.method), names.model(entry.cell.model)
         shared = len(paired_differences(entry.values, base.values))
         gap = paired_interval(entry.values, base.values)
         if gap is None or entry.cell.shortened:

@@ -122,7 +122,7 @@ def _ahead(entries: Sequence[Comparison]) -> str:
     about = "Tables 1 and 4, farthest ahead first, over the seeds that both have. FedEntOpt is the one without noise."
     rows = [
         (
-            names.heading(one.entry.cell), names.method(one.entry.cell.method or ""), names.ours(one.entry),
+            names.heading(one.entry.cell), names.method(one.entry.cell.method), names.ours(one.entry),
             names.ours(one.fedentopt), names.difference(one.interval, [one.lead]), str(len(one.entry.values)),
         )
         for one in found
@@ -153,7 +153,7 @@ def _told_apart(entries: Sequence[Comparison]) -> dict[Identity, str]:
     """The method of every cell, and what tells it from others of the same table and setting."""
 
     def plain(cell: Cell) -> str:
-        method = names.method(cell.method or "")
+        method = names.method(cell.method)
         return f"{method}, Q={cell.buffer:g} %" if cell.table == "table6" and cell.buffer is not None else method
 
     told: dict[Identity, str] = {}

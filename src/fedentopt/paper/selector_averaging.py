@@ -89,7 +89,7 @@ def _rows(trios: Sequence[_Trio]) -> tuple[tuple[str, ...], ...]:
 
     return tuple(
         (
-            names.method(trio.samples.cell.method or ""), names.ours(trio.own), names.ours(trio.samples),
+            names.method(trio.samples.cell.method), names.ours(trio.own), names.ours(trio.samples),
             gap(trio.own, trio.samples), names.ours(trio.random), gap(trio.samples, trio.random),
         )
         for trio in trios

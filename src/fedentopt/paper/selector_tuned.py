@@ -149,7 +149,7 @@ def tuned_table(name: str, entries: Sequence[Comparison]) -> Table:
         ("selector", "setting", "accuracy", "against random, 95 % interval", "seeds"),
         tuple(
             Section(heading, tuple(
-                (names.method(e.cell.method or ""), _written(e.cell), names.ours(e), names.against(e), names.seeds(e))
+                (names.method(e.cell.method), _written(e.cell), names.ours(e), names.against(e), names.seeds(e))
                 for e in sorted(own, key=falling)
             ))
             for heading, own in _by_setting(entries).items()
@@ -182,7 +182,7 @@ def beside_defaults(entries: Sequence[Comparison]) -> Table | None:
             default = defaults.get(_key(entry.cell))
             same = default is not None and entry.cell.config == default.cell.config
             rows.append((
-                names.method(entry.cell.method or ""),
+                names.method(entry.cell.method),
                 chosen(entry.cell, None if default is None else default.cell),
                 names.ours(default),
                 NOT_RUN if entry.ours is None else names.ours(entry),
@@ -226,5 +226,5 @@ def not_best_when_tuned(entries: Sequence[Comparison]) -> str:
         f"With every selector tuned on held-out data, FedEntOpt has the highest mean in {len(judged) - len(lost)} of "
     )
     text += f"{len(judged)} settings"
-    where = [f"{names.method(e.cell.method or '')} on {names.heading(e.cell)}" for e in lost]
+    where = [f"{names.method(e.cell.method)} on {names.heading(e.cell)}" for e in lost]
     return f"{text}; higher: {'; '.join(where)}, with the highest mean there." if where else f"{text}."
