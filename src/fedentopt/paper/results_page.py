@@ -7,7 +7,8 @@ over as it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,13 @@ The cells of a file of one's own, made by `fedentopt reproduce --cells FILE --re
 """
 
 
-def write_results_page(path: Path, request: Reproduction, source: Path, *, own: bool = False) -> list[Path]:
+def write_results_page(
+    path: Path, request: Reproduction, source: Path, text: Callable[..., str] | None = None, *, own: bool = False
+) -> list[Path]:
     """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks.
 
-    With `own` the cells are a user's, of which the paper claims nothing, whatever their tables are called.
+    `text` makes the text of another page than `page` from the same. With `own` the cells are a user's, of which the
+    paper claims nothing, whatever their tables are called.
     Refused, before anything is written: a log or remarks that cannot be read.
     """
     commands, remarks = provenance.read(source), read_remarks(source / REMARKS)
@@ -61,14 +65,9 @@ def write_results_page(path: Path, request: Reproduction, source: Path, *, own: 
     folder = path.parent / "results"
     make_folder(path.parent)
     drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
-    text = page(
-        entries,
-        commands=commands,
-        remarks=remarks,
-        figures={file.stem: f"{folder.name}/{file.name}" for file in drawn},
-        own=own,
-    )
-    write_text(path, text)
+    figures = {file.stem: f"{folder.name}/{file.name}" for file in drawn}
+    text = text or partial(page, own=own)
+    write_text(path, text(entries, commands=commands, remarks=remarks, figures=figures))
     return [path, *drawn]
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedentopt.files import make_folder, write_text
-from fedentopt.paper import names, provenance
+from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
-from fedentopt.paper.figures import write_figures
 from fedentopt.paper.formats import Table, folded, grid, markdown
-from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
+from fedentopt.paper.results_page import commands_behind, what_was_run
 from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
 from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
 from fedentopt.paper.selector_averaging import AVERAGING, averaging
@@ -35,9 +32,6 @@ from fedentopt.paper.selector_table import SELECTORS, SURE, TUNED, BenchSetting,
 from fedentopt.paper.selector_tuned import beside_defaults, not_best_when_tuned
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import mean, student_quantile
-
-if TYPE_CHECKING:
-    from fedentopt.paper.reproduction import Reproduction
 
 INTRODUCTION = """# Every selector in one benchmark
 
@@ -73,18 +67,6 @@ their means, stars FedEntOpt and the selectors made here.
 """
 TOGETHER = "What all settings say together is in the table over all settings."
 CEILING = "The dashed line is training all clients in every round"
-
-
-def write_selector_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
-    """Write the page and, in a folder beside it, its figure; `source` holds the log of commands and the remarks."""
-    commands, remarks = provenance.read(source), read_remarks(source / REMARKS)
-    entries = request.compare(request.plan)
-    folder = path.parent / "results"
-    make_folder(path.parent)
-    drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
-    figures = {file.stem: f"{folder.name}/{file.name}" for file in drawn}
-    write_text(path, selector_page(entries, commands=commands, remarks=remarks, figures=figures))
-    return [path, *drawn]
 
 
 def selector_page(
