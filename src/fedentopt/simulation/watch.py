@@ -32,7 +32,7 @@ class Watch:
         self._config, self._selector, self._liars = config, selector, frozenset(liars)
         self._shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         self._sizes, self._reported_sizes = counts.sum(axis=1), np.maximum(reports, 0).sum(axis=1)
-        self._infers = bool(getattr(selector, "labels_from_heads", False))
+        self.infers = bool(getattr(selector, "labels_from_heads", False))
         self._errors: dict[int, float] = {}
         self._marked: dict[int, dict[int, float]] = {number: {} for number in MARKS}
         self.audit: Audit | None = None
@@ -47,9 +47,14 @@ class Watch:
         return self._config.audit != "off"
 
     @property
+    def estimates(self) -> bool:
+        """Whether the change of last layers is taken for labels: by an audit, or by a selector that infers them."""
+        return self.infers or self.reads_heads
+
+    @property
     def doubts_reports(self) -> bool:
         """Whether some client lies, reports are audited, or labels are inferred without any."""
-        return bool(self._liars) or self._infers or self.reads_heads
+        return bool(self._liars) or self.estimates
 
     def believed(self, clients: Iterable[int]) -> np.ndarray | None:
         """Label counts that the selector is to choose by; None where those reported stand."""
@@ -87,7 +92,7 @@ class Watch:
 
     def learnt(self, clients: Iterable[int]) -> None:
         """Renew the errors of these clients' estimates, after the selector too has been told."""
-        if not (self._infers or self.reads_heads):
+        if not self.estimates:
             return
         found = {client: estimate for client in clients if (estimate := self._estimate(client)) is not None}
         if found:
@@ -123,7 +128,7 @@ class Watch:
         audit = self.audit if self.reads_heads else None
         entries = {} if audit is None else audit.entries()
         suspects = {} if audit is None else audit.suspects()
-        watcher = self._selector if self._infers else audit
+        watcher = self._selector if self.infers else audit
         made = []
         for client in range(self._config.clients):
             entry, estimate = entries.get(client), self._estimate(client)
@@ -140,7 +145,7 @@ class Watch:
                     agreement=None if entry is None else entry.agreement,
                     estimate_error=None if apart is None else float(apart.sum() / 2),
                     # Where labels are inferred nobody reports.
-                    reported_size=None if self._infers else float(self._reported_sizes[client]),
+                    reported_size=None if self.infers else float(self._reported_sizes[client]),
                     true_size=float(self._sizes[client]),
                 )
             )
@@ -151,7 +156,7 @@ class Watch:
         return area_under_curve(lying, [score for client, score in scores.items() if client not in self._liars])
 
     def _estimate(self, client: int) -> np.ndarray | None:
-        if self._infers:
+        if self.infers:
             return self._selector.estimate(client)
         return None if self.audit is None else self.audit.shares(client)
 
