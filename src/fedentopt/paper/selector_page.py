@@ -28,7 +28,7 @@ from fedentopt.paper.selector_overall import (
     summary,
     where,
 )
-from fedentopt.paper.selector_table import SELECTORS, SURE, TUNED, BenchSetting, bench_settings, selector_table
+from fedentopt.paper.selector_table import SELECTORS, SURE, TUNED, BenchSetting, bench_settings, p_text, selector_table
 from fedentopt.paper.selector_tuned import beside_defaults, not_best_when_tuned
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import mean, student_quantile
@@ -131,7 +131,7 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
     for setting in lost:
         best, found = setting.by_method[setting.best], setting.against_ours[setting.best]
         accuracies = (f"{entry.ours:.2f}" for entry in (best, setting.by_method[OURS]))
-        rows.append((setting.place, names.method(setting.best), *accuracies, found.text(), found.p_text()))
+        rows.append((setting.place, names.method(setting.best), *accuracies, found.text(), p_text(found.p)))
     columns = ("setting", "best", "its accuracy", "FedEntOpt's", "difference, 95 % interval", "p (Holm)")
     return "\n".join([*lines, grid(columns, rows)])
 

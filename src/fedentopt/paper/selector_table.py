@@ -63,10 +63,6 @@ class Against:
         text = names.interval(self.interval, [] if self.difference is None else [self.difference])
         return f"**{text}**" if self.clear else text
 
-    def p_text(self) -> str:
-        """The adjusted p value."""
-        return p_text(self.p)
-
 
 def p_text(p: float | None) -> str:
     """A p value as tables write it."""
@@ -226,7 +222,7 @@ def _row(setting: BenchSetting, entry: Comparison) -> tuple[str, ...]:
         names.method(method),
         names.ours(entry),
         against.text(),
-        against.p_text(),
+        p_text(against.p),
         shown(lambda run: run.worst_class_accuracy, 1),
         *(names.rounds_to(entry, target) for target in setting.targets),
         shown(lambda run: run.mean_entropy, 3),
