@@ -8,6 +8,7 @@ from typing import Any
 
 from fedentopt.report.figures import Figures, Rows, most_accurate
 from fedentopt.report.grouping import Group, Method
+from fedentopt.results.aggregate import accuracies
 from fedentopt.results.statistics import Spread, mean_interval, paired_differences
 from fedentopt.results.summary import averaged_rounds
 
@@ -86,12 +87,7 @@ def _diverged(named: Iterable[str], figures_of: Mapping[str, Figures]) -> list[s
 
 def paired_gains(plain: Method, balanced: Method) -> list[float]:
     """Accuracy differences between runs of the same seed: same partition, same start."""
-    return paired_differences(_accuracies(balanced), _accuracies(plain))
-
-
-def _accuracies(method: Method) -> dict[int, float]:
-    values = {run.seed: run.summary.get("accuracy") for run in method.finished}
-    return {seed: float(value) for seed, value in values.items() if isinstance(value, (int, float))}
+    return paired_differences(accuracies(balanced.finished), accuracies(plain.finished))
 
 
 def _summaries(rows: Rows) -> list[Mapping[str, Any]]:
