@@ -117,12 +117,9 @@ class Reporter:
 
     def worker_report(self, report: WorkerReport) -> None:
         """From a Ray worker."""
-        self._add_all(report.rounds)
-        self._show()
-
-    def _add_all(self, rounds: Mapping[str, tuple[int, int, float | None]]) -> None:
-        for run_id, (number, of, _) in rounds.items():
+        for run_id, (number, of, _) in report.rounds.items():
             self._count.add(run_id, number, of)
+        self._show()
 
     def _show(self) -> None:
         now = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from fedentopt.report.figures import Figures, Rows, most_accurate
 from fedentopt.report.grouping import Group, Method
@@ -35,8 +34,8 @@ def findings(group: Group, rows: Rows) -> list[str]:
             names = f"The best of {len(scored)} methods {'is' if len(best) == 1 else 'are'} {names}"
         accuracy = plus_minus(best[0][1].accuracy)
         if any(values.finished for _, values in scored):
-            left_out = sum(not values.finished for _, values in rows)
-            when = f", {averaged_rounds(_summaries(scored))}{_not_finished(left_out)}"
+            rounds = averaged_rounds(run.summary for method, _ in scored for run in method.finished or method.runs)
+            when = f", {rounds}{_not_finished(sum(not values.finished for _, values in rows))}"
         else:
             when = " so far; no run is finished"
         sentences.append(f"{names}: {accuracy} % test accuracy{when}.")
@@ -88,7 +87,3 @@ def _diverged(named: Iterable[str], figures_of: Mapping[str, Figures]) -> list[s
 def paired_gains(plain: Method, balanced: Method) -> list[float]:
     """Accuracy differences between runs of the same seed: same partition, same start."""
     return paired_differences(accuracies(balanced.finished), accuracies(plain.finished))
-
-
-def _summaries(rows: Rows) -> list[Mapping[str, Any]]:
-    return [run.summary for method, _ in rows for run in method.finished or method.runs]
