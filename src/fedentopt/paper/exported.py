@@ -20,6 +20,7 @@ from typing import Any
 
 from fedentopt.errors import InputError
 from fedentopt.files import make_folder, write_text
+from fedentopt.paper import names
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.measures import LATER, OWN, Curve, Measured, Results
 from fedentopt.simulation.config import RunConfig
@@ -107,7 +108,7 @@ def export(
     for path, (columns, lines) in contents.items():
         write_text(path, _csv(*_without_empty(columns, lines)))
     if replaced:
-        runs = "1 run" if len(replaced) == 1 else f"{len(replaced)} runs"
+        runs = names.counted(len(replaced), "run")
         say(f"export: {folder} had other figures of {runs}, which are replaced: {next(iter(replaced.values()))}")
     return list(contents)
 

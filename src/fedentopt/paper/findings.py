@@ -186,14 +186,11 @@ def _sooner(entries: Entries) -> str:
             only_ours += ours is not None and theirs is None and "fedavg" in reached
         if shares:
             span = f"{min(shares):.2f}" if len(shares) == 1 else f"{min(shares):.2f} to {max(shares):.2f}"
-            parts.append(f"To {target} % it needs {span} of FedAvg's rounds ({_settings(len(shares))}).")
+            parts.append(f"To {target} % it needs {span} of FedAvg's rounds ({names.counted(len(shares), 'setting')}).")
         if only_ours:
-            parts.append(f"In {_settings(only_ours)} all its seeds get to {target} %, but not all of FedAvg's.")
+            where = names.counted(only_ours, "setting")
+            parts.append(f"In {where} all its seeds get to {target} %, but not all of FedAvg's.")
     return " ".join(parts) or "No setting where both reach a target."
-
-
-def _settings(number: int) -> str:
-    return "1 setting" if number == 1 else f"{number} settings"
 
 
 def _rounds_to(entry: Comparison, target: int, seeds: set[int]) -> float | None:

@@ -237,7 +237,7 @@ def participation(name: str, entries: Sequence[Comparison]) -> Table:
     )
     cut = {entry.cell.config.rounds for entry in entries if entry.cell.config and entry.cell.shortened}
     if cut:
-        note += f" A trial: runs are cut to {max(cut)} {'round' if max(cut) == 1 else 'rounds'}."
+        note += f" A trial: runs are cut to {names.counted(max(cut), 'round')}."
     if name == "figure2":
         note += " The paper shows these as curves, without figures, and leaves CIFAR-100 with C=2 out."
     return Table(name, names.table(name), note, columns, tuple(sections))

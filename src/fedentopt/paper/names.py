@@ -156,6 +156,11 @@ def _number(value: float | None) -> str:
 NOTHING = "–"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def averaged(entries: Iterable[Comparison]) -> str:
     """Of which rounds these accuracies are the mean, in words."""
     rounds = {min(LAST, entry.cell.config.rounds) for entry in entries if entry.cell.config is not None}
@@ -246,8 +251,7 @@ def seeds(entry: Comparison) -> str:
     text = str(found) if found == wanted else f"{found} of {wanted}"
     text += in_others(entry)
     if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
-        rounds = entry.cell.config.rounds
-        return f"{text}, cut to {rounds} {'round' if rounds == 1 else 'rounds'}"
+        return f"{text}, cut to {counted(entry.cell.config.rounds, 'round')}"
     return text
 
 

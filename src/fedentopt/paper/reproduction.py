@@ -15,7 +15,7 @@ from fedentopt.datasets.catalog import may_differ
 from fedentopt.errors import InputError
 from fedentopt.files import FOLDER_PATIENCE, file_digest, locked_folder, make_folder
 from fedentopt.own_code import code_digest
-from fedentopt.paper import provenance
+from fedentopt.paper import names, provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, named_tables
@@ -219,8 +219,8 @@ class Reproduction:
             raise InputError(f"ray-workers: {ray_workers} only goes with --ray local")
         stacks = sorted(form_stacks(runs, max_stack), key=lambda stack: stack[0].seed)
         for number, stack in enumerate(stacks, 1):  # one by one, so that what is finished can be exported in between
-            size = "1 run" if len(stack) == 1 else f"{len(stack)} runs"
-            listener.say(f"stack {number} of {len(stacks)}: {stack[0].model}, {stack[0].dataset}, {size}")
+            first, size = stack[0], names.counted(len(stack), "run")
+            listener.say(f"stack {number} of {len(stacks)}: {first.model}, {first.dataset}, {size}")
             finished = [run for run in stack if RunFolder(options.out_dir, run).is_finished()]
             if finished:  # by another command, since this one looked
                 listener.found_finished(finished)

@@ -213,5 +213,4 @@ def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
             f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
             f"{float(entry.get('seconds') or 0) / 60:.1f} | {entry.get('device')} | {entry.get('torch')} | {code} |"
         )
-    number = "1 command" if len(commands) == 1 else f"{len(commands)} commands"
-    return "\n".join([*lines, folded(number, "\n".join(table))])
+    return "\n".join([*lines, folded(names.counted(len(commands), "command"), "\n".join(table))])

@@ -107,8 +107,7 @@ def _answer(trios: Sequence[_Trio]) -> str:
     selection = [mean([part for part, _ in parts]) or 0.0 for parts in by_seed]
     weights = [mean([part for _, part in parts]) or 0.0 for parts in by_seed]
     gain = (mean(selection) or 0.0) + (mean(weights) or 0.0)
-    places = f"{len(whole)} {'pair' if len(whole) == 1 else 'pairs'} of selector and setting"
-    number = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
+    places, number = f"{names.counted(len(whole), 'pair')} of selector and setting", names.counted(len(seeds), "seed")
     return (
         f"Over {places} ({number}), these selectors with their own weights are on average {gain:+.2f} points from "
         f"random selection: {_told(selection)} by selection, {_told(weights)} by the weights; "

@@ -140,7 +140,7 @@ def _who_is_best(judged: Sequence[BenchSetting], lost: Sequence[BenchSetting]) -
     models = dict.fromkeys(names.model(e.cell.model) for s in judged for e in s.entries)
     number = len(judged)
     text = (
-        f"FedEntOpt has the highest mean accuracy in {number - len(lost)} of {_count(number, 'setting')} "
+        f"FedEntOpt has the highest mean accuracy in {number - len(lost)} of {names.counted(number, 'setting')} "
         f"({', '.join(models)}, {_seeds(judged)})"
     )
     counts = Counter(setting.best for setting in lost).most_common()
@@ -162,7 +162,8 @@ def _nearest(judged: Sequence[BenchSetting]) -> str:
     ahead = sum(gap > 0 for gap in gaps[first])
     return (
         f" Of the selectors that others have published, {names.method(first)} does best: on average "
-        f"{means[first]:+.2f} points from FedEntOpt, above it in {ahead} of {_count(len(gaps[first]), 'setting')}."
+        f"{means[first]:+.2f} points from FedEntOpt, above it in {ahead} of "
+        f"{names.counted(len(gaps[first]), 'setting')}."
     )
 
 
@@ -176,7 +177,7 @@ def _how_sure(judged: Sequence[BenchSetting]) -> str:
     of_one = max(len([a for a in s.against_ours.values() if a.p is not None]) for s in judged)
     errors = student_quantile(most - 1, 1 - SURE / of_one)
     return (
-        f"Of {_count(len(told), 'comparison')} with another selector, the other is clearly better in "
+        f"Of {names.counted(len(told), 'comparison')} with another selector, the other is clearly better in "
         f"{sum(a.better for a in told)}, FedEntOpt in {sum(a.worse for a in told)}; the rest may be luck. Clearly "
         f"means p < {SURE:g} after Holm's correction over the comparisons of a setting: of {of_one}, the first has to "
         f"be {errors:.{0 if errors >= 10 else 1}f} times its standard error with {most} seeds. "
@@ -184,13 +185,9 @@ def _how_sure(judged: Sequence[BenchSetting]) -> str:
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _seeds(settings: Sequence[BenchSetting]) -> str:
     numbers = sorted({len(entry.values) for setting in settings for entry in setting.by_method.values()})
-    return _count(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
+    return names.counted(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
 
 
 def _over_all(settings: Sequence[BenchSetting]) -> str:
