@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Takes rounds from the engine or from Ray workers and shows them."""
 
-    def __init__(self, runs: Sequence[RunConfig], costs: Mapping[str, float] | None = None) -> None:
+    def __init__(self, runs: Sequence[RunConfig], costs: Mapping[str, float]) -> None:
         """`costs`: see `RoundCount`."""
         self._console = err()
         self._count = RoundCount(runs, time.monotonic(), costs)

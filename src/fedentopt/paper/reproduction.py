@@ -283,7 +283,7 @@ def _are_same(of: str, one: str | None, other: str) -> bool:
     return not one or not other or (is_same_data(one, other) if of == "data" else one == other)
 
 
-def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]:
+def plan_cells(file: Path | None, target: str) -> tuple[list[Cell], str]:
     """All cells among which `target` is found: the paper's, those of one of the `FAMILIES`, or of a user's file; and
     the target there."""
     if file is not None:

@@ -35,7 +35,7 @@ class LabelTable:
         return cls(clients, tuple(class_names), np.maximum(counts, 0).astype(np.float64))
 
 
-def counts_csv(counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] = ()) -> str:
+def counts_csv(counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str]) -> str:
     """Text of either file: `client` (its number, or its name where it has one), then the classes."""
     rows = [
         [client_names[client] if client_names else client, *map(repr, row)]
@@ -44,7 +44,7 @@ def counts_csv(counts: np.ndarray, class_names: Sequence[str], client_names: Seq
     return csv_text([["client", *class_names], *rows])
 
 
-def client_accuracy_csv(accuracies: Sequence[float], client_names: Sequence[str] = ()) -> str:
+def client_accuracy_csv(accuracies: Sequence[float], client_names: Sequence[str]) -> str:
     """Text of `client_accuracy.csv`: a row per client, empty where its accuracy cannot be told."""
     rows = [
         [client_names[client] if client_names else client, "" if math.isnan(accuracy) else repr(accuracy)]

@@ -100,7 +100,7 @@ def summarise(
     }
 
 
-def summarise_outcome(outcome: Outcome, targets: Iterable[float] = ()) -> dict[str, Any]:
+def summarise_outcome(outcome: Outcome, targets: Iterable[float]) -> dict[str, Any]:
     """The content of `summary.json` for a run that the engine has finished."""
     return summarise(
         outcome.records,

@@ -222,7 +222,7 @@ class RunState:
         except InputError as error:  # one of many in a stack, perhaps one that was continued
             raise InputError(f"{self.config.run_id}: {error}") from error
 
-    def checkpoint(self, rows: Iterable[ClientRow] = ()) -> Callable[[], Checkpoint]:
+    def checkpoint(self, rows: Iterable[ClientRow]) -> Callable[[], Checkpoint]:
         """Copy everything needed to go on after the last planned round, but for what `rows` gives of single clients.
 
         The copies may still be on their way from the device. What is returned makes the checkpoint of them when they
