@@ -122,6 +122,15 @@ def test_a_second_stage_never_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize(
+    ("model", "trainer"), [("lenet5", "stacked"), ("toy:wide", "stacked"), ("toy:normed", "streams")]
+)
+def test_an_algorithm_that_reads_losses_and_the_round(model, trainer):
+    data = toy.images(samples=300 if model == "lenet5" else 90, size=32 if model == "lenet5" else 8)
+    fair = toy.config(**(HARD | {"model": model, "algorithm": "own_methods:Fair", "algorithm.noise": 0.0}))
+    compare([fair, toy.config(**(HARD | {"model": model}))], data, 5e-4, trainer=trainer)
+
+
 @pytest.mark.parametrize("model", ["toy:linear", "toy:branching"])
 def test_other_stacked_models(model):
     configs = [toy.config(**(HARD | {"model": model} | m)) for m in METHODS[:-1]]

@@ -22,7 +22,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -121,6 +121,13 @@ def read_csv(path: Path) -> list[list[str]]:
         if len(row) != len(rows[0]):
             raise InputError(f"{path}: line {number} has {len(row)} cells, the header has {len(rows[0])}")
     return rows
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """The text of a CSV file with these rows; a cell that is None is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def expand_home(path: Path | str) -> Path:

@@ -1,8 +1,10 @@
-"""HTML pages on disk: an old page is renewed, and whatever else is there stays."""
+"""HTML pages: their tables, and the file on disk, where an old page is renewed and whatever else is there stays."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 
 from fedentopt.errors import InputError
@@ -10,6 +12,23 @@ from fedentopt.files import expand_home, unwritable, written_aside
 
 RESULTS_PAGE = "report.html"  # of a folder of runs
 _OURS = b'<meta name="generator" content="fedentopt '
+
+
+def html_table(
+    identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Iterable[str], *, sortable: bool = True
+) -> str:
+    """A table of lines that are HTML already; `heads` are names and kinds, text or number, by which scripts sort."""
+    cells = []
+    for name, kind in heads:
+        title = escape(name)
+        button = f'<button type="button" data-sort="{kind}">{title}<span aria-hidden="true"></span></button>'
+        cells.append(f'<th scope="col" class="{kind}">{button if sortable else title}</th>')
+    name = f' id="{identity}"' if identity else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{name}>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{''.join(cells)}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 def check_page(path: Path | str) -> Path:

@@ -14,11 +14,10 @@ from fedentopt.paper import ray_runner
 from fedentopt.paper.blocks import cells_from_file
 from fedentopt.paper.cells import distinct_runs
 from fedentopt.paper.ray_worker import WorkerReport
-from fedentopt.paper.runner import run_stacks
 from fedentopt.results.reading import read_run
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.options import RunOptions
-from fedentopt.simulation.sweep import form_stacks
+from fedentopt.simulation.sweep import form_stacks, run_sweep
 
 CELLS = """
 [settings]
@@ -73,7 +72,7 @@ def test_a_killed_worker_s_stack_is_run_again_with_the_same_results(runs: list[R
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
     straight = tmp_path / "straight"
-    run_stacks(form_stacks(runs), RunOptions(out=str(straight), device="cpu", workers=1))
+    run_sweep(runs, RunOptions(out=str(straight), device="cpu", workers=1))
     for run in runs:
         assert figures(out, run) == figures(straight, run)
 

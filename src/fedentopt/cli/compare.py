@@ -41,7 +41,7 @@ def compare(given: dict[str, Any]) -> None:
     runs = list({run.path: run for run in ended}.values())
 
     from fedentopt.report.curve_plot import plot_accuracy
-    from fedentopt.results.aggregate import by_method, reached_by_all
+    from fedentopt.results.aggregate import by_method
 
     methods = by_method(runs)
     about = title(jobs[0].config)
@@ -51,10 +51,9 @@ def compare(given: dict[str, Any]) -> None:
         files = {"out": options.out, "plots": [str(path) for path in plots], **page_of(options)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
-    best = reached_by_all(methods)
     console = out()
     console.print(about, style="bold", markup=False)
-    print_methods(methods, targets or ([best] if best else []))
+    print_methods(methods, targets)
     plots = plot_accuracy(methods, options.out_dir, about)  # behind the table, which needs no room on the disk
     console.print(f"plots: {', '.join(str(path) for path in plots)}", soft_wrap=True, markup=False)
     for page in page_of(options).values():

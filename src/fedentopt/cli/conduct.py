@@ -33,7 +33,7 @@ def terminated_with_care() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[str] = ()) -> list[RunResult]:
+def conduct(jobs: Sequence[Job], options: RunOptions, *, also_needs: Sequence[str]) -> list[RunResult]:
     """Bring all runs to their end and return them in order; Ctrl-C and SIGTERM end the command with code 130.
 
     Packages that are missing are named before anything trains: those of the simulator, and `also_needs`, which

@@ -7,7 +7,8 @@ import io
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -75,6 +76,17 @@ class Commands(TyperGroup):
             if "Did you mean" in str(getattr(error, "message", "")) and hasattr(error, "possibilities"):
                 vars(error)["possibilities"] = None
             raise
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar with the time left, on standard error and only for people; what moves it takes `completed`, `advance` and
+    `total`."""
+    from rich.progress import Progress
+
+    console = err()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield partial(bar.update, bar.add_task(what, total=total))
 
 
 def print_table(console: Console, table: Table) -> None:

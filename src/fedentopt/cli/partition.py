@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import tokenize
 import zipfile
@@ -16,7 +14,7 @@ import typer
 
 from fedentopt.cli.console import out, print_json
 from fedentopt.errors import InputError
-from fedentopt.files import written_aside
+from fedentopt.files import csv_text, written_aside
 from fedentopt.labels import check_labels
 from fedentopt.partition import FORMS, NATURAL, Partition, parse
 from fedentopt.partition import partition as split
@@ -90,7 +88,9 @@ def partition(
     ids: Sequence[object] = owners.names if natural and owners is not None else range(clients)
     classes = names or tuple(str(c) for c in range(parts.counts.shape[1]))
     if out_file is not None:
-        _write_counts(out_file, ids, classes, parts)
+        text = csv_text(counts_lines(ids, classes, parts.counts))
+        with written_aside(out_file) as file:
+            file.write(text.encode())
     if indices is not None:
         with written_aside(indices) as file:
             np.savez(file, **{str(k): part for k, part in enumerate(parts.indices)})  # type: ignore[arg-type]
@@ -141,13 +141,6 @@ def _labels(
     if not y.size:
         raise InputError(f"{labels}: no labels; accepted: one class number per sample")
     return y, None, None
-
-
-def _write_counts(path: Path, ids: Sequence[object], classes: Sequence[str], parts: Partition) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(counts_lines(ids, classes, parts.counts))
-    with written_aside(path) as file:
-        file.write(text.getvalue().encode())
 
 
 def _show(spec: str, classes: Sequence[str], parts: Partition, counts: Path | None, indices: Path | None) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from fedentopt.cli.console import err, note, print_json, print_table
+from fedentopt.cli.console import note, print_json, print_table, progress
 from fedentopt.cli.console import out as console
 from fedentopt.cli.select import COUNTS_HELP, DROP_HELP
 from fedentopt.errors import InputError
@@ -72,11 +71,11 @@ def plan(
     table = read_counts(counts, noisy, drop or ())
     for line in table.notes:
         note(line)
-    with _progress() as advance:
+    with progress("trying") as bar:
         found = make_plan(
             table.counts, clients=table.clients, classes=table.classes, cohorts=cohort, buffers=buffer,
             epsilon=epsilon, away=away, rounds=rounds, repetitions=repetitions, seed=seed, noisy=noisy,
-            source=str(counts), drop=drop or (), progress=advance,
+            source=str(counts), drop=drop or (), progress=lambda done, total: bar(completed=done, total=total),
         )  # fmt: skip
     page, refusal = None, None
     try:
@@ -175,14 +174,3 @@ def _table(screen: Console, heading: str, rows: Sequence[tuple[str, Outcome]], c
             style=style,
         )
     print_table(screen, table)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left, on standard error and only for people."""
-    from rich.progress import Progress
-
-    screen = err()
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("trying", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -165,19 +165,16 @@ def reproduce(
     if export is not None:
         written += request.export(export, *sources, say=note)
     if results_page is not None:
+        from fedentopt.paper.audit_page import write_audit_page
         from fedentopt.paper.results_page import write_results_page
+        from fedentopt.paper.selector_page import selector_page
 
         source = export or results or folder
-        if {cell.table for cell in plan} <= set(SELECTOR_TABLES):
-            from fedentopt.paper.selector_page import write_selector_page
-
-            written += write_selector_page(results_page, request, source)
-        elif family == "audit":
-            from fedentopt.paper.audit_page import write_audit_page
-
+        if family == "audit":
             written += write_audit_page(results_page, request, source)
         else:
-            written += write_results_page(results_page, request, source, own=cells is not None)
+            text = selector_page if {cell.table for cell in plan} <= set(SELECTOR_TABLES) else None
+            written += write_results_page(results_page, request, source, text, own=cells is not None)
     if as_json:
         from fedentopt.paper.tables import tables
 

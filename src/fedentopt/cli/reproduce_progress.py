@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Takes rounds from the engine or from Ray workers and shows them."""
 
-    def __init__(self, runs: Sequence[RunConfig], costs: Mapping[str, float] | None = None) -> None:
+    def __init__(self, runs: Sequence[RunConfig], costs: Mapping[str, float]) -> None:
         """`costs`: see `RoundCount`."""
         self._console = err()
         self._count = RoundCount(runs, time.monotonic(), costs)
@@ -117,12 +117,9 @@ class Reporter:
 
     def worker_report(self, report: WorkerReport) -> None:
         """From a Ray worker."""
-        self._add_all(report.rounds)
-        self._show()
-
-    def _add_all(self, rounds: Mapping[str, tuple[int, int, float | None]]) -> None:
-        for run_id, (number, of, _) in rounds.items():
+        for run_id, (number, of, _) in report.rounds.items():
             self._count.add(run_id, number, of)
+        self._show()
 
     def _show(self) -> None:
         now = time.monotonic()

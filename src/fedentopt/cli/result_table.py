@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
@@ -22,7 +23,12 @@ MEASURED_ON = {"test": "by the test split's classes", "validation": "on what it 
 
 
 def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> None:
-    """One row per method: mean ± sample standard deviation over its seeds, then what the columns mean."""
+    """One row per method: mean ± sample standard deviation over its seeds, then what the columns mean. Without targets
+    the accuracy that all reach is one."""
+    from fedentopt.results.aggregate import reached_by_all
+
+    if not targets and (best := reached_by_all(methods)):
+        targets = [best]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
     validated = any(method.spread("validation_accuracy") for method in methods)
@@ -56,9 +62,7 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
             size(figures["bytes_down"]),
             *([f"{method.simulated_seconds:,.0f} s"] if timed else []),
         )
-    console = out()
-    # Folded numbers and names cannot be read: a line too long for the terminal is the lesser evil.
-    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console = _wide_enough(table)
     console.print(table, soft_wrap=True)
     console.print(_legend(methods, targets), style="dim")
     if len(methods) > 1:
@@ -71,6 +75,13 @@ def print_methods(methods: Sequence[MethodResult], targets: Sequence[float]) -> 
                 f"{method.label}, seed {seed}: diverged in round {number}; "
                 f"it counts as chance ({chance:.1f} %) from there on"
             )
+
+
+def _wide_enough(table: Table) -> Console:
+    """Folded numbers and names cannot be read: a line too long for the terminal is the lesser evil."""
+    console = out()
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    return console
 
 
 def _print_differences(methods: Sequence[MethodResult]) -> None:
@@ -93,8 +104,7 @@ def _print_differences(methods: Sequence[MethodResult]) -> None:
             unclear = "" if one.low > 0 or one.high < 0 else "may be chance"
             cells = (f"{one.mean:+.1f}", f"{one.low:+.1f} to {one.high:+.1f}", unclear)
         table.add_row(escape(method.label), *cells)
-    console = out()
-    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console = _wide_enough(table)
     console.print(f"\naccuracy beside {first.label}, in points", style="bold", markup=False)
     console.print(table, soft_wrap=True)
     if any(one.low is not None for _, one in found):

@@ -36,7 +36,7 @@ def run(given: dict[str, Any]) -> None:
     options = request.options
     runs = conduct(jobs, options, also_needs=("plotly",) if options.page else ())
 
-    from fedentopt.results.aggregate import by_method, reached_by_all
+    from fedentopt.results.aggregate import by_method
 
     methods = by_method(runs)
     targets = list(options.target)
@@ -44,8 +44,7 @@ def run(given: dict[str, Any]) -> None:
         files = {"out": options.out, **page_of(options)}
         print_json({**files, **as_json(runs, methods, targets)})
         return
-    best = reached_by_all(methods)
-    print_methods(methods, targets or ([best] if best else []))
+    print_methods(methods, targets)
     for one in runs:
         out().print(f"results: {one.path}", soft_wrap=True, markup=False)
     for page in page_of(options).values():

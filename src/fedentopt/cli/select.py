@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from fedentopt.cli.console import err, flush_out, note, print_json
+from fedentopt.cli.console import flush_out, note, print_json, progress
 from fedentopt.cli.select_show import show_sweep, show_trial, sweep_json, trial_json
 from fedentopt.cli.select_state import (
     buffer_size,
@@ -158,9 +158,10 @@ def select(
         if state is not None and before is not None:
             continue_from(state, before, chosen, about)
         start = chosen.round
-        with _progress(rounds) as advance:
+        with progress("selecting", rounds) as bar:
             true_counts = None if reported is None else table.counts
-            trial = try_rounds(chosen, rounds, true_counts, advance, lambda number: here, keep_limits=json)
+            one_more = partial(bar, advance=1)
+            trial = try_rounds(chosen, rounds, true_counts, one_more, lambda number: here, keep_limits=json)
         baseline = None
         if chosen_class is not RandomSelector:
             baseline = _baseline(table, size, seed, start, rounds, noisy, here, prior)
@@ -244,10 +245,10 @@ def _sweep(
     """FedEntOpt with every pair of sizes, and random selection with every size of a cohort."""
     reported = None if epsilon is None else keyed_laplace(table.counts, epsilon, table.clients, seed)
     tried: list[tuple[int, int | None]] = [*pairs, *((size, None) for size in dict.fromkeys(m for m, _ in pairs))]
-    with _progress(len(tried) * rounds) as advance:
+    with progress("selecting", len(tried) * rounds) as bar:
         return try_settings(
             table.counts, tried, rounds, seed, ids=table.clients, reported=reported, noisy=noisy, target=target,
-            available=available, progress=advance,
+            available=available, progress=partial(bar, advance=1),
         )  # fmt: skip
 
 
@@ -299,14 +300,3 @@ def _seed(given: int | None, before: dict[str, Any] | None, path: Path | None) -
     if given not in (None, kept):
         raise InputError(f"{path}: the state is of seed {kept}; accepted: --seed {kept}, or none")
     return kept
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[], None]]:
-    """A bar with the time left, on standard error and only for people."""
-    from rich.progress import Progress
-
-    console = err()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("selecting", total=steps)
-        yield lambda: bar.advance(task)

@@ -228,7 +228,7 @@ def _show_figures(counts: CountsFile, held: int, past: Mapping[str, History], wi
         console.print(line, markup=False)
 
 
-def show_sweep(rows: Sequence[SweepRow], counts: CountsFile, rounds: int, *, ranked: bool = False) -> None:
+def show_sweep(rows: Sequence[SweepRow], counts: CountsFile, rounds: int, *, ranked: bool) -> None:
     """One line for every choice of sizes, random selection among them; `ranked`: by their divergence from a target."""
     console = out()
     top = math.log2(max(classes_held(counts.counts), 1))

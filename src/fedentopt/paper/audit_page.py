@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedentopt.files import make_folder, write_text
 from fedentopt.paper import names, provenance
-from fedentopt.paper.audit_table import INFERRED, LIARS, RANDOM, TRUE_COUNTS, difference, find, named_lie
+from fedentopt.paper.audit_table import INFERRED, LIARS, RANDOM, TRUE_COUNTS, find, named_lie
 from fedentopt.paper.comparison import Comparison
-from fedentopt.paper.formats import Table, markdown
+from fedentopt.paper.formats import Table, grid, markdown
 from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import paired_interval
@@ -65,18 +65,12 @@ def _without_reports(entries: Sequence[Comparison]) -> str:
         same = [other for other in entries if other.cell.table == INFERRED and _setting(other) == _setting(entry)]
         others = (find(same, method, entry.cell.participation) for method in (TRUE_COUNTS, RANDOM))
         gaps = [None if other is None else paired_interval(entry.values, other.values) for other in others]
-        rows.append(
-            f"| {names.heading(entry.cell)}, {entry.cell.participation:g} % | {names.ours(entry)} | "
-            f"{difference(gaps[0])} | {difference(gaps[1])} |"
-        )
+        place = f"{names.heading(entry.cell)}, {entry.cell.participation:g} %"
+        rows.append((place, names.ours(entry), *map(names.difference, gaps)))
     if not rows:
         return ""
-    head = [
-        "## No reports, in short", "",
-        "| setting | inferred | minus FedEntOpt on true counts | minus random selection |",
-        "| --- | ---: | ---: | ---: |",
-    ]  # fmt: skip
-    return "\n".join([*head, *rows, ""])
+    columns = ("setting", "inferred", "minus FedEntOpt on true counts", "minus random selection")
+    return "\n".join(["## No reports, in short", "", grid(columns, rows, words=1)])
 
 
 def _with_liars(entries: Sequence[Comparison]) -> str:
@@ -90,21 +84,18 @@ def _with_liars(entries: Sequence[Comparison]) -> str:
         gaps = []
         for method in (RANDOM, TRUE_COUNTS):
             other = find(plain, method, entry.cell.participation)
-            gaps.append(difference(None if other is None else paired_interval(entry.values, other.values)))
-        rows.append(
-            f"| {names.heading(entry.cell)} | {config.number_of_liars} {named_lie(config)} | {config.audit} | "
-            f"{names.ours(entry)} | {gaps[0]} | {gaps[1]} |"
-        )
+            gaps.append(names.difference(None if other is None else paired_interval(entry.values, other.values)))
+        liars = f"{config.number_of_liars} {named_lie(config)}"
+        rows.append((names.heading(entry.cell), liars, config.audit, names.ours(entry), *gaps))
     if not rows:
         return ""
     head = [
         "## Lies, in short", "",
         "Against random selection, which no report moves, and against FedEntOpt among honest clients; 95 % intervals "
         "of the differences seed by seed, bold where zero lies outside.", "",
-        "| setting | liars | audit | accuracy | minus random selection | minus FedEntOpt without liars |",
-        "| --- | --- | --- | ---: | ---: | ---: |",
     ]  # fmt: skip
-    return "\n".join([*head, *rows, ""])
+    columns = ("setting", "liars", "audit", "accuracy", "minus random selection", "minus FedEntOpt without liars")
+    return "\n".join([*head, grid(columns, rows, words=3)])
 
 
 def _named(table: Table, entries: Sequence[Comparison]) -> Table:

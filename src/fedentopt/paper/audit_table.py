@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fedentopt.paper import names
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.comparison import Comparison, grouped
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Measured
-from fedentopt.results.statistics import Interval, mean, paired_interval
+from fedentopt.results.statistics import mean, paired_interval
 from fedentopt.simulation.config import RunConfig
 
 LIARS, INFERRED = "liars", "inferred"
@@ -25,13 +25,13 @@ def inferred_table(name: str, entries: Sequence[Comparison]) -> Table:
         "entropy, believed", "error of estimates", "seeds",
     )  # fmt: skip
     sections = []
-    for heading, group in _grouped(entries, names.heading).items():
+    for heading, group in grouped(entries, names.heading).items():
         rows = []
         for entry in sorted(group, key=lambda entry: entry.cell.participation or 0):
             best = find(group, TRUE_COUNTS, entry.cell.participation)
             gap = None if best is None or best is entry else paired_interval(entry.values, best.values)
             rows.append((
-                _who(entry.cell), f"{entry.cell.participation:g} %", names.ours(entry), difference(gap),
+                _who(entry.cell), f"{entry.cell.participation:g} %", names.ours(entry), names.difference(gap),
                 figure(entry, "mean_entropy", 3), figure(entry, "believed_entropy", 3),
                 figure(entry, "estimate_error", 3), names.seeds(entry),
             ))  # fmt: skip
@@ -52,9 +52,9 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
         "suspected: liars", "honest", "seeds",
     )  # fmt: skip
     sections = []
-    for heading, group in _grouped(entries, names.heading).items():
+    for heading, group in grouped(entries, names.heading).items():
         rows = []
-        for own in _grouped(group, _kind).values():
+        for own in grouped(group, _kind).values():
             by_policy = {entry.cell.config.audit: entry for entry in own if entry.cell.config is not None}
             some = [by_policy.get(policy) for policy in POLICIES]
             off, replaced = by_policy.get("off"), by_policy.get("replace")
@@ -62,7 +62,7 @@ def liars_table(name: str, entries: Sequence[Comparison]) -> Table:
             config = own[0].cell.config
             assert config is not None
             rows.append((
-                named_lie(config), str(config.number_of_liars), *(names.ours(e) if e else names.NOTHING for e in some),
+                named_lie(config), str(config.number_of_liars), *map(names.ours, some),
                 *(over_selection(e) if e else names.NOTHING for e in some),
                 f"{figure(off, 'mean_entropy', 2)} ({figure(off, 'believed_entropy', 2)})",
                 f"{figure(replaced, 'first_auc', 2)}, {figure(replaced, 'third_auc', 2)}",
@@ -86,14 +86,6 @@ def find(entries: Sequence[Comparison], method: str, participation: float | None
         if entry.cell.method == method and entry.cell.participation == participation and entry.values:
             return entry
     return None
-
-
-def difference(gap: Interval | None) -> str:
-    """A mean difference with its limits, bold where zero lies outside."""
-    if gap is None:
-        return names.NOTHING
-    text = f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
-    return f"**{text}**" if gap.clear else text
 
 
 def figure(entry: Comparison | None, name: str, digits: int) -> str:
@@ -127,7 +119,7 @@ def _known(runs: Sequence[Measured], name: str) -> list[float]:
 
 def _who(cell: Cell) -> str:
     noise = "" if cell.config is None or cell.config.epsilon is None else f", epsilon {cell.config.epsilon:g}"
-    return names.method(cell.method or "") + noise
+    return names.method(cell.method) + noise
 
 
 def named_lie(config: RunConfig) -> str:
@@ -138,10 +130,3 @@ def named_lie(config: RunConfig) -> str:
 
 def _kind(cell: Cell) -> str:
     return "" if cell.config is None else f"{cell.config.liars} {named_lie(cell.config)}"
-
-
-def _grouped(entries: Sequence[Comparison], by: Callable[[Cell], str]) -> dict[str, list[Comparison]]:
-    groups: dict[str, list[Comparison]] = {}
-    for entry in entries:
-        groups.setdefault(by(entry.cell), []).append(entry)
-    return groups

@@ -15,24 +15,20 @@ other is not one that the verdict stands on. A run that diverges in bf16 alone s
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedentopt.datasets.catalog import ENTRIES
 from fedentopt.paper import names
-from fedentopt.paper.audit_table import difference
 from fedentopt.paper.comparison import DONE, Comparison
 from fedentopt.paper.formats import Section, Table
 from fedentopt.results.statistics import (
     Interval,
     holm,
-    mean,
     mean_interval,
     paired_differences,
     paired_interval,
     paired_p_value,
-    sample_std,
 )
 from fedentopt.simulation.config import RunConfig
 
@@ -62,7 +58,7 @@ class Pair:
     def over_shared(self) -> tuple[Comparison, Comparison]:
         """Both over the seeds that are there in both, so that their means compare; over all where there are none."""
         seeds = self.shared
-        return (_over(self.tf32, seeds), _over(self.bf16, seeds)) if seeds else (self.tf32, self.bf16)
+        return (self.tf32.over(seeds), self.bf16.over(seeds)) if seeds else (self.tf32, self.bf16)
 
     @property
     def at_chance(self) -> set[int]:
@@ -92,7 +88,7 @@ class Pair:
     @property
     def name(self) -> str:
         cell = self.bf16.cell
-        return f"{names.method(cell.method or '')} under {names.partition(cell.partition or '')}"
+        return f"{names.method(cell.method)} under {names.partition(cell.partition)}"
 
 
 def pairs(entries: Sequence[Comparison]) -> list[Pair]:
@@ -111,8 +107,8 @@ def bf16_table(name: str, entries: Sequence[Comparison]) -> Table:
     sections: dict[str, list[tuple[str, ...]]] = {}
     for pair in made:
         sections.setdefault(names.heading(pair.bf16.cell), []).append((
-            names.method(pair.bf16.cell.method or ""), *map(names.ours, pair.over_shared),
-            difference(pair.interval) if pair.interval else _signed(pair.differences),
+            names.method(pair.bf16.cell.method), *map(names.ours, pair.over_shared),
+            names.difference(pair.interval, pair.differences),
             _compared(pair),
         ))  # fmt: skip
     columns = ("method", "TF32", "bf16", "bf16 minus TF32, 95 % interval", "seeds compared")
@@ -150,7 +146,7 @@ def verdict(of_model: Sequence[Pair]) -> str:
     lost = [pair for pair in of_model if pair.at_chance]
     where = " and ".join(f"{pair.name} ({len(pair.at_chance)})" for pair in lost)
     left_out = f" No evidence are pairs whose run in TF32 ends at chance: {where}." if lost else ""
-    gap = "" if together is None else f" bf16 minus TF32 is {difference(together).strip('*')} points"
+    gap = "" if together is None else f" bf16 minus TF32 is {names.interval(together)} points"
     found = f"{model}:{gap} over {len(differences)} pairs of runs.{left_out}" if gap else f"{model}:{left_out}"
     alone = [pair for pair in of_model if pair.diverged_alone]
     if alone:
@@ -185,7 +181,7 @@ def by_method(of_model: Sequence[Pair]) -> list[Section]:
     before all runs are there."""
     if not all(entry.state == DONE for pair in of_model for entry in (pair.tf32, pair.bf16)):
         return []
-    rows = [(method, names.NOTHING, names.NOTHING, difference(mean_interval(own)), f"{len(own)} pairs")
+    rows = [(method, names.NOTHING, names.NOTHING, names.difference(mean_interval(own)), f"{len(own)} pairs")
             for method, own in _by_method(of_model).items()]  # fmt: skip
     return [Section(f"{names.model(of_model[0].bf16.cell.model)}, all partitions together", tuple(rows), summary=True)]
 
@@ -194,15 +190,8 @@ def _by_method(of_model: Sequence[Pair]) -> dict[str, list[float]]:
     """Differences of each method, of all partitions."""
     differences: dict[str, list[float]] = {}
     for pair in of_model:
-        differences.setdefault(names.method(pair.bf16.cell.method or ""), []).extend(pair.differences)
+        differences.setdefault(names.method(pair.bf16.cell.method), []).extend(pair.differences)
     return differences
-
-
-def _over(entry: Comparison, seeds: set[int]) -> Comparison:
-    """A cell's figures over some of its seeds."""
-    values = {seed: value for seed, value in entry.values.items() if seed in seeds}
-    numbers, runs = list(values.values()), tuple(run for run in entry.runs if run.seed in seeds)
-    return dataclasses.replace(entry, values=values, ours=mean(numbers), std=sample_std(numbers), runs=runs)
 
 
 def _too_few(some: Sequence[Pair]) -> bool:
@@ -234,8 +223,3 @@ def _at_chance(entry: Comparison) -> set[int]:
     classes = FINE_LABELS if config is not None and config.fine_labels else known.classes
     most = 100 / classes + MARGIN
     return {seed for seed, value in entry.values.items() if value <= most}
-
-
-def _signed(differences: Sequence[float]) -> str:
-    """A single difference has no interval."""
-    return ", ".join(f"{one:+.2f}" for one in differences) or names.NOTHING

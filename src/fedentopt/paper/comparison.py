@@ -76,6 +76,14 @@ class Comparison:
         return entry | ({"settings": dict(cell.swept)} if cell.swept else {})
 
 
+def grouped(entries: Iterable[Comparison], by: Callable[[Cell], str]) -> dict[str, list[Comparison]]:
+    """Entries by what `by` says of their cells, in the order of first appearance."""
+    groups: dict[str, list[Comparison]] = {}
+    for entry in entries:
+        groups.setdefault(by(entry.cell), []).append(entry)
+    return groups
+
+
 def compare(cells: Iterable[Cell], results: Results, has_data: Callable[[str], bool]) -> list[Comparison]:
     """Every cell with what is known of it. `has_data` says whether a data set's files are there."""
     return [_compare(cell, results, has_data) for cell in cells]

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.files import make_folder, write_text
+from fedentopt.files import csv_text, make_folder, write_text
+from fedentopt.paper import names
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.measures import LATER, OWN, Curve, Measured, Results
 from fedentopt.simulation.config import RunConfig
@@ -105,9 +106,10 @@ def export(
                 contents[folder / name] = (columns, lines)
     _check_one_of_each(folder, contents)
     for path, (columns, lines) in contents.items():
-        write_text(path, _csv(*_without_empty(columns, lines)))
+        kept, lines = _without_empty(columns, lines)
+        write_text(path, csv_text([kept, *lines]))
     if replaced:
-        runs = "1 run" if len(replaced) == 1 else f"{len(replaced)} runs"
+        runs = names.counted(len(replaced), "run")
         say(f"export: {folder} had other figures of {runs}, which are replaced: {next(iter(replaced.values()))}")
     return list(contents)
 
@@ -278,11 +280,3 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterable[_Row]:
                 yield _Row(f"{path}, line {lines.line_num}", dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         raise InputError(f"{path}, line {lines.line_num}: cannot be read as CSV ({error}); {advice}") from None
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()

@@ -7,7 +7,7 @@ with colour-blindness can tell apart; methods differ in marker or line style as 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,39 +123,43 @@ def _entropy(entries: Sequence[Comparison], results: Results) -> Any:
 
 
 def _participation(entries: Sequence[Comparison]) -> Any:
-    """Figure 2: a row of panels a model, a column a data set and partition."""
-    rows, columns = _grid(entries)
-    figure, axes = _panels(len(rows), len(columns))
-    for entry_row, model in enumerate(rows):
-        for number, column in enumerate(columns):
-            axis = axes[entry_row][number]
-            here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
-            lines = by_participation(here)
-            for line, label in zip(lines, _labels([line[0] for line in lines]), strict=True):
-                points = [(entry.cell.participation or 0.0, entry.ours or 0.0, entry.std or 0.0) for entry in line]
-                _line(axis, line[0].cell, label, sorted(points))
-            axis.set_xlabel("Participation (%)")
-            axis.set_xticks(sorted({entry.cell.participation or 0.0 for entry in entries}))
-            _title(axis, model, column)
-        axes[entry_row][0].set_ylabel("Test accuracy (%)")
-    _legend(figure, axes)
-    return figure
+    """Figure 2: accuracy by the share of the clients that train each round."""
+    shares = sorted({entry.cell.participation or 0.0 for entry in entries})
+
+    def draw(axis: Any, here: Sequence[Comparison]) -> None:
+        lines = by_participation(here)
+        for line, label in zip(lines, _labels([line[0] for line in lines]), strict=True):
+            points = [(entry.cell.participation or 0.0, entry.ours or 0.0, entry.std or 0.0) for entry in line]
+            _line(axis, line[0].cell, label, sorted(points))
+        axis.set_xlabel("Participation (%)")
+        axis.set_xticks(shares)
+
+    return _by_setting(entries, draw)
 
 
 def _accuracy(entries: Sequence[Comparison], results: Results) -> Any:
     """Test accuracy over rounds on the cells of Table 1."""
-    rows, columns = _grid(entries)
-    figure, axes = _panels(len(rows), len(columns))
-    for entry_row, model in enumerate(rows):
-        for number, column in enumerate(columns):
-            axis = axes[entry_row][number]
-            here = [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)]
-            for entry, label in zip(here, _labels(here), strict=True):
-                _line(axis, entry.cell, label, _curve(entry, results, column=1), markers=False)
-            axis.set_xlabel("Communication round")
-            axis.locator_params(axis="x", integer=True)
+
+    def draw(axis: Any, here: Sequence[Comparison]) -> None:
+        for entry, label in zip(here, _labels(here), strict=True):
+            _line(axis, entry.cell, label, _curve(entry, results, column=1), markers=False)
+        axis.set_xlabel("Communication round")
+        axis.locator_params(axis="x", integer=True)
+
+    return _by_setting(entries, draw)
+
+
+def _by_setting(entries: Sequence[Comparison], draw: Callable[[Any, Sequence[Comparison]], None]) -> Any:
+    """A panel of accuracies for every setting: a row a model, from large to small as the paper shows them, a column a
+    data set and partition."""
+    models = list(dict.fromkeys(entry.cell.model for entry in entries))[::-1]
+    columns = list(dict.fromkeys(_column(entry.cell) for entry in entries))
+    figure, axes = _panels(len(models), len(columns))
+    for row, model in zip(axes, models, strict=True):
+        for axis, column in zip(row, columns, strict=True):
+            draw(axis, [entry for entry in entries if (entry.cell.model, *_column(entry.cell)) == (model, *column)])
             _title(axis, model, column)
-        axes[entry_row][0].set_ylabel("Test accuracy (%)")
+        row[0].set_ylabel("Test accuracy (%)")
     _legend(figure, axes)
     return figure
 
@@ -199,17 +203,8 @@ def _labels(entries: Sequence[Comparison]) -> list[str]:
 
 
 def _label(cell: Cell) -> str:
-    label = (
-        "Random (FedAvg)" if cell.metric == "entropy" and cell.method == "fedavg" else names.method(cell.method or "")
-    )
+    label = "Random (FedAvg)" if cell.metric == "entropy" and cell.method == "fedavg" else names.method(cell.method)
     return f"{label}, Q={cell.buffer:g} %" if cell.extra and cell.buffer is not None else label
-
-
-def _grid(entries: Sequence[Comparison]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Models from large to small, as the paper shows them, and the settings beside one another."""
-    models = list(dict.fromkeys(entry.cell.model for entry in entries))
-    columns = list(dict.fromkeys(_column(entry.cell) for entry in entries))
-    return models[::-1], columns
 
 
 def _column(cell: Cell) -> tuple[str, str]:

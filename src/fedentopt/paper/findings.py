@@ -140,7 +140,7 @@ def _best(entries: Entries) -> str:
         return NOT_YET
     first = [max(leads, key=lambda one: one[0]) for leads in full]
     leaders = [entry for lead, entry in first if lead > 0]
-    others = sorted({names.method(leader.cell.method or "") for leader in leaders})
+    others = sorted({names.method(leader.cell.method) for leader in leaders})
     text = f"Best in {len(full) - len(leaders)} of {len(full)} settings"
     return f"{text}; elsewhere {', '.join(others)}." if others else f"{text}."
 
@@ -186,14 +186,11 @@ def _sooner(entries: Entries) -> str:
             only_ours += ours is not None and theirs is None and "fedavg" in reached
         if shares:
             span = f"{min(shares):.2f}" if len(shares) == 1 else f"{min(shares):.2f} to {max(shares):.2f}"
-            parts.append(f"To {target} % it needs {span} of FedAvg's rounds ({_settings(len(shares))}).")
+            parts.append(f"To {target} % it needs {span} of FedAvg's rounds ({names.counted(len(shares), 'setting')}).")
         if only_ours:
-            parts.append(f"In {_settings(only_ours)} all its seeds get to {target} %, but not all of FedAvg's.")
+            where = names.counted(only_ours, "setting")
+            parts.append(f"In {where} all its seeds get to {target} %, but not all of FedAvg's.")
     return " ".join(parts) or "No setting where both reach a target."
-
-
-def _settings(number: int) -> str:
-    return "1 setting" if number == 1 else f"{number} settings"
 
 
 def _rounds_to(entry: Comparison, target: int, seeds: set[int]) -> float | None:
@@ -237,7 +234,7 @@ def _entropy(entries: Entries) -> str:
     own = by_method["fedentopt"]
     least = min((run.min_entropy for run in own.runs if run.min_entropy is not None), default=math.nan)
     shape = shapes().get(own.cell.dataset)
-    figures = ", ".join(f"{names.method(name or '')} {entry.ours:.3f}" for name, entry in by_method.items())
+    figures = ", ".join(f"{names.method(name)} {entry.ours:.3f}" for name, entry in by_method.items())
     text = f"Mean entropy in bits: {figures}; FedEntOpt's lowest round {least:.3f}"
     return text + (f", log2({shape[0] - 1}) is {math.log2(shape[0] - 1):.3f}." if shape else ".")
 
@@ -292,7 +289,7 @@ def _everyone(entries: Entries) -> str:
     left_out = [run for run in runs if run.never_selected]
     if not left_out:
         return f"So in all {len(runs)} runs."
-    where = sorted({f"{names.partition(e.cell.partition or '')}, Q={e.cell.buffer:g} %" for e in cells
+    where = sorted({f"{names.partition(e.cell.partition)}, Q={e.cell.buffer:g} %" for e in cells
                     if any(run.never_selected for run in e.runs)})  # fmt: skip
     most = max(run.never_selected or 0 for run in left_out)
     never = "a client was" if most == 1 else f"up to {most} clients were"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+PIPE = "\\|"  # in a cell, of a table in Markdown
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,17 @@ def markdown(table: Table, level: int = 1) -> str:
     for section in table.sections:
         if section.heading:
             lines += [f"{'#' * (level + 1)} {section.heading}", ""]
-        lines.append(f"| {' | '.join(_pipe(name) for name in table.columns)} |")
-        lines.append(f"| --- |{' ---: |' * (len(table.columns) - 1)}")
-        lines += [f"| {' | '.join(_pipe(cell) for cell in row)} |" for row in section.rows]
-        lines.append("")
+        lines.append(grid(table.columns, section.rows, words=1))
     return "\n".join(lines)
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: int | None = None) -> str:
+    """A table in Markdown without a title. The first columns, so many as hold `words`, are left-aligned (all of them if
+    not told), the others right."""
+    left = len(columns) if words is None else words
+    lines = [f"| {' | '.join(cell.replace('|', PIPE) for cell in row)} |" for row in (columns, *rows)]
+    lines.insert(1, f"|{' --- |' * left}{' ---: |' * (len(columns) - left)}")
+    return "\n".join([*lines, ""])
 
 
 def folded(summary: str, inside: str) -> str:
@@ -76,10 +85,6 @@ def latex(table: Table) -> str:
             body.append(f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(section.heading)}}}}} \\\\*")
         body += [f"{' & '.join(_tex(cell) for cell in row)} \\\\" for row in section.rows]
     return "\n".join([*head, *body, "\\bottomrule", "\\end{longtable}", ""])
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 _TEX = {

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedentopt.paper import names
 from fedentopt.paper.cells import Cell
-from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.comparison import Comparison, grouped
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import TARGETS
 from fedentopt.paper.names import by_participation, row_names
 from fedentopt.paper.printed import DATASETS, MODELS, table_rows
 from fedentopt.paper.sizes import shapes, size
-from fedentopt.results.statistics import mean
 
 AGAINST = "against FedAvg, 95 % interval"
 SPREAD = "Ours: mean ± sample standard deviation over seeds."
@@ -120,11 +119,11 @@ def diversity(name: str, entries: Sequence[Comparison]) -> Table:
         return f"{cell.buffer:g} %" if by_buffer else names.row_name(cell)
 
     sections = []
-    for heading, group in _grouped(entries).items():
+    for heading, group in grouped(entries, names.heading).items():
         pairs = _pairs(group)
         labels = row_names([next(iter(pair.values())).cell for pair in pairs], label)
         sections.append(Section(heading, tuple(map(row, labels, pairs))))
-    subject = f"{names.method(entries[0].cell.method or '')} by buffer size (per cent of the clients): "
+    subject = f"{names.method(entries[0].cell.method)} by buffer size (per cent of the clients): "
     measured = f"{'accuracy, ' if with_accuracy else ''}normalised entropy of how often clients were selected"
     note = f"{measured}, clients never selected. {READING if with_accuracy else SPREAD}"
     note = subject + note if by_buffer else note[0].upper() + note[1:]
@@ -223,7 +222,7 @@ def participation(name: str, entries: Sequence[Comparison]) -> Table:
     shares = sorted({entry.cell.participation or 0 for entry in entries})
     columns = ("method", *(f"{share:g} %" for share in shares))
     sections = []
-    for heading, group in _grouped(entries).items():
+    for heading, group in grouped(entries, names.heading).items():
         lines = by_participation(group)
         rows = []
         for label, line in zip(row_names([line[0].cell for line in lines], names.row_name), lines, strict=True):
@@ -238,7 +237,7 @@ def participation(name: str, entries: Sequence[Comparison]) -> Table:
     )
     cut = {entry.cell.config.rounds for entry in entries if entry.cell.config and entry.cell.shortened}
     if cut:
-        note += f" A trial: runs are cut to {max(cut)} {'round' if max(cut) == 1 else 'rounds'}."
+        note += f" A trial: runs are cut to {names.counted(max(cut), 'round')}."
     if name == "figure2":
         note += " The paper shows these as curves, without figures, and leaves CIFAR-100 with C=2 out."
     return Table(name, names.table(name), note, columns, tuple(sections))
@@ -249,14 +248,7 @@ def rounds_to_target(entries: Sequence[Comparison]) -> Table:
     columns = ("method", *(f"{target} %" for target in TARGETS), "seeds")
 
     def row(label: str, entry: Comparison) -> tuple[str, ...]:
-        cells = []
-        for target in TARGETS:
-            rounds = [getattr(run, f"rounds_to_{target}") for run in entry.runs]
-            reached = [number for number in rounds if number is not None]
-            average = mean(reached)
-            text = names.NOTHING if average is None else f"{average:.0f}"
-            cells.append(text if len(reached) == len(rounds) else f"{text} ({len(reached)} of {len(rounds)})")
-        return (label, *cells, names.seeds(entry))
+        return (label, *(names.rounds_to(entry, target) for target in TARGETS), names.seeds(entry))
 
     note = (
         "First evaluated round with at least this test accuracy, mean over the seeds that reach it (how many do, "
@@ -267,14 +259,7 @@ def rounds_to_target(entries: Sequence[Comparison]) -> Table:
 
 def _sections(entries: Sequence[Comparison], row: Callable[[str, Comparison], tuple[str, ...]]) -> tuple[Section, ...]:
     sections = []
-    for heading, group in _grouped(entries).items():
+    for heading, group in grouped(entries, names.heading).items():
         labels = row_names([entry.cell for entry in group], names.row_name)
         sections.append(Section(heading, tuple(map(row, labels, group))))
     return tuple(sections)
-
-
-def _grouped(entries: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    groups: dict[str, list[Comparison]] = {}
-    for entry in entries:
-        groups.setdefault(names.heading(entry.cell), []).append(entry)
-    return groups

@@ -24,8 +24,7 @@ from fedentopt.paper.cells import Cell
 from fedentopt.results.checked_files import REMEDY
 from fedentopt.results.folder import RunFolder
 from fedentopt.results.reading import RUN, SUMMARY, RunResult, read_run
-from fedentopt.results.summary import rounds_to
-from fedentopt.results.trust import TRUST
+from fedentopt.results.summary import TRUST, rounds_to
 from fedentopt.simulation.config import RunConfig
 
 TARGETS = (40, 45, 50)

@@ -12,7 +12,7 @@ from fedentopt.datasets import default_image_size
 from fedentopt.paper.cells import Cell
 from fedentopt.paper.comparison import PARTLY, Comparison
 from fedentopt.paper.printed import DATASETS, MODELS, PARTITIONS
-from fedentopt.results.statistics import Interval
+from fedentopt.results.statistics import Interval, mean
 from fedentopt.results.summary import LAST, averaged_rounds
 from fedentopt.simulation.config import LATER_OF_METHODS, PARTS, RunConfig, options
 
@@ -45,8 +45,10 @@ TABLES = {
 }
 
 
-def method(name: str) -> str:
-    """`fedprox+fedentopt-dp` as FedProx + FedEntOpt (DP)."""
+def method(name: str | None) -> str:
+    """`fedprox+fedentopt-dp` as FedProx + FedEntOpt (DP); empty for none."""
+    if name is None:
+        return ""
     plain = name.removesuffix("-dp")
     written = " + ".join(METHODS.get(part, part) for part in plain.split("+"))
     return f"{written} (DP)" if plain != name else written
@@ -63,8 +65,10 @@ def dataset(name: str) -> str:
     return _written(DATASETS, name)
 
 
-def partition(name: str) -> str:
-    """`dir:0.1` as Dir(0.1), `classes:2` as C=2, `mixed:0.001,0.5` as mixed Dir(0.001, 0.5)."""
+def partition(name: str | None) -> str:
+    """`dir:0.1` as Dir(0.1), `classes:2` as C=2, `mixed:0.001,0.5` as mixed Dir(0.001, 0.5); empty for none."""
+    if name is None:
+        return ""
     if name.startswith("mixed:") and "+" not in name:
         return f"mixed Dir({name.removeprefix('mixed:').replace(',', ', ')})"
     if name.startswith("shards:"):
@@ -152,6 +156,11 @@ def _number(value: float | None) -> str:
 NOTHING = "–"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def averaged(entries: Iterable[Comparison]) -> str:
     """Of which rounds these accuracies are the mean, in words."""
     rounds = {min(LAST, entry.cell.config.rounds) for entry in entries if entry.cell.config is not None}
@@ -159,9 +168,9 @@ def averaged(entries: Iterable[Comparison]) -> str:
     return text if len(rounds) < 2 else f"{text}, of all where there are fewer"
 
 
-def ours(entry: Comparison, *, signed: bool = False) -> str:
+def ours(entry: Comparison | None, *, signed: bool = False) -> str:
     """Mean ± deviation; how many seeds diverged behind it."""
-    if entry.ours is None:
+    if entry is None or entry.ours is None:
         return NOTHING
     text = _figure(entry.cell, entry.ours, signed)
     if entry.std is not None:
@@ -191,9 +200,31 @@ def against(entry: Comparison) -> str:
     return f"**{text}**" if entry.against.clear else text
 
 
+def interval(gap: Interval | None, single: Sequence[float] = ()) -> str:
+    """A mean difference in points with its limits; without any, the single differences."""
+    if gap is None:
+        return ", ".join(f"{one:+.2f}" for one in single) or NOTHING
+    return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+
+
+def difference(gap: Interval | None, single: Sequence[float] = ()) -> str:
+    """The same, bold where zero lies outside."""
+    text = interval(gap, single)
+    return f"**{text}**" if gap is not None and gap.clear else text
+
+
 def limits(cell: Cell, interval: Interval) -> str:
     """The two ends of an interval."""
     return f"[{_figure(cell, interval.low, signed=True)}, {_figure(cell, interval.high, signed=True)}]"
+
+
+def rounds_to(entry: Comparison, target: int) -> str:
+    """First evaluated round with an accuracy, mean over the seeds that reach it; how many do, where not all."""
+    rounds = [getattr(run, f"rounds_to_{target}") for run in entry.runs]
+    reached = [number for number in rounds if number is not None]
+    average = mean(reached)
+    text = NOTHING if average is None else f"{average:.0f}"
+    return text if len(reached) == len(rounds) else f"{text} ({len(reached)} of {len(rounds)})"
 
 
 def in_others(entry: Comparison) -> str:
@@ -220,8 +251,7 @@ def seeds(entry: Comparison) -> str:
     text = str(found) if found == wanted else f"{found} of {wanted}"
     text += in_others(entry)
     if entry.cell.shortened and entry.state == PARTLY and entry.cell.config is not None:
-        rounds = entry.cell.config.rounds
-        return f"{text}, cut to {rounds} {'round' if rounds == 1 else 'rounds'}"
+        return f"{text}, cut to {counted(entry.cell.config.rounds, 'round')}"
     return text
 
 
@@ -232,7 +262,7 @@ def _figure(cell: Cell, value: float, signed: bool = False) -> str:
 
 def row_name(cell: Cell) -> str:
     """The method, and what else tells rows of one section apart."""
-    parts = [method(cell.method or "")]
+    parts = [method(cell.method)]
     if cell.extra:
         parts += [f"{name.rpartition('.')[2]} {value}" for name, value in cell.swept]  # selector.d is d to a reader
         parts += [f"participation {cell.participation:g} %"] if cell.table == "single-class" else []
@@ -252,5 +282,5 @@ def data(cell: Cell) -> str:
 
 def heading(cell: Cell) -> str:
     """The setting that rows of one section share."""
-    parts = [cell.availability and cell.availability.capitalize(), model(cell.model), data(cell)]
-    return ", ".join(part for part in (*parts, cell.partition and partition(cell.partition)) if part)
+    parts = [(cell.availability or "").capitalize(), model(cell.model), data(cell), partition(cell.partition)]
+    return ", ".join(part for part in parts if part)

@@ -15,7 +15,7 @@ from fedentopt.paper import names
 from fedentopt.paper.comparison import DONE, Comparison
 from fedentopt.paper.findings import FAR
 from fedentopt.paper.formats import Section, Table
-from fedentopt.paper.printed import Place, Printed, printed_figures
+from fedentopt.paper.printed import printed_accuracy
 from fedentopt.results.statistics import paired_differences
 
 OPEN_CHOICES = {"vgg11-open": "vgg11", "lenet5-open": "lenet5"}
@@ -44,20 +44,19 @@ def change(entry: Comparison) -> str:
 
 def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
     """A row per method and change; in words behind it, how far each change leaves its methods from the paper."""
-    printed = printed_figures()
     sections: dict[str, list[tuple[str, ...]]] = {}
     for method in dict.fromkeys(entry.cell.method for entry in entries):
         own = [entry for entry in entries if entry.cell.method == method]
         for entry in own:
             base = _as_chosen(entry, own)
-            figure = _printed(entry, printed)
-            gap = None if figure is None or entry.ours is None else entry.ours - figure.mean
+            figure = _printed(entry)
+            gap = None if figure is None or entry.ours is None else entry.ours - figure
             moved = [] if base is None or base is entry else paired_differences(entry.values, base.values)
             heading = names.heading((base or entry).cell)
             sections.setdefault(heading, []).append((
-                f"{names.method(method or '')}, {change(entry)}", names.ours(entry),
-                ", ".join(f"{one:+.2f}" for one in moved) or names.NOTHING,
-                names.NOTHING if figure is None else f"{figure.mean:.2f}",
+                f"{names.method(method)}, {change(entry)}", names.ours(entry),
+                names.interval(None, moved),
+                names.NOTHING if figure is None else f"{figure:.2f}",
                 names.NOTHING if gap is None else f"{gap:+.2f}", names.seeds(entry),
             ))  # fmt: skip
     columns = (
@@ -74,7 +73,6 @@ def open_choices_table(name: str, entries: Sequence[Comparison]) -> Table:
 
 def found(entries: Sequence[Comparison]) -> str:
     """For every change whose runs are all there: which methods it leaves near their printed figures, which far."""
-    printed = printed_figures()
     several = len({entry.cell.partition for entry in entries}) > 1
     sentences, waiting = [], []
     for what in dict.fromkeys(map(change, entries)):
@@ -83,9 +81,9 @@ def found(entries: Sequence[Comparison]) -> str:
             waiting.append(what)
             continue
         gaps = [
-            (entry, entry.ours - figure.mean)
+            (entry, entry.ours - figure)
             for entry in own
-            if (figure := _printed(entry, printed)) is not None and entry.ours is not None
+            if (figure := _printed(entry)) is not None and entry.ours is not None
         ]
         if not gaps:  # no cells of the paper's
             continue
@@ -104,8 +102,8 @@ def _apart(entry: Comparison, gap: float, several: bool) -> str:
     """A method, with its partition beside several, how far it is from its printed figure, and how many of its seeds
     count as chance behind that."""
     diverged = f", {entry.diverged} of {len(entry.values)} diverged" if entry.diverged else ""
-    where = f" under {names.partition(entry.cell.partition or '')}" if several else ""
-    return f"{names.method(entry.cell.method or '')}{where} ({gap:+.1f}{diverged})"
+    where = f" under {names.partition(entry.cell.partition)}" if several else ""
+    return f"{names.method(entry.cell.method)}{where} ({gap:+.1f}{diverged})"
 
 
 def _as_chosen(entry: Comparison, of_method: Sequence[Comparison]) -> Comparison | None:
@@ -115,7 +113,6 @@ def _as_chosen(entry: Comparison, of_method: Sequence[Comparison]) -> Comparison
     return None
 
 
-def _printed(entry: Comparison, printed: dict[Place, Printed]) -> Printed | None:
+def _printed(entry: Comparison) -> float | None:
     cell = entry.cell
-    place = Place("table1", "accuracy", OPEN_CHOICES[cell.table], cell.dataset, cell.partition, cell.method, None, None)
-    return printed.get(place)
+    return printed_accuracy("table1", OPEN_CHOICES[cell.table], cell.dataset, cell.partition, cell.method)

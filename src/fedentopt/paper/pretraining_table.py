@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedentopt.paper import names
-from fedentopt.paper.audit_table import difference
 from fedentopt.paper.comparison import Comparison
 from fedentopt.paper.findings import FAR
 from fedentopt.paper.formats import Section, Table
-from fedentopt.paper.printed import Place, Printed, printed_figures
+from fedentopt.paper.printed import printed_accuracy
 from fedentopt.results.statistics import paired_differences, paired_interval
 
 PRETRAINING = "mri-pretraining"
@@ -26,14 +25,13 @@ STARTS = {None: "random weights", "pretrained": "ImageNet's weights"}
 def pretraining_table(name: str, entries: Sequence[Comparison]) -> Table:
     """A row per method and start, a section per network; in words behind it what pre-training changes, and whether
     that is as much as is missing."""
-    printed = printed_figures()
     sections: dict[str, list[tuple[str, ...]]] = {}
     for entry in entries:
-        figure = _printed(entry, printed)
-        gap = None if figure is None or entry.ours is None else entry.ours - figure.mean
+        figure = _printed(entry)
+        gap = None if figure is None or entry.ours is None else entry.ours - figure
         sections.setdefault(names.heading(entry.cell), []).append((
-            f"{names.method(entry.cell.method or '')}, {_start(entry)}", names.ours(entry), _moved(entry, entries),
-            names.against(entry), names.NOTHING if figure is None else f"{figure.mean:.2f}",
+            f"{names.method(entry.cell.method)}, {_start(entry)}", names.ours(entry), _moved(entry, entries),
+            names.against(entry), names.NOTHING if figure is None else f"{figure:.2f}",
             names.NOTHING if gap is None else f"{gap:+.2f}", names.seeds(entry),
         ))  # fmt: skip
     columns = (
@@ -52,30 +50,29 @@ def pretraining_table(name: str, entries: Sequence[Comparison]) -> Table:
 
 def found(entries: Sequence[Comparison]) -> str:
     """A sentence per network with two starts and method: what pre-training changes, beside what the paper's lacks."""
-    printed = printed_figures()
     sentences, waiting = [], []
     for entry in entries:
         base = _random_start(entry, entries)
         if base is None:
             continue
-        method, model = names.method(entry.cell.method or ""), names.model(entry.cell.model)
+        method, model = names.method(entry.cell.method), names.model(entry.cell.model)
         shared = len(paired_differences(entry.values, base.values))
         gap = paired_interval(entry.values, base.values)
         if gap is None or entry.cell.shortened:
             waiting.append(f"{method} with {model}")
             continue
-        start = f"{method}: {_start(entry)} change {model} by {difference(gap).strip('*')} points over {shared} seeds"
+        start = f"{method}: {_start(entry)} change {model} by {names.interval(gap)} points over {shared} seeds"
         diverged = [f"{which.diverged} from {_start(which)}" for which in (base, entry) if which.diverged]
         start += f" ({' and '.join(diverged)} diverged)" if diverged else ""
         missing = [
-            (names.model(other.cell.model), other.ours - figure.mean)
+            (names.model(other.cell.model), other.ours - figure)
             for other in entries
             if other.cell.method == entry.cell.method and other.cell.partition == entry.cell.partition
             and _start(other) == STARTS[None] and not other.cell.shortened and other.ours is not None
-            and (figure := _printed(other, printed)) is not None
+            and (figure := _printed(other)) is not None
         ]  # fmt: skip
         if not missing:
-            printed_too = any(_printed(other, printed) is not None for other in entries)
+            printed_too = any(_printed(other) is not None for other in entries)
             waits = "; the network that the paper prints has no results yet" if printed_too else ""
             sentences.append(f"{start}{waits}.")
         for network, lacks in missing:
@@ -117,12 +114,10 @@ def _moved(entry: Comparison, entries: Sequence[Comparison]) -> str:
     base = _random_start(entry, entries)
     if base is None:
         return names.NOTHING
-    gap = paired_interval(entry.values, base.values)
-    single = paired_differences(entry.values, base.values)
-    return difference(gap) if gap else ", ".join(f"{one:+.2f}" for one in single) or names.NOTHING
+    both = entry.values, base.values
+    return names.difference(paired_interval(*both), paired_differences(*both))
 
 
-def _printed(entry: Comparison, printed: dict[Place, Printed]) -> Printed | None:
+def _printed(entry: Comparison) -> float | None:
     cell = entry.cell
-    place = Place("table4", "accuracy", cell.model, cell.dataset, cell.partition, cell.method, None, None)
-    return printed.get(place)
+    return printed_accuracy("table4", cell.model, cell.dataset, cell.partition, cell.method)

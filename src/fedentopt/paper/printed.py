@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ def table_rows(table: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
+@cache
 def printed_figures() -> dict[Place, Printed]:
     """Every figure of the six tables."""
     figures: dict[Place, Printed] = {}
@@ -84,6 +86,12 @@ def printed_figures() -> dict[Place, Printed]:
                 )
                 figures[place] = Printed(float(mean), float(std) if std else None)
     return figures
+
+
+def printed_accuracy(table: str, model: str, dataset: str, partition: str | None, method: str | None) -> float | None:
+    """The mean accuracy printed there; None where there is none."""
+    figure = printed_figures().get(Place(table, "accuracy", model, dataset, partition, method, None, None))
+    return None if figure is None else figure.mean
 
 
 def _method(table: str, row: dict[str, str]) -> str | None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedentopt.paper.runner import run_stacks
 from fedentopt.simulation.options import RunOptions
-from fedentopt.simulation.sweep import Stack
+from fedentopt.simulation.sweep import ELSEWHERE, Stack, run_sweep
 
 if TYPE_CHECKING:
     from fedentopt.simulation.engine import RoundEvent
@@ -70,11 +69,11 @@ def work(number: int, stack: Stack, options: RunOptions, token: str, inbox: Any)
 
     options = dataclasses.replace(options, say=lambda line: inbox.put.remote(WorkerReport(*me, line=line)))
     if (options.out_dir / token).exists():
-        run_stacks([stack], options, progress=progress)
+        run_sweep(stack, options, progress=progress, afresh=ELSEWHERE)
         inbox.put.remote(WorkerReport(*me, rounds=dict(news)))
         return {}
     with tempfile.TemporaryDirectory(prefix="fedentopt-") as folder:
-        run_stacks([stack], dataclasses.replace(options, out=folder), progress=progress)
+        run_sweep(stack, dataclasses.replace(options, out=folder), progress=progress, afresh=ELSEWHERE)
         return {run.run_id: _read_folder(Path(folder) / run.run_id) for run in stack}
 
 

@@ -15,14 +15,14 @@ from fedentopt.datasets.catalog import may_differ
 from fedentopt.errors import InputError
 from fedentopt.files import FOLDER_PATIENCE, file_digest, locked_folder, make_folder
 from fedentopt.own_code import code_digest
-from fedentopt.paper import provenance
+from fedentopt.paper import names, provenance
 from fedentopt.paper.audit_table import AUDIT_TABLES
 from fedentopt.paper.blocks import audit_cells, cells_from_file, paper_cells, selector_cells
 from fedentopt.paper.cells import Cell, named_tables
 from fedentopt.paper.comparison import REFUSED, Comparison, compare
 from fedentopt.paper.data import has_data
 from fedentopt.paper.exported import export, read_exported
-from fedentopt.paper.measures import OWN, Measured, Results
+from fedentopt.paper.measures import OWN, TARGETS, Measured, Results
 from fedentopt.paper.selector_table import SELECTOR_TABLES, SELECTORS
 from fedentopt.paper.tables import write_paper_figures, write_tables
 from fedentopt.results.folder import RunFolder
@@ -194,16 +194,14 @@ class Reproduction:
         _need_simulator()
         provenance.made_with()  # looks at the code now: its files may change while it trains
         from fedentopt.models import PRETRAINED, check_name, check_pretrained
-        from fedentopt.paper.runner import run_stacks
-        from fedentopt.simulation.sweep import form_stacks
+        from fedentopt.simulation.sweep import ELSEWHERE, form_stacks, run_sweep
 
         for model in dict.fromkeys(run.model for run in runs):  # before hours go into the runs that come first
             check_name(model)
         for model in dict.fromkeys(run.model for run in runs if run.weights == PRETRAINED):
             check_pretrained(model)
-        options = dataclasses.replace(
-            options, data_dir=None if self.data_dir is None else str(self.data_dir), say=listener.say
-        )
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        options = dataclasses.replace(options, data_dir=data_dir, say=listener.say, target=tuple(map(float, TARGETS)))
         if ray is not None:
             from fedentopt.paper.ray_runner import run_on_ray
 
@@ -220,16 +218,14 @@ class Reproduction:
         if ray_workers is not None:
             raise InputError(f"ray-workers: {ray_workers} only goes with --ray local")
         stacks = sorted(form_stacks(runs, max_stack), key=lambda stack: stack[0].seed)
-
-        def begin(number: int) -> None:
-            first, size = stacks[number][0], len(stacks[number])
-            runs = "1 run" if size == 1 else f"{size} runs"
-            listener.say(f"stack {number + 1} of {len(stacks)}: {first.model}, {first.dataset}, {runs}")
-            finished = [run for run in stacks[number] if RunFolder(options.out_dir, run).is_finished()]
+        for number, stack in enumerate(stacks, 1):  # one by one, so that what is finished can be exported in between
+            first, size = stack[0], names.counted(len(stack), "run")
+            listener.say(f"stack {number} of {len(stacks)}: {first.model}, {first.dataset}, {size}")
+            finished = [run for run in stack if RunFolder(options.out_dir, run).is_finished()]
             if finished:  # by another command, since this one looked
                 listener.found_finished(finished)
-
-        run_stacks(stacks, options, progress=listener.round_done, begin=begin, done=lambda number: done())
+            run_sweep(stack, options, progress=listener.round_done, afresh=ELSEWHERE)
+            done()
 
     def write(self, folder: Path, *, figures: bool) -> list[Path]:
         """Tables and figures of every table that is touched; gives the files.
@@ -287,7 +283,7 @@ def _are_same(of: str, one: str | None, other: str) -> bool:
     return not one or not other or (is_same_data(one, other) if of == "data" else one == other)
 
 
-def plan_cells(file: Path | None, target: str = "all") -> tuple[list[Cell], str]:
+def plan_cells(file: Path | None, target: str) -> tuple[list[Cell], str]:
     """All cells among which `target` is found: the paper's, those of one of the `FAMILIES`, or of a user's file; and
     the target there."""
     if file is not None:

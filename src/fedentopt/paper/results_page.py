@@ -7,7 +7,8 @@ over as it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from fedentopt.paper.cells import Cell, Identity
 from fedentopt.paper.comparison import DONE, PARTLY, Comparison
 from fedentopt.paper.figures import write_figures
 from fedentopt.paper.findings import FAR, NOT_YET, agreement, ahead, far, findings
-from fedentopt.paper.formats import Table, folded, markdown
+from fedentopt.paper.formats import Table, folded, grid, markdown
 from fedentopt.paper.names import row_names
 from fedentopt.paper.tables import tables
 
@@ -50,10 +51,13 @@ The cells of a file of one's own, made by `fedentopt reproduce --cells FILE --re
 """
 
 
-def write_results_page(path: Path, request: Reproduction, source: Path, *, own: bool = False) -> list[Path]:
+def write_results_page(
+    path: Path, request: Reproduction, source: Path, text: Callable[..., str] | None = None, *, own: bool = False
+) -> list[Path]:
     """Write the page and, in a folder beside it, its figures; `source` holds the log of commands and the remarks.
 
-    With `own` the cells are a user's, of which the paper claims nothing, whatever their tables are called.
+    `text` makes the text of another page than `page` from the same. With `own` the cells are a user's, of which the
+    paper claims nothing, whatever their tables are called.
     Refused, before anything is written: a log or remarks that cannot be read.
     """
     commands, remarks = provenance.read(source), read_remarks(source / REMARKS)
@@ -61,14 +65,9 @@ def write_results_page(path: Path, request: Reproduction, source: Path, *, own: 
     folder = path.parent / "results"
     make_folder(path.parent)
     drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
-    text = page(
-        entries,
-        commands=commands,
-        remarks=remarks,
-        figures={file.stem: f"{folder.name}/{file.name}" for file in drawn},
-        own=own,
-    )
-    write_text(path, text)
+    figures = {file.stem: f"{folder.name}/{file.name}" for file in drawn}
+    text = text or partial(page, own=own)
+    write_text(path, text(entries, commands=commands, remarks=remarks, figures=figures))
     return [path, *drawn]
 
 
@@ -108,16 +107,9 @@ def page(
 
 
 def _in_short(entries: Sequence[Comparison]) -> str:
-    lines = [
-        "## What was found",
-        "",
-        agreement(entries),
-        "",
-        "| the paper says | where | ours |",
-        "| --- | --- | --- |",
-    ]
-    lines += [f"| {found.claim} | {found.place} | {found.ours} |" for found in findings(entries)]
-    return "\n".join([*lines, ""])
+    rows = [(found.claim, found.place, found.ours) for found in findings(entries)]
+    table = grid(("the paper says", "where", "ours"), rows)
+    return "\n".join(["## What was found", "", agreement(entries), "", table])
 
 
 def _ahead(entries: Sequence[Comparison]) -> str:
@@ -126,23 +118,16 @@ def _ahead(entries: Sequence[Comparison]) -> str:
     lines = ["## Where another method is ahead of FedEntOpt", ""]
     if not found:
         return "\n".join([*lines, NOT_YET if found is None else "Nowhere among the settings that were run.", ""])
-    lines += [
-        "Tables 1 and 4, farthest ahead first, over the seeds that both have. FedEntOpt is the one without noise.",
-        "",
-        "| setting | method | its accuracy | FedEntOpt's | difference, 95 % interval | seeds |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
-    for one in found:
-        cell = one.entry.cell
-        shown = f"{one.lead:+.2f}"
-        if one.interval is not None:
-            shown = f"{one.interval.mean:+.2f} [{one.interval.low:+.2f}, {one.interval.high:+.2f}]"
-            shown = f"**{shown}**" if one.interval.clear else shown
-        lines.append(
-            f"| {names.heading(cell)} | {names.method(cell.method or '')} | {names.ours(one.entry)} | "
-            f"{names.ours(one.fedentopt)} | {shown} | {len(one.entry.values)} |"
+    about = "Tables 1 and 4, farthest ahead first, over the seeds that both have. FedEntOpt is the one without noise."
+    rows = [
+        (
+            names.heading(one.entry.cell), names.method(one.entry.cell.method), names.ours(one.entry),
+            names.ours(one.fedentopt), names.difference(one.interval, [one.lead]), str(len(one.entry.values)),
         )
-    return "\n".join([*lines, ""])
+        for one in found
+    ]  # fmt: skip
+    columns = ("setting", "method", "its accuracy", "FedEntOpt's", "difference, 95 % interval", "seeds")
+    return "\n".join([*lines, about, "", grid(columns, rows, words=2)])
 
 
 def _far(entries: Sequence[Comparison]) -> str:
@@ -152,21 +137,22 @@ def _far(entries: Sequence[Comparison]) -> str:
         near = f"No cell with results is more than {FAR:g} points from the printed figure."
         return "\n".join([*lines, near if any(entry.difference is not None for entry in entries) else NOT_YET, ""])
     lines += [f"Cells more than {FAR:g} points from the printed figure, farthest first.", ""]
-    lines += ["| table | setting | method | ours | paper | difference |", "| --- | --- | --- | ---: | ---: | ---: |"]
     methods = _told_apart(apart)
-    for entry in apart:
-        cell = entry.cell
-        method = methods[cell.identity]
-        place = f"| {cell.table.removeprefix('table')} | {names.heading(cell)} | {method} "
-        lines.append(f"{place}| {names.ours(entry)} | {names.paper(entry)} | {names.gap(entry)} |")
-    return "\n".join([*lines, ""])
+    rows = [
+        (
+            entry.cell.table.removeprefix("table"), names.heading(entry.cell), methods[entry.cell.identity],
+            names.ours(entry), names.paper(entry), names.gap(entry),
+        )
+        for entry in apart
+    ]  # fmt: skip
+    return "\n".join([*lines, grid(("table", "setting", "method", "ours", "paper", "difference"), rows, words=3)])
 
 
 def _told_apart(entries: Sequence[Comparison]) -> dict[Identity, str]:
     """The method of every cell, and what tells it from others of the same table and setting."""
 
     def plain(cell: Cell) -> str:
-        method = names.method(cell.method or "")
+        method = names.method(cell.method)
         return f"{method}, Q={cell.buffer:g} %" if cell.table == "table6" and cell.buffer is not None else method
 
     told: dict[Identity, str] = {}
@@ -178,17 +164,13 @@ def _told_apart(entries: Sequence[Comparison]) -> dict[Identity, str]:
 
 def what_was_run(entries: Sequence[Comparison]) -> str:
     """How many cells of every table have results, by model and data set where not all do."""
-    lines = [
-        "## What was run",
-        "",
-        "| table | cells | all seeds | some seeds | none |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for name in dict.fromkeys(entry.cell.table for entry in entries):
         own = [entry.state for entry in entries if entry.cell.table == name]
         done, partly = own.count(DONE), own.count(PARTLY)
-        lines.append(f"| {names.table(name)} | {len(own)} | {done} | {partly} | {len(own) - done - partly} |")
-    return "\n".join([*lines, ""])
+        rows.append((names.table(name), *map(str, (len(own), done, partly, len(own) - done - partly))))
+    table = grid(("table", "cells", "all seeds", "some seeds", "none"), rows, words=1)
+    return "\n".join(["## What was run", "", table])
 
 
 def _shown(table: Table, entries: Sequence[Comparison], figures: dict[str, str]) -> str:
@@ -231,5 +213,4 @@ def commands_behind(commands: Sequence[dict[str, Any]]) -> str:
             f"| {entry.get('started')} | `{entry.get('command')}` | {entry.get('runs')} | "
             f"{float(entry.get('seconds') or 0) / 60:.1f} | {entry.get('device')} | {entry.get('torch')} | {code} |"
         )
-    number = "1 command" if len(commands) == 1 else f"{len(commands)} commands"
-    return "\n".join([*lines, folded(number, "\n".join(table))])
+    return "\n".join([*lines, folded(names.counted(len(commands), "command"), "\n".join(table))])

@@ -27,16 +27,14 @@ def algorithms(entries: Sequence[Comparison]) -> str:
         by_method = {e.cell.method or "": e for e in own if names.heading(e.cell) == heading}
         others = [method for method in by_method if "+" not in method and method not in ("fedavg", OURS)]
         with_ours = {a: by_method[f"{a}+{OURS}"] for a in others if f"{a}+{OURS}" in by_method}
-        pairs = [(by_method[a], by_method.get("fedavg")) for a in others]
-        pairs += [(entry, by_method.get(OURS)) for entry in with_ours.values()]
+        fedavg, ours = by_method.get("fedavg"), by_method.get(OURS)
+        pairs = [(by_method[a], fedavg) for a in others] + [(entry, ours) for entry in with_ours.values()]
         found = compared(pairs)
         alone = dict(zip(others, found[: len(others)], strict=True))
         combined = dict(zip(with_ours, found[len(others) :], strict=True))
-        rows = [
-            ("FedAvg", _figure(by_method.get("fedavg")), names.NOTHING, _figure(by_method.get(OURS)), names.NOTHING)
-        ]
+        rows = [("FedAvg", names.ours(fedavg), names.NOTHING, names.ours(ours), names.NOTHING)]
         rows += [
-            (names.method(a), _figure(by_method[a]), alone[a].text(), _figure(with_ours.get(a)),
+            (names.method(a), names.ours(by_method[a]), alone[a].text(), names.ours(with_ours.get(a)),
              combined.get(a, Against()).text())
             for a in others
         ]  # fmt: skip
@@ -51,10 +49,6 @@ def algorithms(entries: Sequence[Comparison]) -> str:
     note = "\n".join(["Above FedAvg with the same selection:", "", *answers, "", _note(own)]) if answers else NOTE
     title = "Does re-weighting help once cohorts are even?"
     return markdown(Table(ALGORITHMS, title, note, COLUMNS, tuple(sections)), level=2)
-
-
-def _figure(entry: Comparison | None) -> str:
-    return names.NOTHING if entry is None else names.ours(entry)
 
 
 def _highest(by_method: Mapping[str, Comparison]) -> str:

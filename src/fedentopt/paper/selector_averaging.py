@@ -89,15 +89,11 @@ def _rows(trios: Sequence[_Trio]) -> tuple[tuple[str, ...], ...]:
 
     return tuple(
         (
-            names.method(trio.samples.cell.method or ""), _figure(trio.own), _figure(trio.samples),
-            gap(trio.own, trio.samples), _figure(trio.random), gap(trio.samples, trio.random),
+            names.method(trio.samples.cell.method), names.ours(trio.own), names.ours(trio.samples),
+            gap(trio.own, trio.samples), names.ours(trio.random), gap(trio.samples, trio.random),
         )
         for trio in trios
     )  # fmt: skip
-
-
-def _figure(entry: Comparison | None) -> str:
-    return names.NOTHING if entry is None else names.ours(entry)
 
 
 def _answer(trios: Sequence[_Trio]) -> str:
@@ -111,8 +107,7 @@ def _answer(trios: Sequence[_Trio]) -> str:
     selection = [mean([part for part, _ in parts]) or 0.0 for parts in by_seed]
     weights = [mean([part for _, part in parts]) or 0.0 for parts in by_seed]
     gain = (mean(selection) or 0.0) + (mean(weights) or 0.0)
-    places = f"{len(whole)} {'pair' if len(whole) == 1 else 'pairs'} of selector and setting"
-    number = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
+    places, number = f"{names.counted(len(whole), 'pair')} of selector and setting", names.counted(len(seeds), "seed")
     return (
         f"Over {places} ({number}), these selectors with their own weights are on average {gain:+.2f} points from "
         f"random selection: {_told(selection)} by selection, {_told(weights)} by the weights; "

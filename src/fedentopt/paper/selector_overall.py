@@ -193,12 +193,3 @@ def _signed(value: float | None, digits: int = 2) -> str:
 
 def _bold(text: str, p: float | None) -> str:
     return f"**{text}**" if p is not None and p < SURE else text
-
-
-def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    """A table in Markdown without a title; `numbers` stand on the right in all columns but the first."""
-    lines = [f"| {' | '.join(columns)} |", f"| --- |{(' ---: |' if numbers else ' --- |') * (len(columns) - 1)}"]
-    for row in rows:
-        cells = [cell.replace("|", "\\|") for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])

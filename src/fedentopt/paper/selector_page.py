@@ -8,15 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedentopt.files import make_folder, write_text
-from fedentopt.paper import names, provenance
+from fedentopt.paper import names
 from fedentopt.paper.comparison import Comparison
-from fedentopt.paper.figures import write_figures
-from fedentopt.paper.formats import Table, folded, markdown
-from fedentopt.paper.results_page import REMARKS, commands_behind, read_remarks, what_was_run
+from fedentopt.paper.formats import Table, folded, grid, markdown
+from fedentopt.paper.results_page import commands_behind, what_was_run
 from fedentopt.paper.selector_algorithms import ALGORITHMS, algorithms
 from fedentopt.paper.selector_asks import MADE_HERE, OURS, RANDOM
 from fedentopt.paper.selector_averaging import AVERAGING, averaging
@@ -28,17 +25,13 @@ from fedentopt.paper.selector_overall import (
     largest_gains,
     methods_of,
     participations,
-    plain,
     summary,
     where,
 )
-from fedentopt.paper.selector_table import SELECTORS, SURE, TUNED, BenchSetting, bench_settings, selector_table
+from fedentopt.paper.selector_table import SELECTORS, SURE, TUNED, BenchSetting, bench_settings, p_text, selector_table
 from fedentopt.paper.selector_tuned import beside_defaults, not_best_when_tuned
 from fedentopt.paper.tables import tables
 from fedentopt.results.statistics import mean, student_quantile
-
-if TYPE_CHECKING:
-    from fedentopt.paper.reproduction import Reproduction
 
 INTRODUCTION = """# Every selector in one benchmark
 
@@ -74,18 +67,6 @@ their means, stars FedEntOpt and the selectors made here.
 """
 TOGETHER = "What all settings say together is in the table over all settings."
 CEILING = "The dashed line is training all clients in every round"
-
-
-def write_selector_page(path: Path, request: Reproduction, source: Path) -> list[Path]:
-    """Write the page and, in a folder beside it, its figure; `source` holds the log of commands and the remarks."""
-    commands, remarks = provenance.read(source), read_remarks(source / REMARKS)
-    entries = request.compare(request.plan)
-    folder = path.parent / "results"
-    make_folder(path.parent)
-    drawn = [file for file in write_figures(folder, entries, request.results) if file.suffix == ".svg"]
-    figures = {file.stem: f"{folder.name}/{file.name}" for file in drawn}
-    write_text(path, selector_page(entries, commands=commands, remarks=remarks, figures=figures))
-    return [path, *drawn]
 
 
 def selector_page(
@@ -150,16 +131,16 @@ def _not_best(settings: Sequence[BenchSetting], when_tuned: str) -> str:
     for setting in lost:
         best, found = setting.by_method[setting.best], setting.against_ours[setting.best]
         accuracies = (f"{entry.ours:.2f}" for entry in (best, setting.by_method[OURS]))
-        rows.append((setting.place, names.method(setting.best), *accuracies, found.text(), found.p_text()))
+        rows.append((setting.place, names.method(setting.best), *accuracies, found.text(), p_text(found.p)))
     columns = ("setting", "best", "its accuracy", "FedEntOpt's", "difference, 95 % interval", "p (Holm)")
-    return "\n".join([*lines, plain(columns, rows)])
+    return "\n".join([*lines, grid(columns, rows)])
 
 
 def _who_is_best(judged: Sequence[BenchSetting], lost: Sequence[BenchSetting]) -> str:
     models = dict.fromkeys(names.model(e.cell.model) for s in judged for e in s.entries)
     number = len(judged)
     text = (
-        f"FedEntOpt has the highest mean accuracy in {number - len(lost)} of {_count(number, 'setting')} "
+        f"FedEntOpt has the highest mean accuracy in {number - len(lost)} of {names.counted(number, 'setting')} "
         f"({', '.join(models)}, {_seeds(judged)})"
     )
     counts = Counter(setting.best for setting in lost).most_common()
@@ -181,7 +162,8 @@ def _nearest(judged: Sequence[BenchSetting]) -> str:
     ahead = sum(gap > 0 for gap in gaps[first])
     return (
         f" Of the selectors that others have published, {names.method(first)} does best: on average "
-        f"{means[first]:+.2f} points from FedEntOpt, above it in {ahead} of {_count(len(gaps[first]), 'setting')}."
+        f"{means[first]:+.2f} points from FedEntOpt, above it in {ahead} of "
+        f"{names.counted(len(gaps[first]), 'setting')}."
     )
 
 
@@ -195,7 +177,7 @@ def _how_sure(judged: Sequence[BenchSetting]) -> str:
     of_one = max(len([a for a in s.against_ours.values() if a.p is not None]) for s in judged)
     errors = student_quantile(most - 1, 1 - SURE / of_one)
     return (
-        f"Of {_count(len(told), 'comparison')} with another selector, the other is clearly better in "
+        f"Of {names.counted(len(told), 'comparison')} with another selector, the other is clearly better in "
         f"{sum(a.better for a in told)}, FedEntOpt in {sum(a.worse for a in told)}; the rest may be luck. Clearly "
         f"means p < {SURE:g} after Holm's correction over the comparisons of a setting: of {of_one}, the first has to "
         f"be {errors:.{0 if errors >= 10 else 1}f} times its standard error with {most} seeds. "
@@ -203,13 +185,9 @@ def _how_sure(judged: Sequence[BenchSetting]) -> str:
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _seeds(settings: Sequence[BenchSetting]) -> str:
     numbers = sorted({len(entry.values) for setting in settings for entry in setting.by_method.values()})
-    return _count(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
+    return names.counted(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
 
 
 def _over_all(settings: Sequence[BenchSetting]) -> str:
@@ -230,7 +208,7 @@ def _over_all(settings: Sequence[BenchSetting]) -> str:
             *_paragraph(largest_gains(settings)),
             text,
             "",
-            plain(*summary(settings)),
+            grid(*summary(settings)),
         ]
     )
 
@@ -253,7 +231,7 @@ def _where(settings: Sequence[BenchSetting]) -> str:
     for share in participations(settings):
         columns, rows = where(settings, share)
         if len(columns) > 1:
-            lines += [f"### {share:g} % of the clients per round", "", plain(columns, rows, numbers=True)]
+            lines += [f"### {share:g} % of the clients per round", "", grid(columns, rows, words=1)]
     return "\n".join(lines) if len(lines) > 4 else ""
 
 
@@ -268,7 +246,7 @@ def _asks(settings: Sequence[BenchSetting], methods: Sequence[str]) -> str:
         return ""
     note = "MB: all that travels, models included. Selection: time of the selector on the machine that trained."
     return "\n".join([
-        "## What each asks of a client", "", *_paragraph(note if settings else ""), plain(*costs(settings, methods))
+        "## What each asks of a client", "", *_paragraph(note if settings else ""), grid(*costs(settings, methods))
     ])  # fmt: skip
 
 
@@ -280,7 +258,7 @@ def _every_setting(known: Sequence[Comparison], settings: Sequence[BenchSetting]
         named = [method for method in dict.fromkeys((setting.best, OURS, RANDOM)) if method in setting.by_method]
         shown = [f"{names.method(method)} {setting.by_method[method].ours:.2f}" for method in named]
         targets = "rounds to {} % and {} %".format(*setting.targets)
-        inside = plain(table.columns, section.rows, numbers=True)
+        inside = grid(table.columns, section.rows, words=1)
         lines.append(folded(f"{setting.place}: {', '.join(shown)} ({targets})", inside))
     return "\n".join(lines)
 

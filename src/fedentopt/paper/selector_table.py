@@ -60,16 +60,8 @@ class Against:
 
     def text(self) -> str:
         """Difference and interval, bold where it is clear; from one seed the difference alone."""
-        if self.difference is None:
-            return names.NOTHING
-        text = f"{self.difference:+.2f}"
-        if self.interval is not None:
-            text += f" [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
+        text = names.interval(self.interval, [] if self.difference is None else [self.difference])
         return f"**{text}**" if self.clear else text
-
-    def p_text(self) -> str:
-        """The adjusted p value."""
-        return p_text(self.p)
 
 
 def p_text(p: float | None) -> str:
@@ -150,7 +142,7 @@ class BenchSetting:
     def targets(self) -> tuple[int, int]:
         """The highest accuracy that all seeds of random selection reach, and the next higher one."""
         runs = self.by_method[RANDOM].runs if RANDOM in self.by_method else ()
-        reached = [t for t in EVERY_TARGET if runs and all(_rounds_to(run, t) is not None for run in runs)]
+        reached = [t for t in EVERY_TARGET if runs and all(getattr(run, f"rounds_to_{t}") is not None for run in runs)]
         at = min(EVERY_TARGET.index(max(reached, default=EVERY_TARGET[0])), len(EVERY_TARGET) - 2)
         return EVERY_TARGET[at], EVERY_TARGET[at + 1]
 
@@ -194,7 +186,7 @@ def selector_table(name: str, entries: Sequence[Comparison]) -> Table:
     sections = []
     for setting in bench_settings(entries):
         low, high = setting.targets
-        rows = [_row(setting, entry) for entry in sorted(setting.entries, key=_falling)]
+        rows = [_row(setting, entry) for entry in sorted(setting.entries, key=falling)]
         if setting.ceiling is not None:
             rows.append(("all clients (ceiling)", names.ours(setting.ceiling), *[names.NOTHING] * (len(COLUMNS) - 3),
                          names.seeds(setting.ceiling)))  # fmt: skip
@@ -211,7 +203,8 @@ def selector_table(name: str, entries: Sequence[Comparison]) -> Table:
     return Table(name, names.table(name), note, COLUMNS, tuple(sections))
 
 
-def _falling(entry: Comparison) -> float:
+def falling(entry: Comparison) -> float:
+    """A key that sorts by accuracy, the highest first and those without results last."""
     return float("inf") if entry.ours is None else -entry.ours
 
 
@@ -229,9 +222,9 @@ def _row(setting: BenchSetting, entry: Comparison) -> tuple[str, ...]:
         names.method(method),
         names.ours(entry),
         against.text(),
-        against.p_text(),
+        p_text(against.p),
         shown(lambda run: run.worst_class_accuracy, 1),
-        *(_rounds_text(entry, target) for target in setting.targets),
+        *(names.rounds_to(entry, target) for target in setting.targets),
         shown(lambda run: run.mean_entropy, 3),
         shown(lambda run: run.min_entropy, 3),
         shown(lambda run: run.h_norm, 3),
@@ -247,19 +240,6 @@ def _row(setting: BenchSetting, entry: Comparison) -> tuple[str, ...]:
 def travels(run: Measured) -> float | None:
     """Bytes in both directions, models included."""
     return None if run.bytes_up is None or run.bytes_down is None else float(run.bytes_up + run.bytes_down)
-
-
-def _rounds_to(run: Measured, target: int) -> int | None:
-    found: int | None = getattr(run, f"rounds_to_{target}")
-    return found
-
-
-def _rounds_text(entry: Comparison, target: int) -> str:
-    found = [_rounds_to(run, target) for run in entry.runs]
-    reached = [number for number in found if number is not None]
-    average = mean(reached)
-    text = names.NOTHING if average is None else f"{average:.0f}"
-    return text if len(reached) == len(found) else f"{text} ({len(reached)} of {len(found)})"
 
 
 def gains(settings: Sequence[BenchSetting]) -> Mapping[str, dict[str, float]]:

@@ -16,11 +16,11 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.paper import names
 from fedentopt.paper.cells import Cell, named_tables
-from fedentopt.paper.comparison import Comparison
+from fedentopt.paper.comparison import Comparison, grouped
 from fedentopt.paper.formats import Section, Table
 from fedentopt.paper.measures import Results
 from fedentopt.paper.selector_asks import OURS
-from fedentopt.paper.selector_table import GRID, SELECTORS, SURE, TUNED, Against, compared
+from fedentopt.paper.selector_table import GRID, SELECTORS, SURE, TUNED, Against, compared, falling
 from fedentopt.results.statistics import mean, paired_differences, paired_interval
 from fedentopt.simulation.config import RunConfig
 
@@ -149,8 +149,8 @@ def tuned_table(name: str, entries: Sequence[Comparison]) -> Table:
         ("selector", "setting", "accuracy", "against random, 95 % interval", "seeds"),
         tuple(
             Section(heading, tuple(
-                (names.method(e.cell.method or ""), _written(e.cell), names.ours(e), names.against(e), names.seeds(e))
-                for e in sorted(own, key=_falling)
+                (names.method(e.cell.method), _written(e.cell), names.ours(e), names.against(e), names.seeds(e))
+                for e in sorted(own, key=falling)
             ))
             for heading, own in _by_setting(entries).items()
         ),
@@ -164,9 +164,7 @@ def _written(cell: Cell) -> str:
 
 
 def _by_setting(entries: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    found: dict[str, list[Comparison]] = {}
-    for entry in entries:
-        found.setdefault(f"{names.heading(entry.cell)}, {entry.cell.participation:g} % per round", []).append(entry)
+    found = grouped(entries, lambda cell: f"{names.heading(cell)}, {cell.participation:g} % per round")
     return {heading: own for heading, own in found.items() if any(entry.ours is not None for entry in own)}
 
 
@@ -180,13 +178,13 @@ def beside_defaults(entries: Sequence[Comparison]) -> Table | None:
         others = [entry for entry in own if entry is not ours]
         found = {id(e): one for e, one in zip(others, compared([(e, ours) for e in others]), strict=True)}
         rows = []
-        for entry in sorted(own, key=_falling):
+        for entry in sorted(own, key=falling):
             default = defaults.get(_key(entry.cell))
             same = default is not None and entry.cell.config == default.cell.config
             rows.append((
-                names.method(entry.cell.method or ""),
+                names.method(entry.cell.method),
                 chosen(entry.cell, None if default is None else default.cell),
-                names.NOTHING if default is None else names.ours(default),
+                names.ours(default),
                 NOT_RUN if entry.ours is None else names.ours(entry),
                 names.NOTHING if default is None or same else _gap(entry, default).text(),
                 found.get(id(entry), Against()).text(),
@@ -210,10 +208,6 @@ def _gap(entry: Comparison, default: Comparison) -> Against:
     return Against(mean(paired_differences(*both)), paired_interval(*both))
 
 
-def _falling(entry: Comparison) -> float:
-    return float("inf") if entry.ours is None else -entry.ours
-
-
 def _key(cell: Cell) -> tuple[Any, ...]:
     return (*(getattr(cell, name) for name in PLACE), names.heading(cell), cell.method)
 
@@ -232,5 +226,5 @@ def not_best_when_tuned(entries: Sequence[Comparison]) -> str:
         f"With every selector tuned on held-out data, FedEntOpt has the highest mean in {len(judged) - len(lost)} of "
     )
     text += f"{len(judged)} settings"
-    where = [f"{names.method(e.cell.method or '')} on {names.heading(e.cell)}" for e in lost]
+    where = [f"{names.method(e.cell.method)} on {names.heading(e.cell)}" for e in lost]
     return f"{text}; higher: {'; '.join(where)}, with the highest mean there." if where else f"{text}."

@@ -3,14 +3,12 @@ print."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedentopt.files import make_folder, write_json, write_text
+from fedentopt.files import csv_text, make_folder, write_json, write_text
 from fedentopt.paper import layouts
 from fedentopt.paper.audit_table import INFERRED, LIARS, inferred_table, liars_table
 from fedentopt.paper.bf16_table import BF16, bf16_table
@@ -67,24 +65,22 @@ def tables(comparisons: Sequence[Comparison]) -> list[Table]:
 
 def summary_csv(comparisons: Iterable[Comparison]) -> str:
     """One row per cell: everything `--list` says, and the differences with their intervals."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     cell_columns = ("table", "model", "dataset", "partition", "method", "availability", "participation", "buffer")
     measures = ("ours", "std", "paper", "paper_std", "difference", "against_fedavg", "low", "high", "shared_seeds")
     entries = list(comparisons)
     others = list(dict.fromkeys(name for entry in entries for name in entry.stand_ins))  # mostly none
     columns = ("diverged", "never_selected", "seeds", *(f"seeds_{name}" for name in others), "state")
-    writer.writerow([*cell_columns, "swept", "metric", *measures, *columns])
+    rows: list[Iterable[object]] = [[*cell_columns, "swept", "metric", *measures, *columns]]
     for entry in entries:
         cell, gap = entry.cell, entry.against
-        writer.writerow(
+        rows.append(
             [
-                *(_blank(getattr(cell, name)) for name in cell_columns),
+                *(getattr(cell, name) for name in cell_columns),
                 " ".join(f"{name}={value}" for name, value in cell.swept),
                 cell.metric,
                 *(_exact(value) for value in (entry.ours, entry.std, cell.paper, cell.paper_std, entry.difference)),
                 *(_exact(value) for value in (entry.lead, *((gap.low, gap.high) if gap else (None, None)))),
-                gap.seeds if gap else _blank(None if entry.lead is None else 1),
+                gap.seeds if gap else None if entry.lead is None else 1,
                 entry.diverged,
                 " ".join(str(run.never_selected) for run in entry.runs if run.never_selected is not None),
                 " ".join(map(str, sorted(entry.values))),
@@ -92,7 +88,7 @@ def summary_csv(comparisons: Iterable[Comparison]) -> str:
                 NOT_RUN if entry.state == MISSING_DATA else entry.state,  # the same on machines with other data
             ]
         )
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def _parts(name: str, entries: Sequence[Comparison]) -> list[Table]:
@@ -125,10 +121,6 @@ def _accuracy_layout(entries: Sequence[Comparison]) -> Layout:
     shares = {entry.cell.participation for entry in entries if not entry.cell.extra}
     printed = any(entry.cell.paper is not None for entry in entries)
     return layouts.participation if len(shares) > 1 and not printed else layouts.plain
-
-
-def _blank(value: object) -> object:
-    return "" if value is None else value
 
 
 def _exact(value: float | None) -> str:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from fedentopt.plan.outcome import Choice, Federation, Outcome
 from fedentopt.plan.recommendation import KEPT_GAIN, NEAR, Recommendation, gain, share
 from fedentopt.selection import RandomSelector
@@ -31,7 +29,7 @@ def privacy_words(
     if tried is None or len(alike) < 2 or alike[-1].choice.epsilon is not None:
         return ""
     clean, noised = alike[-1], alike[-2::-1]
-    samples = float(np.median(federation.counts.sum(axis=1)))
+    samples = federation.samples
     buffer = "" if tried.buffer is None else f"a buffer of {tried.buffer}, "
     parts = [
         f"by {o.entropy - clean.entropy:+.3f} bits with ε = {o.choice.epsilon:g} "

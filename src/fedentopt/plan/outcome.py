@@ -40,6 +40,11 @@ class Federation:
         return np.asarray(np.maximum(self.counts, 0).sum(axis=0) > 0)
 
     @property
+    def samples(self) -> float:
+        """Samples per client, the median."""
+        return float(np.median(np.maximum(self.counts, 0).sum(axis=1)))
+
+    @property
     def top(self) -> float:
         """The largest entropy a cohort can have, in bits."""
         return math.log2(max(classes_held(self.counts), 1))

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedentopt import __version__
-from fedentopt.pages import save_page
+from fedentopt.pages import html_table, save_page
 from fedentopt.plan.charts import Axis, Level, Series, bar_chart, legend, line_chart
 from fedentopt.plan.costs import round_number
 from fedentopt.plan.outcome import Outcome
-from fedentopt.plan.page_tables import cell, deviation, outcome_table, table
+from fedentopt.plan.page_tables import cell, deviation, outcome_table
 from fedentopt.plan.planning import Plan
 from fedentopt.plan.recommendation import describe, headline, share
 from fedentopt.selection import EntropySelector, RandomSelector
@@ -204,13 +204,7 @@ def _noise(plan: Plan) -> str:
     if not alike:
         return _section("noise", "What noise costs", escape(plan.privacy) or "No noise was tried.", "")
     samples = plan.samples
-    ticks = [
-        (
-            float(i),
-            _tick(o.choice.epsilon, samples),
-        )
-        for i, o in enumerate(alike)
-    ]  # fmt: skip
+    ticks = [(float(i), _tick(o.choice.epsilon, samples)) for i, o in enumerate(alike)]
     random = plan.recommendation.random
     name = describe(alike[0])
     series = [
@@ -266,10 +260,11 @@ def _sites(plan: Plan) -> str:
     about = f"Times asked in {rounds} rounds, mean over repetitions"
     if clients > MOST_SITES:
         about += f"; the {MOST_SITES // 2} asked most and the {MOST_SITES // 2} asked least of {clients}"
+    table = html_table("sites-table", about, heads, lines)
     return _section(
         "sites", "How often each site is asked", "A flat line asks everybody equally often.",
         legend([(describe(o), s) for o, s in shown]) + chart
-        + f'<details class="more"><summary>Site by site</summary>{table("sites-table", about, heads, lines)}</details>',
+        + f'<details class="more"><summary>Site by site</summary>{table}</details>',
     )  # fmt: skip
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
 
+from fedentopt.pages import html_table
 from fedentopt.plan.costs import round_number
 from fedentopt.plan.outcome import Outcome
 from fedentopt.plan.planning import Plan
@@ -44,7 +45,7 @@ def outcome_table(
         name = escape(outcome.name)
         mark = ' class="is-chosen"' if outcome is plan.recommendation.chosen else ""
         lines.append(f'<tr{mark}><th scope="row" data-value="{name}">{name}</th>{"".join(cells)}</tr>')
-    return table(identity, caption, heads, lines)
+    return html_table(identity, caption, heads, lines)
 
 
 def _choice_cell(outcome: Outcome, column: str) -> str:
@@ -53,18 +54,6 @@ def _choice_cell(outcome: Outcome, column: str) -> str:
         return cell(value, share(value) if value else "–")
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     return '<td class="number" data-value="">–</td>' if value is None else cell(float(value), shown)
-
-
-def table(identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Iterable[str]) -> str:
-    cells = "".join(
-        f'<th scope="col" class="{kind}"><button type="button" data-sort="{kind}">{escape(name)}'
-        f'<span aria-hidden="true"></span></button></th>'
-        for name, kind in heads
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table id="{identity}">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
 
 
 def cell(value: float, text: str) -> str:

@@ -61,7 +61,7 @@ class Plan:
     @property
     def samples(self) -> float:
         """Samples per client, the median."""
-        return float(np.median(np.maximum(self.federation.counts, 0).sum(axis=1)))
+        return self.federation.samples
 
     def command(self) -> str:
         """The `fedentopt select` that carries the recommendation out."""
@@ -171,7 +171,7 @@ def make_plan(
         "classes": list(federation.classes),
         "classes_held": int(federation.held.sum()),
         "label_counts": federation.counts.sum(axis=0).tolist(),
-        "samples_per_client": float(np.median(np.maximum(federation.counts, 0).sum(axis=1))),
+        "samples_per_client": federation.samples,
         "cohorts": sizes,
         "buffers": sorted({size for found in tried_buffers.values() for size in found}),
         "epsilons": budgets,

@@ -53,11 +53,11 @@ def recommend(federation: Federation, outcomes: Sequence[Outcome]) -> Recommenda
     full = [size for size in enough if best[size].covered.mean() >= FULL]
     size = (full or enough)[0]
     chosen = best[size]
-    reason = (
-        _random_reason(federation, chosen, _contender(federation, outcomes, random[size]))
-        if chosen is random[size]
-        else _reason(federation, chosen, random)
-    )
+    if chosen is random[size]:
+        contender = max(_by_selector(federation, outcomes, chosen), key=lambda o: o.entropy, default=None)
+        reason = _random_reason(federation, chosen, contender)
+    else:
+        reason = _reason(federation, chosen, random)
     trade = _trade(federation, best, random, size, bool(full)) + _as_good(federation, outcomes, chosen, random[size])
     return Recommendation(chosen, random[size], reason, trade)
 
@@ -102,10 +102,6 @@ def _best_of(federation: Federation, outcomes: Sequence[Outcome], random: Outcom
         if _beats(federation, outcome, best):
             best = outcome
     return best
-
-
-def _contender(federation: Federation, outcomes: Sequence[Outcome], random: Outcome) -> Outcome | None:
-    return max(_by_selector(federation, outcomes, random), key=lambda o: o.entropy, default=None)
 
 
 def describe(outcome: Outcome) -> str:

@@ -46,6 +46,9 @@ class Figures:
     diverged: tuple[tuple[int, int], ...]  # (seed, round)
 
 
+Rows = list[tuple[Method, Figures]]
+
+
 def figures(method: Method) -> Figures:
     """Figures of one method over its finished seeds (over all of them where none is finished)."""
     runs = method.finished or method.runs
@@ -77,11 +80,17 @@ def figures(method: Method) -> Figures:
     )
 
 
-def comparable(rows: Sequence[Figures]) -> list[bool]:
-    """Which rows can be compared: those with a finished run, where any has one. What others have so far is of fewer
+def comparable(rows: Rows) -> Rows:
+    """Those that can be compared: with a finished run, where any has one. What others have so far is of fewer
     rounds."""
-    any_finished = any(row.finished for row in rows)
-    return [row.finished > 0 or not any_finished for row in rows]
+    return [row for row in rows if row[1].finished] or rows
+
+
+def most_accurate(rows: Rows) -> tuple[Rows, Rows]:
+    """Those that can be compared by accuracy, and the best of them: several where they tie, all where there is nothing
+    to prefer them to."""
+    scored = [row for row in comparable(rows) if math.isfinite(row[1].accuracy.mean)]
+    return scored, [scored[i] for i in best_of([values.accuracy.mean for _, values in scored])] or scored
 
 
 def best_of(means: Sequence[float]) -> tuple[int, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from fedentopt.report.figures import Figures, best_of, comparable
+from fedentopt.report.figures import Figures, Rows, most_accurate
 from fedentopt.report.grouping import Group, Method
+from fedentopt.results.aggregate import accuracies
 from fedentopt.results.statistics import Spread, mean_interval, paired_differences
 from fedentopt.results.summary import averaged_rounds
 
@@ -20,23 +20,22 @@ def plus_minus(value: Spread, digits: int = 2) -> str:
     return f"{text} ± {value.std:.{digits}f}" if math.isfinite(value.std) else text
 
 
-def findings(group: Group, rows: list[tuple[Method, Figures]]) -> list[str]:
+def findings(group: Group, rows: Rows) -> list[str]:
     """Up to four plain-text sentences; empty where there is nothing to compare. Methods that a sentence names and that
     diverged in some seed are named as such."""
     figures_of = {method.label: figures for method, figures in rows}
     sentences = []
     named: dict[str, None] = {}
-    fair = comparable([values for _, values in rows])
-    scored = [row for row, one in zip(rows, fair, strict=True) if one and math.isfinite(row[1].accuracy.mean)]
+    scored, best = most_accurate(rows)
     if scored:
-        best = best_of([values.accuracy.mean for _, values in scored]) or tuple(range(len(scored)))
-        named |= dict.fromkeys(scored[i][0].label for i in best)
+        named |= dict.fromkeys(method.label for method, _ in best)
         names = _listed(list(named))
         if len(scored) > len(best):
             names = f"The best of {len(scored)} methods {'is' if len(best) == 1 else 'are'} {names}"
-        accuracy = plus_minus(scored[best[0]][1].accuracy)
+        accuracy = plus_minus(best[0][1].accuracy)
         if any(values.finished for _, values in scored):
-            when = f", {averaged_rounds(_summaries(scored))}{_not_finished(fair.count(False))}"
+            rounds = averaged_rounds(run.summary for method, _ in scored for run in method.finished or method.runs)
+            when = f", {rounds}{_not_finished(sum(not values.finished for _, values in rows))}"
         else:
             when = " so far; no run is finished"
         sentences.append(f"{names}: {accuracy} % test accuracy{when}.")
@@ -87,13 +86,4 @@ def _diverged(named: Iterable[str], figures_of: Mapping[str, Figures]) -> list[s
 
 def paired_gains(plain: Method, balanced: Method) -> list[float]:
     """Accuracy differences between runs of the same seed: same partition, same start."""
-    return paired_differences(_accuracies(balanced), _accuracies(plain))
-
-
-def _accuracies(method: Method) -> dict[int, float]:
-    values = {run.seed: run.summary.get("accuracy") for run in method.finished}
-    return {seed: float(value) for seed, value in values.items() if isinstance(value, (int, float))}
-
-
-def _summaries(rows: list[tuple[Method, Figures]]) -> list[Mapping[str, Any]]:
-    return [run.summary for method, _ in rows for run in method.finished or method.runs]
+    return paired_differences(accuracies(balanced.finished), accuracies(plain.finished))

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from fedentopt.pages import html_table
 from fedentopt.report.belief import Belief
-from fedentopt.report.figures import Figures, best_of, comparable
+from fedentopt.report.figures import Figures, Rows, best_of, comparable, most_accurate
 from fedentopt.report.findings import paired_gains, plus_minus
 from fedentopt.report.grouping import BALANCED, PLAIN, SETTING, Group, Method
 from fedentopt.report.paper import PaperFigures
 from fedentopt.results.statistics import Spread
 from fedentopt.selection import SELECTORS
 
-Rows = list[tuple[Method, Figures]]
 FEWER = ("never_selected", "bytes_sent", "simulated_seconds")
 WHERE_KNOWN = {"validation": "Validation %", "clients": "Mean of clients %", "worst_tenth": "Worst tenth of clients %"}
 """Columns for figures that only runs have which were asked for them."""
@@ -47,28 +47,30 @@ def summary_table(rows: Rows, paper: PaperFigures, number: int) -> str:
     with_time = any(method.config.get("speed_spread") for method, _ in rows)
     heads += [("Simulated time (s)", "number")] if with_time else []
     heads += [("Seeds", "number")]
-    best = {field: _best(rows, field, fewer=field in FEWER) for field in BETTER}
+    fair = comparable(rows)
+    leading = {field: _best(fair, field) for field in BETTER}
     lines = []
     for index, ((method, values), figure) in enumerate(zip(rows, printed, strict=True)):
-        cells = [_method_cell(method, values), _spread_cell(values.accuracy, index in best["accuracy"])]
+        best = {field for field in BETTER if method.label in leading[field]}
+        cells = [_method_cell(method, values), _spread_cell(values.accuracy, "accuracy" in best)]
         if with_paper:
             gap = math.nan if figure is None else values.accuracy.mean - figure
             cells += [_number_cell(figure, "{:.2f}"), _number_cell(gap, "{:+.2f}")]
         cells += [
-            *(_spread_cell(getattr(values, field), index in best[field]) for field in known),
-            _spread_cell(values.worst_class, index in best["worst_class"]),
-            _spread_cell(values.entropy, index in best["entropy"], 3),
-            _spread_cell(values.full_cover, index in best["full_cover"], 1),
-            _spread_cell(values.h_norm, index in best["h_norm"], 3),
-            _spread_cell(values.never_selected, index in best["never_selected"], 1),
-            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}", index in best["bytes_sent"]),
+            *(_spread_cell(getattr(values, field), field in best) for field in known),
+            _spread_cell(values.worst_class, "worst_class" in best),
+            _spread_cell(values.entropy, "entropy" in best, 3),
+            _spread_cell(values.full_cover, "full_cover" in best, 1),
+            _spread_cell(values.h_norm, "h_norm" in best, 3),
+            _spread_cell(values.never_selected, "never_selected" in best, 1),
+            _number_cell(values.bytes_sent.mean / 1e6, "{:,.1f}", "bytes_sent" in best),
         ]
         if with_time:
-            cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", index in best["simulated_seconds"]))
+            cells.append(_number_cell(values.simulated_seconds.mean, "{:,.0f}", "simulated_seconds" in best))
         cells += [_number_cell(values.finished or values.unfinished, "{:.0f}")]
         lines.append(f'<tr data-method="{index}">{"".join(cells)}</tr>')
     note = " ".join(WHAT_IS_KNOWN[field] for field in known if field in WHAT_IS_KNOWN)
-    table = _table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
+    table = html_table(f"summary-{number}", "Accuracy and participation by method", heads, lines)
     return f'{table}<p class="note">{escape(note)}</p>' if note else table
 
 
@@ -97,7 +99,7 @@ def belief_table(rows: Sequence[tuple[Method, Belief]], number: int) -> str:
         if with_liars:
             cells += [_spread_cell(values.auc, False, 3), _part_cell(None if found is None else found.liars)]
         lines.append(f"<tr>{''.join([*cells, _part_cell(others)])}</tr>")
-    return _table(f"belief-{number}", "What the server believed, by method", heads, lines)
+    return html_table(f"belief-{number}", "What the server believed, by method", heads, lines)
 
 
 def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
@@ -113,9 +115,7 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
     ]
     lines = []
     for number, (group, group_rows) in enumerate(zip(groups, rows, strict=True)):
-        fair = comparable([values for _, values in group_rows])
-        scored = [row for row, one in zip(group_rows, fair, strict=True) if one and math.isfinite(row[1].accuracy.mean)]
-        best = [scored[i] for i in _best(scored, "accuracy")] or scored
+        _, best = most_accurate(group_rows)
         name = ", ".join(method.label for method, _ in best) or "–"
         accuracy = best[0][1].accuracy if best else Spread.of([])
         plain, balanced = group.plain(), group.balanced()
@@ -132,7 +132,7 @@ def overview_table(groups: Sequence[Group], rows: Sequence[Rows]) -> str:
         f"{gain}: mean of the differences in accuracy, in points, seed by seed over the seeds that both have, ± the "
         "sample standard deviation of these differences."
     )
-    table = _table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
+    table = html_table("overview", "Best method by setting; a click on a setting shows it", heads, lines)
     return f'{table}<p class="note">{escape(note)}</p>'
 
 
@@ -155,7 +155,7 @@ def settings_tables(group: Group) -> str:
             seeds = ", ".join(str(run.seed) for run in method.runs)
             cells = "".join(_text(method.config.get(name)) for name in differing)
             lines.append(f'<tr><th scope="row">{escape(method.label)}</th>{cells}{_text(seeds)}</tr>')
-        parts.append(_table("", "Settings in which methods differ", heads, lines, sortable=False))
+        parts.append(html_table("", "Settings in which methods differ", heads, lines, sortable=False))
     environments = _distinct(
         {key: value for key, value in run.environment.items() if key not in {"command", "started", "dataset"}}
         for run in runs
@@ -180,10 +180,10 @@ def _commands(commands: Sequence[str]) -> str:
     return f'{blocks[0]}<details class="more">{folded}</details>'
 
 
-def _best(rows: Rows, field: str, *, fewer: bool = False) -> tuple[int, ...]:
-    fair = comparable([values for _, values in rows])
-    means = [getattr(row[1], field).mean if one else math.nan for row, one in zip(rows, fair, strict=True)]
-    return best_of([-mean for mean in means] if fewer else means)
+def _best(rows: Rows, field: str) -> set[str]:
+    """The methods whose figure is the best of a column."""
+    means = [getattr(values, field).mean for _, values in rows]
+    return {rows[i][0].label for i in best_of([-mean for mean in means] if field in FEWER else means)}
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -191,26 +191,6 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     for value in values:
         seen.setdefault(json.dumps(value, sort_keys=True, default=str), value)
     return list(seen.values())
-
-
-def _table(
-    identity: str, caption: str, heads: Sequence[tuple[str, str]], lines: Sequence[str], *, sortable: bool = True
-) -> str:
-    cells = []
-    for name, kind in heads:
-        title = escape(name)
-        inside = (
-            f'<button type="button" data-sort="{kind}">{title}<span aria-hidden="true"></span></button>'
-            if sortable
-            else title
-        )
-        cells.append(f'<th scope="col" class="{kind}">{inside}</th>')
-    name = f' id="{identity}"' if identity else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{name}>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{''.join(cells)}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
 
 
 def _pairs(caption: str, pairs: Sequence[tuple[str, Any]]) -> str:

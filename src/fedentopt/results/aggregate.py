@@ -123,14 +123,15 @@ class Difference:
 
 def difference(ours: MethodResult, theirs: MethodResult) -> Difference:
     """Accuracy of `ours` minus that of `theirs`."""
-    pairs = paired_differences(_accuracies(ours), _accuracies(theirs))
+    pairs = paired_differences(accuracies(ours.runs), accuracies(theirs.runs))
     interval = mean_interval(pairs)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     return Difference(Spread.of(pairs).mean, low, high, len(pairs))
 
 
-def _accuracies(method: MethodResult) -> dict[int, float]:
-    values = {run.seed: run.summary["accuracy"] for run in method.runs}
+def accuracies(runs: Iterable[RunResult]) -> dict[int, float]:
+    """The accuracies of finished runs by seed, of those that have one."""
+    values = {run.seed: run.summary["accuracy"] for run in runs}
     return {seed: value for seed, value in values.items() if value is not None}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from fedentopt.errors import InputError
 from fedentopt.files import read_json
 from fedentopt.partition import parse
-from fedentopt.results.trust import TRUST
+from fedentopt.results.summary import TRUST
 
 LARGEST = 1e150  # whose square is a number, too
 REMEDY = "delete the run's folder to run it again"

@@ -5,9 +5,7 @@ Truths are `yes` or `no`, and empty where nobody knows: who lies, say, outside a
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedentopt.errors import InputError
-from fedentopt.files import read_csv
+from fedentopt.files import csv_text, read_csv
 from fedentopt.results.records import ClientRecord
 
 CLIENTS = "clients.csv"
@@ -27,16 +25,14 @@ WORDS = {True: "yes", False: "no", None: ""}
 
 def clients_csv(clients: Sequence[ClientRecord], client_names: Sequence[str] = ()) -> str:
     """Text of the file; clients go by their names where they have some, as in `label_counts.csv`."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
+    rows: list[Iterable[object]] = [COLUMNS]
     for client in clients:
         cells = dataclasses.asdict(client)
         cells["client"] = client_names[client.client] if client_names else client.client
         cells |= {name: WORDS[cells[name]] for name in TRUTHS}
         cells |= {name: "" if cells[name] is None else repr(float(cells[name])) for name in NUMBERS}
-        rows.writerow(["" if cell is None else cell for cell in cells.values()])
-    return text.getvalue()
+        rows.append(cells.values())
+    return csv_text(rows)
 
 
 def read_clients(path: Path, clients: Sequence[str]) -> tuple[ClientRecord, ...]:

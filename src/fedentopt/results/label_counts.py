@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedentopt.errors import InputError
-from fedentopt.files import read_csv
+from fedentopt.files import csv_text, read_csv
 
 COUNTS, REPORTED = "label_counts.csv", "reported_counts.csv"
 CLIENT_ACCURACY = "client_accuracy.csv"
@@ -37,25 +35,22 @@ class LabelTable:
         return cls(clients, tuple(class_names), np.maximum(counts, 0).astype(np.float64))
 
 
-def counts_csv(counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] = ()) -> str:
+def counts_csv(counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str]) -> str:
     """Text of either file: `client` (its number, or its name where it has one), then the classes."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["client", *class_names])
-    for client, row in enumerate(counts.tolist()):  # tolist: Python numbers, whose repr reads back equal
-        rows.writerow([client_names[client] if client_names else client, *(repr(value) for value in row)])
-    return text.getvalue()
+    rows = [
+        [client_names[client] if client_names else client, *map(repr, row)]
+        for client, row in enumerate(counts.tolist())  # tolist: Python numbers, whose repr reads back equal
+    ]
+    return csv_text([["client", *class_names], *rows])
 
 
-def client_accuracy_csv(accuracies: Sequence[float], client_names: Sequence[str] = ()) -> str:
+def client_accuracy_csv(accuracies: Sequence[float], client_names: Sequence[str]) -> str:
     """Text of `client_accuracy.csv`: a row per client, empty where its accuracy cannot be told."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["client", "accuracy"])
-    for client, accuracy in enumerate(accuracies):
-        name = client_names[client] if client_names else client
-        rows.writerow([name, "" if math.isnan(accuracy) else repr(accuracy)])
-    return text.getvalue()
+    rows = [
+        [client_names[client] if client_names else client, "" if math.isnan(accuracy) else repr(accuracy)]
+        for client, accuracy in enumerate(accuracies)
+    ]
+    return csv_text([["client", "accuracy"], *rows])
 
 
 def read_labels(folder: Path, about: Mapping[str, Any]) -> LabelTable:

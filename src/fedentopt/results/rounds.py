@@ -5,8 +5,6 @@ Rounds are kept as columns: a reproduction holds millions of picks.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -19,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedentopt.errors import InputError
-from fedentopt.files import read_csv
+from fedentopt.files import csv_text, read_csv
 from fedentopt.results.records import RoundRecord
 
 COLUMNS = (
@@ -160,17 +158,15 @@ def columns_of(records: Sequence[RoundRecord]) -> tuple[str, ...]:
 def rounds_csv(records: Sequence[RoundRecord], client_names: Sequence[str] = ()) -> str:
     """Text of `rounds.csv`. Cells of rounds without evaluation are empty; lists are JSON; clients go by their names
     where they have some, as in `label_counts.csv`."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     columns = columns_of(records)
-    rows.writerow(columns)
+    rows: list[Iterable[object]] = [columns]
 
     def named(clients: Sequence[int]) -> str:
         return json.dumps([client_names[client] for client in clients] if client_names else list(clients))
 
     for r in records:
         more = {"asked": r.asked, **{name: _number(getattr(r, name)) for name in FIGURES}}
-        rows.writerow(
+        rows.append(
             [
                 r.round,
                 _number(r.accuracy),
@@ -188,7 +184,7 @@ def rounds_csv(records: Sequence[RoundRecord], client_names: Sequence[str] = ())
                 *(more[name] for name in columns[len(COLUMNS) :]),
             ]
         )
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def read_rounds(path: Path, clients: Sequence[str], num_classes: int) -> RoundTable:

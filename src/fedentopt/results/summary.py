@@ -15,7 +15,6 @@ import numpy as np
 
 from fedentopt.results.records import Outcome, RoundRecord
 from fedentopt.results.statistics import finite, mean
-from fedentopt.results.trust import trust
 from fedentopt.selection.measures import selection_entropy
 
 LAST = 10
@@ -24,6 +23,9 @@ LAST = 10
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TARGETS = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0)
 """Accuracies in per cent whose first round is always written down."""
+LAST_KNOWN = ("estimate_error", "suspects", "honest_suspects", "suspicion_auc", "first_auc", "third_auc")
+TRUST = ("believed_entropy", "liars_chosen", *LAST_KNOWN)
+"""What a run's server believed, in a few figures: means over the rounds, and what it knew in the last one."""
 
 
 def accuracy_curve(
@@ -92,13 +94,13 @@ def summarise(
         **_where_known("asked", (r.asked for r in records)),
         **_validation(records, rounds, num_classes, diverged_round),
         **_client_accuracy(client_accuracy, client_accuracy_of),
-        **trust(records),
+        **_trust(records),
         "finished": True,
         "chance": 100 / num_classes,
     }
 
 
-def summarise_outcome(outcome: Outcome, targets: Iterable[float] = ()) -> dict[str, Any]:
+def summarise_outcome(outcome: Outcome, targets: Iterable[float]) -> dict[str, Any]:
     """The content of `summary.json` for a run that the engine has finished."""
     return summarise(
         outcome.records,
@@ -149,6 +151,23 @@ def _class_accuracy(
     chance = (100 / num_classes,) * num_classes
     rows += [chance for number in last if number >= end]
     return [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)] if rows else [math.nan] * num_classes
+
+
+def _trust(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Those of `TRUST` that the rounds have: the mean entropy believed, all choices of liars, and what was known last.
+    Empty for a run without reason to doubt reports."""
+    found: dict[str, float] = {}
+    believed = mean([r.believed_entropy for r in records if r.believed_entropy is not None])
+    if believed is not None:
+        found["believed_entropy"] = believed
+    chosen = [r.liars_chosen for r in records if r.liars_chosen is not None]
+    if chosen:
+        found["liars_chosen"] = sum(chosen)
+    for name in LAST_KNOWN:
+        known = [value for r in records if (value := getattr(r, name)) is not None]
+        if known:
+            found[name] = known[-1]
+    return found
 
 
 def _least(values: Iterable[float]) -> float | None:

@@ -103,11 +103,10 @@ def simulate(
                 )
         settings = with_own_clients(config, options.data_path, data)
         config = RunConfig.from_dict({**dataset_defaults(settings), **settings})
-    given = config
-    job = Job(given, given.method)
+    job = Job(config, config.method)
     if model is not None:
         [made] = make_jobs(["fedavg"], settings={}, seeds=1, model=model)
-        job = Job(given.replace(model=made.config.model), given.method, model=made.model, sources=made.sources)
+        job = Job(config.replace(model=made.config.model), config.method, model=made.model, sources=made.sources)
     return run_jobs([job], data=data, out=out, progress=progress, options=options)
 
 
@@ -117,7 +116,7 @@ def run_jobs(
     data: Dataset | None = None,
     out: str | Path | None = None,
     progress: bool | Callable[[RoundEvent], None] | None = None,
-    options: RunOptions | None = None,
+    options: RunOptions,
 ) -> Result:
     """Bring jobs to their end, in memory or below `out`. `data` takes the place of what the configs name."""
     from rich.console import Console
@@ -125,21 +124,19 @@ def run_jobs(
     from fedentopt.simulation.progress import progress_bar
     from fedentopt.simulation.sweep import run_in_memory, run_sweep
 
-    chosen = options or RunOptions()
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out: {out!r} cannot be used; accepted: a folder for the results, or none")
     configs = [job.config for job in jobs]
     for size in {config.image_size for config in configs} - {None}:
         if data is not None and size != data.image_size:
             raise InputError(f"image_size: {size}, but the data given has {data.image_size}; accepted: that, or none")
-    shown = None if callable(progress) else progress
-    with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else shown) as bar:
+    with progress_bar(configs, Console(stderr=True), show=False if callable(progress) else progress) as bar:
         listener = progress if callable(progress) else bar
         if out is None:
-            runs = run_in_memory(jobs, chosen, data=data, progress=listener)
+            runs = run_in_memory(jobs, options, data=data, progress=listener)
         else:
-            chosen = dataclasses.replace(chosen, out=str(out))
-            runs = run_sweep(jobs, chosen, data=data, progress=listener, afresh="options=RunOptions(resume=False)")
+            options = dataclasses.replace(options, out=str(out))
+            runs = run_sweep(jobs, options, data=data, progress=listener, afresh="options=RunOptions(resume=False)")
     return Result(runs, labels=[job.label for job in jobs])
 
 

@@ -50,9 +50,7 @@ def take_censuses(
         )  # fmt: skip
         trained = train(models, work)
         device = models.device
-        place = np.empty(len(rows), dtype=np.int64)
-        place[work.source] = np.arange(len(rows))
-        done = 0
+        done, place = 0, work.places
         for i, part in parts.items():
             run, steps, push = runs[i], runs[i].step_sizes(0), pushes.get(i)
             places = place[done : done + len(part.work)]

@@ -48,7 +48,7 @@ def _check_reports(run: RunState) -> None:
             f"size_cap: {cap:g} changes nothing, since {name!r} selects without reports; "
             f"accepted: none, or a selector that reads label counts"
         )
-    if audit != "off" and not reads and getattr(selector, "labels_from_heads", False):
+    if audit != "off" and not reads and run.planner.watch.infers:
         raise InputError(f"audit: {audit} is about label reports, and {name!r} takes none; accepted: off")
     if audit != "replace":
         return
@@ -67,17 +67,12 @@ def _check_reports(run: RunState) -> None:
 def _check_logits(run: RunState) -> None:
     config = run.config
     plain = getattr(run.planner.selector, "needs_plain_logits", False)
-    if (_reads_labels_from_heads(run) or plain) and _changes_logits(run):
+    if (run.planner.watch.estimates or plain) and _changes_logits(run):
         what = f"audit: {config.audit}" if config.audit != "off" else f"selector: {config.selector!r}"
         raise InputError(
             f"{what} reads labels from the bias of last layers, which {config.algorithm} changes on purpose "
             f"by shifting or scaling logits; accepted: an algorithm with plain logits"
         )
-
-
-def _reads_labels_from_heads(run: RunState) -> bool:
-    """Whether somebody takes the change of last layers for labels."""
-    return run.config.audit != "off" or getattr(run.planner.selector, "labels_from_heads", False)
 
 
 def _changes_logits(run: RunState) -> bool:
@@ -103,7 +98,7 @@ def _check_last_layer(run: RunState, outputs: int | None) -> None:
             f"{what} the change of the last layer, and the model {config.model!r} has no linear layer that "
             f"trains; accepted: a model that ends in one"
         )
-    if (_reads_labels_from_heads(run) or run.planner.forgers) and outputs != run.num_classes:
+    if (run.planner.watch.estimates or run.planner.forgers) and outputs != run.num_classes:
         raise InputError(
             f"{what} a number per class from the last layer, and that of {config.model!r} has {outputs} "
             f"outputs for {run.num_classes} classes; accepted: a model whose last layer gives the logits"

@@ -39,7 +39,7 @@ from fedentopt.simulation.combinations import check_combination
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import DeviceData, free_memory, interrupts, to_host, torch_settings
 from fedentopt.simulation.evaluation import TEST_BATCH, Evaluator
-from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader
+from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, told_by_host
 from fedentopt.simulation.first_stage import FirstStages
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.memory_check import check_memory, least_memory
@@ -306,7 +306,7 @@ class Stack:
             finite = self.second.train([runs[i] for i in second], [plans[i] for i in second])
             flags.update(zip(second, finite, strict=True))
             for i in second:
-                self.first.queue_feedback(runs[i], plans[i], None)
+                runs[i].feedback = told_by_host(plans[i], runs[i].planner.needs)
         if first:
             kept, finite = self.first.train([runs[i] for i in first], [plans[i] for i in first])
             flags.update(zip(first, finite, strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -105,33 +107,33 @@ class Evaluator:
         """Which held-out samples, the same ones for all, are right, (R, n), and summed losses, (R,)."""
         held, stage = runs[0].planner.held_out, runs[0].stage
         assert held is not None
-        shown = [run.evaluated_models() for run in runs]
-        models, sizes = torch.cat(shown), [len(rows) for rows in shown]
+        predict = self._predictor(runs) if stage is None else partial(self.second.logits, stage)
         right, losses = [], []
         for start in range(0, len(held.samples), TEST_BATCH):
             index = to_device(held.samples[start : start + TEST_BATCH], self.data.labels.device)
-            images, labels = self.data.images[index], self.data.labels[index]
-            if stage is not None:
-                logits = self.second.logits(stage, images)
-            else:
-                logits = self.trainer.predict(models, images)
-                if max(sizes) > 1:
-                    logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
+            logits, labels = predict(self.data.images[index]), self.data.labels[index]
             right.append(logits.argmax(-1) == labels)
             losses.append(sample_losses(logits, labels))
         return torch.cat(right, dim=1), total_losses(losses)
 
     def _evaluate(self, runs: list[RunState], group: list[int], correct: torch.Tensor, loss: torch.Tensor) -> None:
-        shown = [runs[i].evaluated_models() for i in group]
-        models, sizes = torch.cat(shown), [len(rows) for rows in shown]
+        predict = self._predictor([runs[i] for i in group])
         c, losses = torch.zeros_like(correct[: len(group)]), []
         for start in range(0, len(self.data.test_labels), TEST_BATCH):
             part = slice(start, start + TEST_BATCH)
-            logits = self.trainer.predict(models, self.data.test_images[part])
-            if max(sizes) > 1:
-                logits = torch.stack([block.mean(0) for block in logits.split(sizes)])
-            losses.append(self._count(c, logits, self.data.test_labels[part]))
+            losses.append(self._count(c, predict(self.data.test_images[part]), self.data.test_labels[part]))
         self._put(group, (correct, c), (loss, total_losses(losses)))
+
+    def _predictor(self, runs: list[RunState]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Gives the logits of images, (R, m, C): of a run with several models their mean."""
+        shown = [run.evaluated_models() for run in runs]
+        models, sizes = torch.cat(shown), [len(rows) for rows in shown]
+
+        def predict(images: torch.Tensor) -> torch.Tensor:
+            logits = self.trainer.predict(models, images)
+            return logits if max(sizes) == 1 else torch.stack([block.mean(0) for block in logits.split(sizes)])
+
+        return predict
 
     @staticmethod
     def _put(rows: list[int], *figures: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -78,6 +78,12 @@ class Feedback:
         return {task.client: Recall(before[i], after[i]) for i, task in enumerate(self.plan.work)}
 
 
+def told_by_host(plan: RoundPlan, needs: frozenset[str], kept: frozenset[int] | None = None) -> Feedback | None:
+    """What a round tells a selector that needs nothing of the device, or cannot have it; None where that is nothing."""
+    told = needs - {"candidate_loss"}
+    return Feedback(plan, told - FROM_DEVICE, kept) if told and plan.work else None
+
+
 @dataclass(frozen=True)
 class StepSizes:
     """How local training of a round moves a parameter: `after_step` says that pushes do not pass through momentum."""
@@ -183,8 +189,8 @@ class FeedbackReader:
 
     def queue(
         self, plan: RoundPlan, needs: frozenset[str], kept: frozenset[int] | None,
-        starts: torch.Tensor, trained: torch.Tensor, losses: torch.Tensor | None, steps: StepSizes | None = None,
-        push: torch.Tensor | None = None, recalls: tuple[torch.Tensor, torch.Tensor] | None = None,
+        starts: torch.Tensor, trained: torch.Tensor, losses: torch.Tensor | None, steps: StepSizes,
+        push: torch.Tensor | None, recalls: tuple[torch.Tensor, torch.Tensor] | None = None,
         kept_updates: KeptUpdates | None = None,
     ) -> Feedback:  # fmt: skip
         """Send what is needed of a run's clients to the host; where they started and got to is (M, width).
@@ -201,7 +207,7 @@ class FeedbackReader:
         if "head" in needs:
             for name, slot in self._head.items():
                 tensors[name] = slot.view(trained) - slot.view(starts)
-                if push is not None and steps is not None:
+                if push is not None:
                     tensors[f"{DRIFT}{name}"] = _drift(slot, push, steps.pushed(plan))
         if "update" in needs:
             width = self._layout.parameter_width
@@ -215,5 +221,4 @@ class FeedbackReader:
         if host and trained.is_cuda:
             ready = torch.cuda.Event()
             ready.record()
-        travels, untrained = ((), False) if steps is None else (steps.travels(plan), steps.untrained)
-        return Feedback(plan, needs, kept, travels, untrained, host, ready)
+        return Feedback(plan, needs, kept, steps.travels(plan), steps.untrained, host, ready)

@@ -15,7 +15,7 @@ from fedentopt.algorithms import Mixing, Round
 from fedentopt.simulation.aggregation import Blend, blend_models, exact_products
 from fedentopt.simulation.device import to_device
 from fedentopt.simulation.evaluation import Evaluator
-from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes
+from fedentopt.simulation.feedback import FROM_DEVICE, FeedbackReader, StepSizes, told_by_host
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.planning import RoundPlan
 from fedentopt.simulation.run_state import RunState
@@ -82,8 +82,7 @@ class FirstStages:
         asked = self._losses(runs, plans, first_rows, starts)
         # Models that are only averaged are averaged where they were trained.
         trained = self.within_memory(starts, work, lend=not any(_reads_models(run) for run in runs))
-        place = np.empty(len(rows), dtype=np.int64)
-        place[work.source] = np.arange(len(rows))
+        place = work.places
         blends, steps = [], []
         for i, (run, plan, mine, first) in enumerate(zip(runs, plans, owned, first_rows, strict=False)):
             if not len(mine):
@@ -103,7 +102,7 @@ class FirstStages:
                 steps += [(run, blend, about) for blend, about in own]
             if run.memory.learns:
                 run.absorb(plan, starts[first], self._pick(trained.models, place[mine]), losses)
-            self.queue_feedback(run, plan, kept, starts, trained, place[mine], origins, steps_taken, push)
+            self._queue_feedback(run, plan, kept, starts, trained, place[mine], origins, steps_taken, push)
         new = blend_models(starts, trained.models, blends, self._layout)
         width = self._layout.parameter_width
         for run, blend, about in steps:
@@ -137,19 +136,14 @@ class FirstStages:
         passed = run.hooks.judge(soft, plan.sizes)
         return tuple(plan.trained[i] for i in passed)
 
-    def queue_feedback(
-        self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor | None = None,
-        trained: Trained | None = None, places: np.ndarray | None = None, origins: np.ndarray | None = None,
-        steps: StepSizes | None = None, push: torch.Tensor | None = None,
+    def _queue_feedback(
+        self, run: RunState, plan: RoundPlan, kept: tuple[int, ...] | None, starts: torch.Tensor, trained: Trained,
+        places: np.ndarray, origins: np.ndarray, steps: StepSizes, push: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Have what the run's selector needs to know on its way to the host."""
-        needs = run.planner.needs - {"candidate_loss"}
-        if not needs or not plan.work:
-            return
-        remaining = None if kept is None else frozenset(kept)
-        if starts is None or trained is None or places is None or origins is None or not needs & FROM_DEVICE:
-            empty = torch.zeros(len(plan.work), 0)
-            run.feedback = self._feedback.queue(plan, needs - FROM_DEVICE, remaining, empty, empty, None)
+        needs, remaining = run.planner.needs, None if kept is None else frozenset(kept)
+        if not needs & FROM_DEVICE:
+            run.feedback = told_by_host(plan, needs, remaining)
             return
         own = self._pick(starts, origins)
         losses = None if trained.losses is None else self._pick(trained.losses, places)

@@ -38,7 +38,7 @@ class Hooks:
     parameter: they are 0 in all that an algorithm sees and gives, so that norms are right and 0 / 0 there is nothing.
     """
 
-    def __init__(self, algorithm: Algorithm, name: str, padding: torch.Tensor | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, name: str, padding: torch.Tensor | None) -> None:
         self.algorithm, self.name, self._padding = algorithm, name, padding
         self.own = name not in ALGORITHMS or not is_ours(algorithm)  # a user may have registered one, too
         has = {

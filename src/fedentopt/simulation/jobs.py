@@ -73,7 +73,8 @@ class Job:
     @property
     def code(self) -> str | None:
         """Digest of the user's own code; empty where there is none."""
-        names = [name for name in self.config.own_code if not self._is_object(name)]
+        objects = set(map(import_path, self.sources))
+        names = [name for name in self.config.own_code if name not in objects]
         here = [name for name in names if name.startswith("__main__:")]  # in a script or a notebook, which is no module
         given = [source_digest_of(thing) for thing in (*self.sources, *(find_own("code", name) for name in here))]
         if not all(given):
@@ -95,9 +96,6 @@ class Job:
         from fedentopt.simulation.engine import Task
 
         return Task(self.config, recorder, self.algorithm, self.selector, self.model, code)
-
-    def _is_object(self, name: str) -> bool:
-        return any(name == import_path(thing) for thing in self.sources)
 
 
 def make_jobs(

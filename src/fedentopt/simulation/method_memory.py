@@ -36,7 +36,7 @@ class MethodMemory:
 
     def __init__(
         self, hooks: Hooks, selector: Selector, layout: FlatLayout, clients: int, device: torch.device,
-        fresh: Callable[[], nn.Module] | None = None,
+        fresh: Callable[[], nn.Module] | None,
     ) -> None:  # fmt: skip
         """`fresh` draws another network of the same kind, for vectors that start as one."""
         algorithm, width = hooks.algorithm, layout.parameter_width

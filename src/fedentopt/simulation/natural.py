@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from fedentopt.datasets import Dataset
 
 
-def with_own_clients(
-    settings: Mapping[str, Any], data_dir: Path | None = None, data: Dataset | None = None
-) -> dict[str, Any]:
+def with_own_clients(settings: Mapping[str, Any], data_dir: Path | None, data: Dataset | None = None) -> dict[str, Any]:
     """The settings with the number of clients that the data names, where they ask for natural clients and say none.
 
     `data` takes the place of what the settings name. Refused: data that names no clients.

@@ -17,7 +17,6 @@ from fedentopt.models import head_name
 from fedentopt.own_code import is_import_path
 from fedentopt.results.records import Checkpoint, ClientRow, Outcome, RoundRecord, RunRecorder
 from fedentopt.selection import Observation, Selector
-from fedentopt.simulation.client_record import client_records, doubts_reports
 from fedentopt.simulation.config import RunConfig
 from fedentopt.simulation.device import to_device, to_host
 from fedentopt.simulation.feedback import Feedback, StepSizes
@@ -226,7 +225,7 @@ class RunState:
         except InputError as error:  # one of many in a stack, perhaps one that was continued
             raise InputError(f"{self.config.run_id}: {error}") from error
 
-    def checkpoint(self, rows: Iterable[ClientRow] = ()) -> Callable[[], Checkpoint]:
+    def checkpoint(self, rows: Iterable[ClientRow]) -> Callable[[], Checkpoint]:
         """Copy everything needed to go on after the last planned round, but for what `rows` gives of single clients.
 
         The copies may still be on their way from the device. What is returned makes the checkpoint of them when they
@@ -242,7 +241,7 @@ class RunState:
             meta["seen"] = sorted(self.memory.seen)
         meta["vectors"] = {name: list(kept.shape) for name, kept in self.memory.client_rows.items()}
         round_, kept_meta, plain = self.round, copy.deepcopy(meta), self.layout.to_canonical
-        clients = client_records(self.planner, self.records)
+        clients = self.planner.watch.client_records(self.records)
 
         def finish() -> Checkpoint:
             tensors = {
@@ -293,12 +292,12 @@ class RunState:
             model = {f"encoder.{i}.{k}": v for i, m in enumerate(models) for k, v in self.layout.unpack(m).items()}
         else:
             model = self.layout.unpack(models[0])
-        if doubts_reports(self.planner):
+        if self.planner.watch.doubts_reports:
             self.tell_selector()  # what is known of clients at the end includes the last round
         per_client, of = self._client_accuracies() if self.config.client_accuracy else (None, "")
         return Outcome(
             tuple(self.records), model, self.diverged_round, self.num_classes, self.config.clients, self.rounds,
-            per_client, of, client_records(self.planner, self.records),
+            per_client, of, self.planner.watch.client_records(self.records),
         )  # fmt: skip
 
     def _client_accuracies(self) -> tuple[tuple[float, ...], str]:

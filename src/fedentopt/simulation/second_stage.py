@@ -70,10 +70,8 @@ class SecondStages:
         flat = [row for own in rows for row in own]
         if flat:
             work = build_work(flat, runs[0].planner.batch_size, self._data.num_classes, self._device)
-            place = np.empty(len(flat), dtype=np.int64)
-            place[work.source] = np.arange(len(flat))
             # In the order of the work, as if the run's rows were alone in it.
-            places = [np.sort(own) for own in np.split(place, np.cumsum([len(own) for own in rows])[:-1])]
+            places = [np.sort(own) for own in np.split(work.places, np.cumsum([len(own) for own in rows])[:-1])]
             for group in self._groups(stages, [len(own) for own in rows], work.index.shape[2]):
                 self._train([stages[i] for i in group], work, [places[i] for i in group])
         return [stage.sound for stage in stages]

@@ -28,6 +28,8 @@ DataKey = tuple[str, bool, int | None]
 Stack = list[RunConfig]
 """Runs that train together."""
 Run = TypeVar("Run", RunConfig, Job)
+ELSEWHERE = "another folder"
+"""What a person does to have runs repeated by a command that has no option for it."""
 
 
 def form_stacks(runs: Iterable[Run], max_stack: int | None = None) -> list[list[Run]]:
@@ -88,8 +90,7 @@ def run_sweep(
     for job in [*finished, *begun]:
         folder_of(job).check_code(codes[job.config.digest()], _ways_out("code", afresh))
         folder_of(job).check_weights(file_digest(job.config.weights), _ways_out("file", afresh))
-    configs = [job.config for job in finished]
-    check_data(configs, lambda config: folders[config.digest()], options.data_path, data, _ways_out("data", afresh))
+    _check_data(finished, folder_of, options.data_path, data, _ways_out("data", afresh))
     for job in finished:
         folder_of(job).clear_lock()
     if finished:
@@ -182,9 +183,9 @@ def _load_all(
     return loaded
 
 
-def check_data(
-    finished: Iterable[RunConfig],
-    folder_of: Callable[[RunConfig], RunFolder],
+def _check_data(
+    finished: Iterable[Job],
+    folder_of: Callable[[Job], RunFolder],
     data_dir: Path | None,
     given: Dataset | None,
     ways_out: str,
@@ -192,13 +193,14 @@ def check_data(
     """Refuse finished runs of data that is other by now (see `may_differ`); where it is gone, they stand. `ways_out` is
     what a person can do."""
     loaded: dict[DataKey, str] = {}
-    for config in finished:
+    for job in finished:
+        config = job.config
         if given is None and not may_differ(config.dataset):
             continue
         key = _data_key(config)
         if key not in loaded:
             loaded[key] = find_digest(config, data_dir) if given is None else given.digest
-        folder = folder_of(config)
+        folder = folder_of(job)
         if not folder.is_of(loaded[key]):
             raise InputError(f"dataset: {config.dataset!r} is not what {folder.path} was made from; {ways_out}")
 
@@ -214,7 +216,7 @@ def find_digest(config: RunConfig, data_dir: Path | None) -> str:
 
 def _ways_out(what: str, afresh: str) -> str:
     """What a person can do whose data or code are not those of the runs in the folder."""
-    again = "" if afresh == "another folder" else f", or repeat the runs ({afresh})"
+    again = "" if afresh == ELSEWHERE else f", or repeat the runs ({afresh})"
     return f"bring the old {what} back{',' if again else ' or'} give another folder{again}"
 
 

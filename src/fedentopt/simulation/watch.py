@@ -1,19 +1,20 @@
 """What the server of a simulated run believes about its clients' labels, beside what only the simulation knows.
 
-The audit, where a run has one, and the figures of `RoundRecord` that tell how well it does: who lies, how far estimates
-are from the truth, how well suspicion tells liars from others, and how well it did so after a client's first and third
-observation.
+The audit, where a run has one, the figures of `RoundRecord` that tell how well it does (who lies, how far estimates are
+from the truth, how well suspicion tells liars from others, and how well it did so after a client's first and third
+observation), and all of it client by client.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from fedentopt.audit import Audit, area_under_curve
+from fedentopt.results.records import ClientRecord, RoundRecord
 from fedentopt.selection import ClientId, Cohort, Observation, Selector
 from fedentopt.selection.heads import change_of
 from fedentopt.simulation.config import RunConfig
@@ -30,7 +31,8 @@ class Watch:
     ) -> None:
         self._config, self._selector, self._liars = config, selector, frozenset(liars)
         self._shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        self._infers = bool(getattr(selector, "labels_from_heads", False))
+        self._sizes, self._reported_sizes = counts.sum(axis=1), np.maximum(reports, 0).sum(axis=1)
+        self.infers = bool(getattr(selector, "labels_from_heads", False))
         self._errors: dict[int, float] = {}
         self._marked: dict[int, dict[int, float]] = {number: {} for number in MARKS}
         self.audit: Audit | None = None
@@ -43,6 +45,16 @@ class Watch:
     def reads_heads(self) -> bool:
         """Whether last layers are looked at, beside those that the selector asks for."""
         return self._config.audit != "off"
+
+    @property
+    def estimates(self) -> bool:
+        """Whether the change of last layers is taken for labels: by an audit, or by a selector that infers them."""
+        return self.infers or self.reads_heads
+
+    @property
+    def doubts_reports(self) -> bool:
+        """Whether some client lies, reports are audited, or labels are inferred without any."""
+        return bool(self._liars) or self.estimates
 
     def believed(self, clients: Iterable[int]) -> np.ndarray | None:
         """Label counts that the selector is to choose by; None where those reported stand."""
@@ -80,7 +92,7 @@ class Watch:
 
     def learnt(self, clients: Iterable[int]) -> None:
         """Renew the errors of these clients' estimates, after the selector too has been told."""
-        if not (self._infers or self.reads_heads):
+        if not self.estimates:
             return
         found = {client: estimate for client in clients if (estimate := self._estimate(client)) is not None}
         if found:
@@ -89,7 +101,7 @@ class Watch:
 
     def knowledge(self, cohort: Cohort, selected: tuple[int, ...]) -> dict[str, float | None]:
         """What the server knew when it chose this cohort; nothing where there is no reason to doubt reports."""
-        if not (self._liars or self._infers or self.reads_heads):
+        if not self.doubts_reports:
             return {}
         errors = self._errors
         # Added up exactly: a run that was stopped and goes on has the clients in another order.
@@ -108,12 +120,43 @@ class Watch:
                 known |= {MARKS[number]: self._auc(marked) for number, marked in self._marked.items()}
         return known
 
+    def client_records(self, records: Sequence[RoundRecord]) -> tuple[ClientRecord, ...] | None:
+        """A record per client after these rounds; None where nobody has reason to doubt reports."""
+        if not self.doubts_reports:
+            return None
+        chosen = np.bincount([k for record in records for k in record.clients], minlength=self._config.clients)
+        audit = self.audit if self.reads_heads else None
+        entries = {} if audit is None else audit.entries()
+        suspects = {} if audit is None else audit.suspects()
+        watcher = self._selector if self.infers else audit
+        made = []
+        for client in range(self._config.clients):
+            entry, estimate = entries.get(client), self._estimate(client)
+            apart = None if estimate is None else np.abs(estimate - self._shares[client])
+            made.append(
+                ClientRecord(
+                    client=client,
+                    liar=client in self._liars,
+                    chosen=int(chosen[client]),
+                    observed=None if watcher is None else watcher.times_seen(client),
+                    suspicion=None if entry is None else entry.score,
+                    suspected=None if audit is None else client in suspects,
+                    distance=None if entry is None else entry.distance,
+                    agreement=None if entry is None else entry.agreement,
+                    estimate_error=None if apart is None else float(apart.sum() / 2),
+                    # Where labels are inferred nobody reports.
+                    reported_size=None if self.infers else float(self._reported_sizes[client]),
+                    true_size=float(self._sizes[client]),
+                )
+            )
+        return tuple(made)
+
     def _auc(self, scores: Mapping[Any, float]) -> float | None:
         lying = [score for client, score in scores.items() if client in self._liars]
         return area_under_curve(lying, [score for client, score in scores.items() if client not in self._liars])
 
     def _estimate(self, client: int) -> np.ndarray | None:
-        if self._infers:
+        if self.infers:
             return self._selector.estimate(client)
         return None if self.audit is None else self.audit.shares(client)
 

@@ -127,6 +127,11 @@ class Work:
         return len(self.source)
 
     @property
+    def places(self) -> np.ndarray:
+        """Which row each entry of the sequence is that it was built from: the inverse of `source`."""
+        return np.argsort(self.source)
+
+    @property
     def has_code(self) -> bool:
         """Whether a client's local objective is code, which only autograd can take."""
         return any(code is not None for code in self.codes)
