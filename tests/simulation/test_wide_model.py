@@ -99,6 +99,18 @@ def test_batch_norm_between_a_convolution_and_its_relu() -> None:
     assert wide_blocks(nn.Sequential(*fits[:2], nn.BatchNorm2d(64), *fits[2:]), 16) is None  # behind the ReLU
 
 
+def test_a_layer_that_never_trains_does_not_fit() -> None:
+    """Frozen statistics: in the model's own passes the layer stays in evaluation mode, whatever the trainer asks."""
+    fits = list(wide())
+    model = nn.Sequential(fits[0], nn.BatchNorm2d(64), *fits[1:])
+    assert wide_blocks(model, 16) is not None
+    frozen = model[1].eval()
+    frozen.train = lambda mode=True: frozen  # type: ignore[method-assign]
+    model.train()(torch.randn(2, 3, 16, 16))
+    assert not frozen.num_batches_tracked
+    assert wide_blocks(model, 16) is None
+
+
 def test_dropout_between_linear_layers_and_behind_the_maps() -> None:
     fits = list(wide())
     ends = [nn.Linear(4096, 20), nn.ReLU(), nn.Dropout(0.5), nn.Linear(20, 5)]
