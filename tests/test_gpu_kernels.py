@@ -206,8 +206,9 @@ def test_server_steps() -> None:
 STEP_NEAR = {"fp32-exact": 1e-2, "fp32": 8e-2, "bf16": 2.5e-1}
 # Behind BatchNorm more pixels lie near a kink, those of pools included: on the CPU, with operands cut or rounded to
 # TF32, gradients of the three models drawn here move by 0.04 to 0.13, as smaller roundings decide (80 draws of these),
-# and of other models by up to 0.26; eight faults in the kernels of `wide_norm` do so by 0.26 to 14.
-NORMED_NEAR = STEP_NEAR | {"fp32": 2e-1}
+# and of other models by up to 0.26; eight faults in the kernels of `wide_norm` do so by 0.26 to 14. With maps and their
+# gradients in bf16 they move by 0.22 to 0.27 (92 draws): those kernels are looked at closely in fp32 alone.
+NORMED_NEAR = STEP_NEAR | {"fp32": 2e-1, "bf16": 4e-1}
 # Logits and running statistics have no kinks: on the CPU they move by 3e-6, 2e-3 and 3e-3.
 FORWARD_NEAR = {"fp32-exact": 1e-4, "fp32": 1e-2, "bf16": 1e-2}
 FORMS = {

@@ -16,7 +16,7 @@ import pytest
     [
         ("kernels_interpreted.py", 36),
         ("wide_interpreted.py", 15),
-        ("wide_norms_interpreted.py", 13),
+        ("wide_norms_interpreted.py", 14),
         ("stacks_interpreted.py", 11),
         ("wide_forms_interpreted.py", 36),
         ("norms_interpreted.py", 52),

@@ -99,6 +99,18 @@ def test_batch_norm_between_a_convolution_and_its_relu() -> None:
     assert wide_blocks(nn.Sequential(*fits[:2], nn.BatchNorm2d(64), *fits[2:]), 16) is None  # behind the ReLU
 
 
+def test_a_layer_that_never_trains_does_not_fit() -> None:
+    """Frozen statistics: in the model's own passes the layer stays in evaluation mode, whatever the trainer asks."""
+    fits = list(wide())
+    model = nn.Sequential(fits[0], nn.BatchNorm2d(64), *fits[1:])
+    assert wide_blocks(model, 16) is not None
+    frozen = model[1].eval()
+    frozen.train = lambda mode=True: frozen  # type: ignore[method-assign]
+    model.train()(torch.randn(2, 3, 16, 16))
+    assert not frozen.num_batches_tracked
+    assert wide_blocks(model, 16) is None
+
+
 def test_dropout_between_linear_layers_and_behind_the_maps() -> None:
     fits = list(wide())
     ends = [nn.Linear(4096, 20), nn.ReLU(), nn.Dropout(0.5), nn.Linear(20, 5)]
@@ -149,7 +161,22 @@ def test_images_with_the_largest_map_by_hand() -> None:
     assert vgg.most_images(32) == 2**31 // (64 * 32**2)  # 128 * 16 ** 2, and less from there on
     grown = wide_blocks(wide(padding=1, kernel_size=2), 8)
     assert grown is not None
-    assert grown.most_images(8) == 2**31 // (64 * 9**2)  # a kernel of 2 with padding 1 makes 9 pixels of 8
+    # A kernel of 2 with padding 1 makes 9 pixels of 8; 44 images more would be padded to a whole tile of 64.
+    assert grown.most_images(8) == 2**31 // (64 * 9**2) - 44
+
+
+@pytest.mark.parametrize("reach", [1, 15, 16, 40, 64, 100, 128, 668, 1002])
+def test_padding_has_its_place_in_the_largest_map(reach: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 668 images that fit, 704 would be kept."""
+    pytest.importorskip("triton")
+    from fedentopt.simulation.triton.wide_maps import padded
+
+    monkeypatch.setattr(wide_blocks_module, "REACH", reach * 64 * 16**2)
+    blocks = wide_blocks(wide(), 16)
+    assert blocks is not None
+    most = blocks.most_images(16)
+    assert most == 0 or padded(most) <= reach
+    assert padded(most + 1) > reach
 
 
 def test_maps_beyond_what_the_wide_kernels_address_train_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,14 +185,14 @@ def test_maps_beyond_what_the_wide_kernels_address_train_otherwise(monkeypatch: 
     for where in ("runs_on", "wide_runs_on"):
         monkeypatch.setattr(choice, where, lambda device: True)
     monkeypatch.setattr(choice, "_kernels", lambda device, precision: ops("cpu"))
-    assert 64 * 183**2 * 1000 < 2**31 < 64 * 184**2 * 1000
-    assert choose_trainer("auto", plain_cnn(183), cuda, 183, batch=1000) == "stacked"
-    assert choose_trainer("auto", plain_cnn(184), cuda, 184, batch=1000) == "streams"
-    assert choose_trainer("auto", plain_cnn(184), cuda, 184, batch=512) == "stacked"
+    assert 64 * 181**2 * 1024 < 2**31 < 64 * 182**2 * 1024  # padded to whole tiles
+    assert choose_trainer("auto", plain_cnn(181), cuda, 181, batch=1000) == "stacked"
+    assert choose_trainer("auto", plain_cnn(182), cuda, 182, batch=1000) == "streams"
+    assert choose_trainer("auto", plain_cnn(182), cuda, 182, batch=512) == "stacked"
     assert choose_trainer("auto", plain_cnn(224, 32), cuda, 224, batch=1000) == "stacked"
     for name in ("streams", "stacked"):
-        assert choose_trainer(name, plain_cnn(183), cuda, 183, batch=1000) == name
-    with pytest.raises(InputError, match=r"^trainer: batches of 1000 images of 224 x 224 .* at most 668 images; acc"):
+        assert choose_trainer(name, plain_cnn(181), cuda, 181, batch=1000) == name
+    with pytest.raises(InputError, match=r"^trainer: batches of 1000 images of 224 x 224 .* at most 640 images; acc"):
         choose_trainer("stacked", plain_cnn(224), cuda, 224, batch=1000)
     # Built in, only batches larger than any client's data get there.
     vgg = build("vgg11", 10, seed=0)
@@ -206,6 +233,6 @@ def test_no_pass_over_a_clients_samples_has_larger_maps(monkeypatch: pytest.Monk
     blocks = wide_blocks(model, 8)
     assert blocks is not None
     trainer.net = Watched(blocks)
-    monkeypatch.setattr(wide_blocks_module, "REACH", 10 * 64 * 8 * 8)
-    trainer.soft_labels(layout.pack(model.state_dict())[None], [np.arange(24)])
-    assert seen == [10, 10, 4]
+    monkeypatch.setattr(wide_blocks_module, "REACH", 20 * 64 * 8 * 8)
+    trainer.soft_labels(layout.pack(model.state_dict())[None], [np.arange(36)])
+    assert seen == [16, 16, 4]  # padded, 20 images would be 32

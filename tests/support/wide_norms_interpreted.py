@@ -23,7 +23,7 @@ from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.trainers import StackedTrainer
 from fedentopt.simulation.trainers.wide_blocks import wide_blocks
 from fedentopt.simulation.trainers.wide_net import WideNet
-from fedentopt.simulation.triton import EVERY, WideForm, ops, wide_norm, wide_pooled, wide_update
+from fedentopt.simulation.triton import EVERY, WideForm, ops, wide_maps, wide_norm, wide_pooled, wide_update
 from fedentopt.simulation.work import Row
 from straight_line import World, clients, world
 
@@ -189,6 +189,16 @@ def test_padding_stays_finite_whatever_a_batch_is_divided_by() -> None:
         row[:, :p], gradient, x, labels, None, None, state=row[:, p:].clone()
     )
     assert gradient.isfinite().all()
+
+
+def test_pools_choose_as_those_behind_other_layers_do() -> None:
+    """The first of equal pixels, none where nothing is positive, NaN where one is."""
+    z = torch.randint(-1, 3, (2, 20, 64, 16)).float()
+    z[1, 5, 3] = torch.nan
+    as_it_is = wide_norm.Slope(torch.ones(2, 16), torch.zeros(2, 16))
+    found = wide_norm.activated(z, as_it_is, (4, 5), pooled=True, keep=True, turned=True)
+    for mine, its in zip(found, wide_maps.pool(z.relu(), (4, 5), pooled=True, keep=True), strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=0, equal_nan=True)
 
 
 def test_statistics_of_values_far_from_zero() -> None:

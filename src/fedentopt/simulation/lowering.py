@@ -13,9 +13,9 @@ REACH = 2**31  # numbers of one model's maps of a batch that the 32-bit offsets 
 
 
 def is_plain(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
-    """A layer of exactly this kind that does what torch says: no subclass, no hook, no forward of its own."""
+    """A layer of exactly this kind that does what torch says: no subclass, no hook, no forward or mode of its own."""
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    return type(layer) is kind and not any(hooks) and "forward" not in vars(layer)
+    return type(layer) is kind and not any(hooks) and vars(layer).keys().isdisjoint(("forward", "train"))
 
 
 def flatten(model: nn.Module) -> list[tuple[str, nn.Module]] | None:

@@ -16,6 +16,7 @@ from fedentopt.simulation.lowering import REACH, flatten, is_plain, is_pool2
 WINDOW = 128  # most entries of a window of the first layer, whose input has the few channels of an image
 CHANNELS = 16  # all other layers have multiples of this
 LARGEST_KERNEL = 7
+PADDED = (16, 32, 64)  # a batch is padded to one of the first two, or to a multiple of the last (`wide_maps.padded`)
 
 Layers = list[tuple[str, nn.Module]]
 
@@ -92,13 +93,15 @@ class WideBlocks:
         return self.dropped is not None or any(linear.dropped for linear in self.linears)
 
     def most_images(self, image_size: int) -> int:
-        """Images of one batch whose largest map the kernels can address."""
+        """Images of one batch whose largest map, padding included, the kernels can address."""
         size, numbers = image_size, 0
         for block in self.convolutions:
             size += 2 * block.padding - block.side + 1
             numbers = max(numbers, size**2 * max(block.outputs, block.window))
             size //= 2 if block.pooled else 1
-        return REACH // numbers
+        most = REACH // numbers
+        tiles = [tile for tile in PADDED if tile <= most]
+        return most // tiles[-1] * tiles[-1] if tiles else 0
 
 
 def wide_blocks(model: nn.Module, image_size: int) -> WideBlocks | None:
