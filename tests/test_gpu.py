@@ -852,10 +852,12 @@ def test_same_bits_in_every_form(precision, monkeypatch):
         assert_same_bits(alone, toy.run(stack, data, device="cuda")[place], f"{size} runs")
 
 
-@pytest.mark.parametrize("name", ["lenet5", "toy:wide"])
-def test_same_losses_of_candidates_whoever_else_is_asked(name):
+@pytest.mark.parametrize(
+    ("name", "exact"), [("lenet5", True), ("toy:wide", True), ("lenet5", False), ("toy:wide", False), ("vgg11", False)]
+)
+def test_same_losses_of_candidates_whoever_else_is_asked(name, exact):
     with torch_settings(CUDA, "fp32"):
-        made = world(name, "stacked", CUDA)
+        made = world(name, "stacked", CUDA, exact=exact)
         own = np.arange(11)
         alone = made.trainer.mean_losses(made.starts, [1], [own]).read()
         for extra in ([np.arange(40, 45)], [np.arange(30, 70), np.arange(3)], [np.arange(60)] * 9):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import straight_line
 from fedentopt.simulation.trainers import LoopTrainer, StackedTrainer, StreamsTrainer
-from fedentopt.simulation.trainers.client_samples import NARROW, WIDE, even_blocks, places_of_models
+from fedentopt.simulation.trainers.client_samples import NARROW, UNLIKE_TRAINING, WIDE, even_blocks, places_of_models
 from fedentopt.simulation.trainers.stacked import StepShape
 from fedentopt.simulation.trainers.stacked_nets import LoweredNet, VmapNet
 from straight_line import BATCH, CLASSES, World, clients, world
@@ -222,11 +222,11 @@ def test_the_streams_take_the_clients_of_a_model_together_on_cuda_only(monkeypat
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(50, 5000))
-def test_blocks_hold_every_place_once_and_little_else(lengths: list[int], room: int) -> None:
+@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(50, 5000), st.sampled_from([NARROW, UNLIKE_TRAINING]))
+def test_blocks_hold_every_place_once_and_little_else(lengths: list[int], room: int, narrow: int) -> None:
     lengths.sort(reverse=True)
     lines = np.split(np.random.default_rng(0).permutation(sum(lengths)), np.cumsum(lengths)[:-1]) if lengths else []
-    blocks = list(even_blocks(lines, room))
+    blocks = list(even_blocks(lines, room, narrow))
     kept = [block.places for block in blocks]
     for block in blocks:
         assert block.places.size <= room
@@ -234,8 +234,8 @@ def test_blocks_hold_every_place_once_and_little_else(lengths: list[int], room: 
             assert np.isin(places[places >= 0], line).all()
     held = np.concatenate([np.zeros(0, dtype=np.int64), *(p[p >= 0] for p in kept)])
     assert sorted(held) == list(range(sum(lengths)))
-    if room >= NARROW:
-        assert sum(p.size for p in kept) - sum(lengths) < NARROW * max(1, len(lengths))
+    if room >= narrow:
+        assert sum(p.size for p in kept) - sum(lengths) < narrow * max(1, len(lengths))
     assert all(p.shape[1] <= WIDE for p in kept)
 
 

@@ -25,7 +25,7 @@ from fedentopt.simulation.triton import ops
 from fedentopt.simulation.work import LocalCode, Row, Work, build_work
 
 CLASSES, SAMPLES, BATCH = 4, 120, 8
-SIZES = {"lenet5": 32, "toy:wide_normed": 4}  # of images; the other toy models take 8
+SIZES = {"lenet5": 32, "vgg11": 32, "toy:wide_normed": 4}  # of images; the other toy models take 8
 CPU = torch.device("cpu")
 
 
@@ -61,15 +61,18 @@ class World:
         return made
 
 
-def world(name: str, trainer: str, device: torch.device = CPU, *, compiled: bool = True, workers: int = 1) -> World:
-    """Three start models of this name, images for them, and a trainer: "loop", "stacked" or "streams"."""
+def world(
+    name: str, trainer: str, device: torch.device = CPU, *, compiled: bool = True, workers: int = 1, exact: bool = True
+) -> World:
+    """Three start models of this name, images for them, and a trainer: "loop", "stacked" or "streams"; `exact` says
+    that products are fp32's, not TF32's, where the device has both."""
     size = SIZES.get(name, 8)
     data = toy.images(samples=SAMPLES, classes=CLASSES, size=size)
     models = [build(name, CLASSES, seed=seed, image_size=size) for seed in (5, 6, 7)]
-    last = wants_channels_last(trainer, models[0], size, device, "fp32-exact")
+    last = wants_channels_last(trainer, models[0], size, device, "fp32-exact" if exact else "fp32")
     layout = FlatLayout(models[0], channels_last=last and compiled)
     place, transform = DeviceData.place(data, device), ImageTransform(data.mean, data.std, 0.2, 0.5, 0.1)
-    kernels = ops(device, exact=True)
+    kernels = ops(device, exact=exact)
     made: Trainer
     if trainer == "loop":
         made = LoopTrainer(models[0], layout, place, transform, workers)

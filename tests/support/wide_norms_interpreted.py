@@ -191,6 +191,18 @@ def test_padding_stays_finite_whatever_a_batch_is_divided_by() -> None:
     assert gradient.isfinite().all()
 
 
+def test_nobody_is_asked_in_batches_as_wide_as_those_that_train(
+    stacked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For them there are kernels that add up in another order, so a loss would depend on who else is asked."""
+    assert isinstance(stacked.trainer, StackedTrainer)
+    widths, logits = [], stacked.trainer.net.logits
+    monkeypatch.setattr(stacked.trainer.net, "logits", lambda rows, x: widths.append(x.shape[1]) or logits(rows, x))
+    for sizes in ([5], [64], [70, 3], [1, 2, 60]):
+        stacked.trainer.mean_losses(stacked.starts, [i % 3 for i in range(len(sizes))], [np.arange(n) for n in sizes])
+    assert set(widths) == {128}
+
+
 def test_pools_choose_as_those_behind_other_layers_do() -> None:
     """The first of equal pixels, none where nothing is positive, NaN where one is."""
     z = torch.randint(-1, 3, (2, 20, 64, 16)).float()

@@ -14,6 +14,7 @@ import torch
 from fedentopt.simulation.device import to_host
 
 NARROW, WIDE = 64, 1024  # columns of a block: multiples of the one, no more than the other
+UNLIKE_TRAINING = 2 * NARROW  # instead of the one, where batches as wide as those that train have sums in another order
 
 
 def joined_samples(samples: Sequence[np.ndarray]) -> np.ndarray:
@@ -44,8 +45,8 @@ class Block:
     places: np.ndarray
 
 
-def even_blocks(lines: Sequence[np.ndarray], room: int) -> Iterator[Block]:
-    """Cut lines of places, the longest first, into blocks of at most `room` entries.
+def even_blocks(lines: Sequence[np.ndarray], room: int, narrow: int = NARROW) -> Iterator[Block]:
+    """Cut lines of places, the longest first, into blocks of at most `room` entries, `narrow` columns or multiples.
 
     A block ends about where its shortest line does, so that little of it is empty.
     """
@@ -54,7 +55,7 @@ def even_blocks(lines: Sequence[np.ndarray], room: int) -> Iterator[Block]:
     while (lengths > done).any():
         active = int((lengths > done).sum())
         shortest = int(lengths[active - 1]) - done
-        columns = min(-(-shortest // NARROW) * NARROW, WIDE, max(1, room))
+        columns = min(-(-shortest // narrow) * narrow, WIDE, max(1, room))
         at_once = max(1, room // columns)
         for first in range(0, active, at_once):
             some = slice(first, min(first + at_once, active))

@@ -25,6 +25,8 @@ from fedentopt.simulation.device import FIRST, DeviceData, to_device
 from fedentopt.simulation.layout import FlatLayout
 from fedentopt.simulation.lowering import lower
 from fedentopt.simulation.trainers.client_samples import (
+    NARROW,
+    UNLIKE_TRAINING,
     QueuedMeans,
     even_blocks,
     joined_samples,
@@ -368,7 +370,9 @@ class StackedTrainer:
         order = to_device(np.array(list(lines), dtype=np.int64), device)
         parameters = models[:, : self._evaluated].index_select(0, order)
         values, places = [], []
-        for block in even_blocks(list(lines.values()), self._most_images):
+        # How wide blocks are depends on all that are asked, and nobody's bits may.
+        narrow = UNLIKE_TRAINING if isinstance(self.net, WideNet) else NARROW
+        for block in even_blocks(list(lines.values()), self._most_images, narrow):
             index = to_device(chosen[block.places.clip(min=0)].reshape(-1), device)
             x = self.transform.standardise(self.data.images[index]).unflatten(0, block.places.shape)
             logits = self.net.logits(parameters[block.lines], x).flatten(0, 1)
