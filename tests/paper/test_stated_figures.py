@@ -138,6 +138,20 @@ def test_the_table_of_the_guide_on_lying_clients(cells: Cells) -> None:
             assert says(said, mean), f"{label}, {dataset}, {partition}: {said}, but it is {mean}"
 
 
+def test_the_table_of_runs_on_a_gpu_and_on_a_cpu() -> None:
+    made: dict[tuple[str, ...], float] = {}
+    for device in ("paper", "lenet5_cpu"):
+        for row in csv.DictReader((RESULTS / device / "table1.csv").read_text(encoding="utf-8").splitlines()):
+            if (row["model"], row["dataset"]) == ("lenet5", "cifar10"):
+                made[device, row["partition"], row["method"], row["seed"]] = float(row["value"])
+    columns = [(device, partition) for partition in ("dir:0.1", "classes:2") for device in ("paper", "lenet5_cpu")]
+    for label, said in lines("docs/reproducing.md", {"FedNova, as in Table 1", "SCAFFOLD, as in Table 1"}):
+        method = label.partition(",")[0].lower()
+        for column, figures in zip(columns, said, strict=True):
+            true = [made[*column, method, seed] for seed in ("0", "1")]
+            assert all(map(says, figures.split(", "), true)), f"{label}, {column}: {figures}, but it is {true}"
+
+
 @pytest.mark.parametrize("page", PROSE)
 def test_means_in_prose_are_those_of_a_cell(cells: Cells, page: str) -> None:
     spreads = [Spread.of(own.values()) for setting in cells.values() for own in setting.values()]
