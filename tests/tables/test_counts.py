@@ -396,6 +396,10 @@ def test_the_first_sheet_is_the_first_that_its_reader_sees(tmp_path: Path) -> No
     file = read_counts(path)
     assert (file.clients, file.classes) == (("x",), ("a",))
     assert f"{path}: read the first of 2 sheets that is not hidden, 'counts'" in file.notes
+    counts.append(["y", "many"])
+    book.save(path)
+    with pytest.raises(InputError, match=r"counts\.xlsx, sheet 'counts' \(the first that is not hidden\), row 3, column"):
+        read_counts(path)
 
 
 def test_one_column_may_be_dropped_by_its_name_alone(tmp_path: Path) -> None:
