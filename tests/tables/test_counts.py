@@ -398,7 +398,7 @@ def test_the_first_sheet_is_the_first_that_its_reader_sees(tmp_path: Path) -> No
     assert f"{path}: read the first of 2 sheets that is not hidden, 'counts'" in file.notes
     counts.append(["y", "many"])
     book.save(path)
-    with pytest.raises(InputError, match=r"counts\.xlsx, sheet 'counts' \(the first that is not hidden\), row 3, column"):
+    with pytest.raises(InputError, match=r"counts\.xlsx, sheet 'counts' \(the first that is not hidden\), row 3"):
         read_counts(path)
 
 
