@@ -120,11 +120,13 @@ def _check_call(where: str, hook: str, made: Any, contract: type) -> None:
 
 
 def takes(function: Any, name: str) -> bool:
-    """Whether a function has a parameter of that name."""
+    """Whether a function has a parameter of that name, or hands it on to one that has, as `torch.no_grad` does."""
     try:
-        return name in inspect.signature(function, follow_wrapped=False).parameters
+        parameters = inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):  # a callable that does not tell
         return False
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return name in parameters or (hands_on and takes(getattr(function, "__wrapped__", None), name))
 
 
 def _is_method(member: Any) -> bool:

@@ -200,6 +200,19 @@ def test_the_memory_of_a_strategy_that_is_joined_is_noticed_too(tmp_path: Path) 
         made(Joined, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=3)
 
 
+def test_a_strategy_may_set_what_flowers_own_have_anew_in_each_round(tmp_path: Path) -> None:
+    """Such as who is evaluated, by the round's number: that is no memory, and no reason not to continue."""
+
+    class Sometimes(FedEntOpt):
+        def configure_evaluate(self, server_round: int, *args: Any) -> Any:
+            self.fraction_evaluate = float(server_round % 2)
+            return super().configure_evaluate(server_round, *args)
+
+    made(Sometimes, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=2)
+    result = made(Sometimes, checkpoint_dir=tmp_path).start(federation(), model(), num_rounds=4)
+    assert {*result.evaluate_metrics_clientapp} == {1, 3}
+
+
 def test_a_config_into_which_a_strategy_wrote_is_the_same_config(tmp_path: Path) -> None:
     """In a notebook the object that was handed over is handed over again."""
 

@@ -19,7 +19,7 @@ from fedentopt.randomness import generator
 from fedentopt.results.records import Outcome
 from fedentopt.simulation.engine import RunOptions, Task, run_stack
 from fedentopt.simulation.methods import check_algorithm
-from own_methods import Judging, State
+from own_methods import Grouped, Judging, State
 from reference_runs import HARD, TRAINERS, World, check, cohorts
 
 M = __name__
@@ -342,6 +342,21 @@ def test_bytes_are_what_a_method_says_it_sends():
     assert [(r.bytes_up, r.bytes_down) for r in silent] == [(3 * model, 3 * model)] * 3
 
 
+class GroupedByLoss(Grouped):
+    reads_losses = True
+
+    def mix(self, round: Round) -> Mixing:
+        return Mixing(0.0, round.losses / round.losses.sum())
+
+
+def test_no_losses_are_sent_in_a_second_stage_which_reads_none():
+    cfg = toy.config(algorithm=f"{M}:GroupedByLoss", rounds=5, **toy.PLAIN)
+    records = toy.run([cfg], toy.images(samples=90))[0].records
+    model, layer = (3 * 8 * 8 * 3 + 3) * 4, (2 * 192 + 1) * 3 * 4
+    counts = 6 * 3 * 4  # groups read the labels of all
+    assert [r.bytes_up for r in records] == [3 * (model + 4) + counts, *[3 * (model + 4)] * 2, *[3 * layer] * 3]
+
+
 def test_groups_and_a_second_stage_of_ones_own():
     data, cfg = toy.images(samples=90), toy.config(algorithm="own_methods:Grouped", rounds=5, **toy.PLAIN)
     memory = toy.Memory()
@@ -536,9 +551,14 @@ def test_a_step_is_given_the_round_by_its_name_alone():
             assert len(given) == 4
             return given[1] + given[3] @ (given[2] - given[1])
 
+    class Decorated(Algorithm):
+        @torch.no_grad()
+        def step(self, server, start, trained, shares, round):
+            return start + round.number * (shares @ (trained - start))
+
     data, cfg = toy.images(samples=70), toy.config(**HARD | {"rounds": 1})
     plain = toy.run([cfg], data)[0]
-    for made in (Named(), Open()):
+    for made in (Named(), Open(), Decorated()):
         named = cfg.replace(algorithm=f"{M}:{type(made).__name__}")
         (outcome,) = run_stack([Task(named, toy.Memory(), algorithm=made)], data, CPU)
         assert toy.difference(outcome, plain) < 1e-6

@@ -282,12 +282,40 @@ def test_numbers_of_samples_that_do_not_add_up_are_a_class(tmp_path: Path) -> No
     assert read_counts(path).classes == ("a", "all", "size")
 
 
+def test_a_greek_letter_is_a_class_that_does_not_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,ρ,σ,τ\nx,1,2,9\ny,3,0,9\n")
+    assert read_counts(path).classes == ("ρ", "σ", "τ")
+    path.write_text("client,a,b,Σ\nx,1,2,3\ny,3,0,3\n")
+    with pytest.raises(InputError, match="column 'Σ': equals the sum"):
+        read_counts(path)
+
+
 def test_three_decimals_are_decimals_where_another_cell_shows_it(tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     path.write_text("site.id,a,b\nx.100,1.234,2\ny.200,3,0.5\n")
     assert read_counts(path).counts.tolist() == [[1.234, 2], [3, 0.5]]
     path.write_text("site,a,b\nx,1.2340,2\n")  # what the refusal of 1.234 says
     assert read_counts(path).counts.tolist() == [[1.234, 2]]
+
+
+def test_three_decimals_throughout_are_noise_or_weights(tmp_path: Path) -> None:
+    """What `%.3f` writes of noisy counts and of a prior; where one number is whole, 1.234 may have been, too."""
+    path = tmp_path / "counts.csv"
+    path.write_text("client,a,b\nx,1.234,20.000\ny,3.100,40.007\n")
+    assert read_counts(path, noisy=True).counts.tolist() == [[1.234, 20], [3.1, 40.007]]
+    with pytest.raises(InputError, match=r"'1\.234' may be 1234 or 1\.234"):
+        read_counts(path)
+    path.write_text("client,class,count\nx,a,1.234\nx,b,20.000\ny,b,3.100\n")
+    assert read_counts(path, noisy=True).counts.tolist() == [[1.234, 20], [0, 3.1]]
+    path.write_text("client,a,b\nx,1.234,20\ny,3.100,40.007\n")
+    with pytest.raises(InputError, match=r"'1\.234' may be 1234 or 1\.234"):
+        read_counts(path, noisy=True)
+    path.write_text("class,weight\na,1.250\nb,2.500\n")
+    assert read_target(path, ["a", "b"]).tolist() == [1.25, 2.5]
+    path.write_text("class,weight\na,1.250\nb,2\n")
+    with pytest.raises(InputError, match=r"'1\.250' may be 1250 or 1\.250"):
+        read_target(path, ["a", "b"])
 
 
 def test_numbers_stored_as_text(tmp_path: Path) -> None:
@@ -368,6 +396,10 @@ def test_the_first_sheet_is_the_first_that_its_reader_sees(tmp_path: Path) -> No
     file = read_counts(path)
     assert (file.clients, file.classes) == (("x",), ("a",))
     assert f"{path}: read the first of 2 sheets that is not hidden, 'counts'" in file.notes
+    counts.append(["y", "many"])
+    book.save(path)
+    with pytest.raises(InputError, match=r"counts\.xlsx, sheet 'counts' \(the first that is not hidden\), row 3"):
+        read_counts(path)
 
 
 def test_one_column_may_be_dropped_by_its_name_alone(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ _NOISE_BY_ROW = 0x4E5A  # states written before noise was keyed by client go on 
 COUNTS_HELP = (
     "CSV file of label counts (or .xlsx, .parquet): client,CLASS,... with one row per client, or client,class,count."
 )
-DROP_HELP = "Leave out this column, such as a total; may be repeated. `none`: a column that looks like a total is none."
+DROP_HELP = "Leave out this column, such as a total; may be repeated. `none`: no column or row is a total."
 
 
 def register(app: typer.Typer) -> None:

@@ -300,10 +300,6 @@ class Census:
         """The node a client is on."""
         return self.members[client].node_id
 
-    def client_on(self, node: int) -> ClientId:
-        """The known client on a node."""
-        return self._client_on[node]
-
     def by_client(self, answers: Iterable[Answer]) -> list[tuple[ClientId, Answer]]:
         """Answers beside the clients that gave them."""
         return [(self._client_on[answer.node_id], answer) for answer in answers]

@@ -170,7 +170,8 @@ class LabelAware(FedAvg):
         self.saves_itself = False  # True while `loop.start` runs this strategy and writes its checkpoints
         self.standing_in: list[int] | None = None  # nodes that `configure_train` is asked for in the middle of a round
         self.own_attributes: frozenset[str] = frozenset()
-        self.own_attributes = frozenset(vars(self)) - joined.keys()
+        # What plain FedAvg has beside (who is evaluated, say) is set by the round, and decides about no training here.
+        self.own_attributes = frozenset(vars(self)) - (joined.keys() - vars(FedAvg()).keys())
         check_attributes(type(self), joined, vars(self))
 
     @property

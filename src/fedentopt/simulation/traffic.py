@@ -34,7 +34,7 @@ def traffic(run: RunState, plan: RoundPlan, kept: tuple[int, ...]) -> tuple[int,
         senders = len(set(plan.trained) & set(kept))
     bytes_up, bytes_down = senders * up, gets * down + only_asked * model + extra_down
     bytes_up += len(plan.asked) * LOSS_BYTES
-    if run.algorithm.reads_losses:
+    if run.algorithm.reads_losses and plan.round <= run.first_stage:
         bytes_up += sends * LOSS_BYTES
     if "loss" in needs:
         bytes_up += sends * 2 * LOSS_BYTES

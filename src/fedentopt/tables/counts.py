@@ -23,9 +23,9 @@ KEEP_ALL = "none"  # `drop` with this keeps a column that looks like a total
 _CLASS = {"class", "label", "category", "target", "klasse", "class_id", "label_id"}
 _COUNT = {"count", "counts", "n", "number", "samples", "num_samples", "size", "anzahl"}
 _CLIENT = {"client", "client_id", "site", "id", "node", "name", "hospital", "device", "user", "partition", "party"}
-_TOTAL = {"total", "totals", "sum", "gesamt", "summe", "grand total", "subtotal", "overall", "gesamtergebnis", "σ"}
+_TOTAL = {"total", "totals", "sum", "gesamt", "summe", "grand total", "subtotal", "overall", "gesamtergebnis"}
 _TOTAL |= {"total general", "total général", "insgesamt", "somme", "suma", "somma", "totale", "totaal"}
-_MAYBE_TOTAL = _TOTAL | {"all", "n", "samples", "num_samples", "size", "count", "ensemble"}  # one where it adds up
+_MAYBE_TOTAL = _TOTAL | {"all", "n", "samples", "num_samples", "size", "count", "ensemble", "σ"}  # if it adds up
 _MOST_CELLS = 1 << 28  # of the table that a long file becomes, which may be far larger than the file
 _MOST_NAMED = 20  # columns or classes in a message
 _ROW_NUMBERS = {"", "index", "unnamed: 0"}  # what pandas and R write above row numbers
@@ -75,9 +75,9 @@ def read_counts(path: Path | str, noisy: bool = False, drop: str | Sequence[str]
     if long is None:
         if unused:
             raise InputError(f"--drop: {path} has no column {unused[0]!r}; accepted: {_some(_names(sheet)[1:])}")
-        table = _read_wide(sheet)
+        table = _read_wide(sheet, noisy)
     else:
-        table = _read_long(sheet, long, unused)
+        table = _read_long(sheet, long, unused, noisy)
     where = [f"{sheet.at(number)}" for number in table.numbers]
     _refuse_blanks_apart(table.clients, where)
     width = len(table.classes)
@@ -178,7 +178,7 @@ def _wrong_width(sheet: Sheet, number: int, cells: Sequence[str]) -> InputError:
     )
 
 
-def _read_wide(sheet: Sheet) -> _Table:
+def _read_wide(sheet: Sheet, noisy: bool) -> _Table:
     number, header = sheet.rows[0]
     classes = tuple(name.strip() for name in header[1:])
     if not classes:
@@ -199,7 +199,7 @@ def _read_wide(sheet: Sheet) -> _Table:
             raise InputError(f"{sheet.at(line)}: the header is there again; accepted: once, so remove it")
     if not rows:
         raise InputError(f"{sheet.path}: there is no client; accepted: one row per client below the header")
-    mark = decimal_mark(sheet, classes, range(1, len(header)))
+    mark = decimal_mark(sheet, classes, range(1, len(header)), rounded=noisy)
     values = [read_numbers(sheet, line, classes, cells[1:], mark) for line, cells in rows]
     clients, lines = [cells[0] for _, cells in rows], [line for line, _ in rows]
     hint = ", or the header client,class,count for a row per client and class" if len(header) == 3 else ""
@@ -259,7 +259,7 @@ def _refuse_long_with_more(sheet: Sheet, labels: Sequence[int], counts: Sequence
     )
 
 
-def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) -> _Table:
+def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str], noisy: bool) -> _Table:
     names = _names(sheet)
     at_client, at_class, at_count = places
     for line, cells in sheet.rows[1:]:
@@ -267,7 +267,7 @@ def _read_long(sheet: Sheet, places: tuple[int, int, int], drop: Sequence[str]) 
             raise _wrong_width(sheet, line, cells)
     if len(sheet.rows) < 2:
         raise InputError(f"{sheet.path}: there is no client; accepted: a row for each client and class it holds")
-    mark = decimal_mark(sheet, [names[at_count]], [at_count])
+    mark = decimal_mark(sheet, [names[at_count]], [at_count], rounded=noisy)
     clients: dict[str, int] = {}
     seen: dict[tuple[str, str], int] = {}
     values: dict[tuple[str, str], float] = {}

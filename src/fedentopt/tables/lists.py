@@ -19,7 +19,7 @@ def read_target(path: Path | str, classes: Sequence[str]) -> np.ndarray:
     number, header = sheet.rows[0] if sheet.rows else (1, [])
     if [name.strip().lower() for name in header] != ["class", "weight"]:
         raise InputError(f"{sheet.at(number)}: the header is {','.join(header)!r}; accepted: class,weight")
-    mark = decimal_mark(sheet, ["weight"], [1])
+    mark = decimal_mark(sheet, ["weight"], [1], rounded=True)
     weights: dict[str, float] = {}
     for line, cells in sheet.rows[1:]:
         if len(cells) != 2:

@@ -2,8 +2,8 @@
 
 In a file separated by semicolon or tab `12,5` is 12.5. But `1,234` may be 1234 as well: it is taken as 1.234 only
 where another cell shows that the comma is the decimal mark. So may `1.234`, also between commas and as the text of a
-cell in Excel, where a comma is no decimal mark. Thousands separators are refused, since no rule tells them from
-decimals in every file.
+cell in Excel, where a comma is no decimal mark; unless it is a noisy count or a weight there, and all others have a
+point, too. Thousands separators are refused, since no rule tells them from decimals in every file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _WITH_POINT = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}([.,' \u00a0\u202f’]\d{3})+([.,]\d+)?", re.ASCII)
 
 
-def decimal_mark(sheet: Sheet, columns: Sequence[str], places: Sequence[int]) -> str:
-    """The decimal mark of the cells in these places of all rows but the first, "." or ","; refused where in doubt."""
+def decimal_mark(sheet: Sheet, columns: Sequence[str], places: Sequence[int], rounded: bool) -> str:
+    """The decimal mark of the cells in these places of all rows but the first, "." or ","; refused where in doubt.
+
+    `rounded`: that every number has three decimals is no doubt, since numbers of that kind are written so by `%.3f`.
+    """
     by_point = sheet.separator in (None, ",")  # cells with a comma are refused there when they are read
     shown: dict[str, tuple[int, str, str] | None] = {",": None, ".": None}  # first cell that proves the mark
     doubtful: tuple[int, str, str] | None = None
@@ -50,6 +53,9 @@ def decimal_mark(sheet: Sheet, columns: Sequence[str], places: Sequence[int]) ->
             f"{sheet.at(max(comma, point)[0])}, column {max(comma, point)[1]!r}: {max(comma, point)[2]!r}, and "
             f"{min(comma, point)[2]!r} in {sheet.unit} {min(comma, point)[0]}; accepted: one decimal mark in the file"
         )
+    if rounded and doubtful and by_point:
+        rows = [cells for _, cells in sheet.rows[1:]]
+        doubtful = None if all("." in cells[p] for cells in rows for p in places if p < len(cells)) else doubtful
     if doubtful and not (comma or point):
         number, column, cell = doubtful
         whole, as_decimal = re.sub(r"[.,]", "", cell), cell.replace(",", ".")

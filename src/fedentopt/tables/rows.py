@@ -46,11 +46,11 @@ class Sheet:
     separator: str | None = None
     unit: str = "line"
     notes: tuple[str, ...] = ()
-    page: str | None = None  # the sheet's name, where a workbook has several
+    page: str | None = None  # which sheet it is, in words, where a workbook has several
 
     def at(self, number: int) -> str:
         """Where a row is, for messages."""
-        page = "" if self.page is None else f", sheet {self.page!r} (the first)"
+        page = "" if self.page is None else f", sheet {self.page}"
         return f"{self.path}{page}, {self.unit} {number}"
 
 
@@ -188,9 +188,10 @@ def _typed(path: Path, suffix: str) -> Sheet:
                     book, sheet_name=shown[0], header=None, dtype=object, keep_default_na=False, na_values=[""]
                 )
             if len(names) > 1:
-                page = str(shown[0])
-                which = "" if page == names[0] else " that is not hidden"
-                notes = (f"{path}: read the first of {len(names)} sheets{which}, {page!r}",)
+                name = str(shown[0])
+                which = "" if name == names[0] else " that is not hidden"
+                page = f"{name!r} (the first{which})"
+                notes = (f"{path}: read the first of {len(names)} sheets{which}, {name!r}",)
             table = frame.to_numpy(dtype=object).tolist()
         else:
             frame = pandas.read_parquet(path, engine=engine)
