@@ -7,7 +7,7 @@ it is listed with its reason. Random selection and FedEntOpt are always tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedentopt.errors import InputError
@@ -109,9 +109,13 @@ class Trying:
         return [one for one in choices if one.cohort == size]
 
     def _seeds_of(self, choice: Choice) -> range:
-        """The repetitions of a choice: one alone where it takes long."""
+        """The repetitions of a choice: one alone where it takes long; with noise as many as without, to be compared."""
         known = choice.selector in (RandomSelector, EntropySelector)
-        return self.seeds if known or seconds(self.federation, choice, self.rounds) <= PATIENCE else self.seeds[:1]
+        return (
+            self.seeds
+            if known or seconds(self.federation, replace(choice, epsilon=None), self.rounds) <= PATIENCE
+            else self.seeds[:1]
+        )
 
     def _advance(self, rounds: int) -> None:
         self.done += rounds
