@@ -22,8 +22,10 @@ from fedentopt.plan.outcome import Choice, Federation, try_choice
 from fedentopt.plan.recommendation import describe
 from fedentopt.plan.sizes import amount_of_work, away_share, buffer_sizes, cohort_sizes, epsilons, that_differ
 from fedentopt.plan.trying import own_settings
+from fedentopt.plan.work import seconds
 from fedentopt.selection import SELECTORS, EntropySelector, KLSelector, RandomSelector, Selector
 from fedentopt.selection.noise import keyed_laplace
+from fedentopt.selection.table import CountTable
 from fedentopt.selection.trial import counts_only, has_buffer
 from fedentopt.tables import counts_lines, read_counts
 
@@ -314,7 +316,7 @@ def test_selectors_come_from_the_registry_and_those_that_cannot_say_why() -> Non
     }
 
 
-def test_large_tables_are_sampled_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_are_sampled_and_say_so() -> None:
     big = Federation(names(1), ("a",) * 10, np.broadcast_to(np.ones(10), (100_000, 10)))
     rounds, repetitions, said = amount_of_work(big, [3, 5, 10], 12, None, None)
     assert 10 <= rounds < 100
@@ -327,15 +329,87 @@ def test_large_tables_are_sampled_and_say_so(monkeypatch: pytest.MonkeyPatch) ->
     assert amount_of_work(small, [1, 2], 8, None, None) == (100, 3, None)
 
     counts = np.tile(two_classes_each(), (150, 1))  # 6000 clients
-    ticks = iter(range(0, 10**6, 40))  # a clock by which every round takes long
-    monkeypatch.setattr("fedentopt.plan.trying.time.monotonic", lambda: float(next(ticks)))
     plan = make_plan(counts, cohorts=["4"], rounds=2, repetitions=1, epsilon=["none"], away="0")
-    assert {o.choice.selector for o in plan.by_size} == {RandomSelector, EntropySelector}
-    assert all(
-        "seconds for 6000 clients, judged by 4000" in one.reason or "at most" in one.reason for one in plan.skipped
-    )
-    assert "kl" in {one.selector for one in plan.skipped}
     assert "the rounds tried reach at most 8 of 6000 clients" in plan.recommendation.reason
+
+
+def test_what_takes_long_is_left_out_by_sizes_and_not_by_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.tile(two_classes_each(), (210, 1))  # 8400 clients
+    few = {"cohorts": ["20"], "rounds": 1, "repetitions": 2, "epsilon": ["none"]}
+    ticks = iter(range(0, 10**9, 1000))  # a clock by which everything takes long, as on a busy machine
+    quick = make_plan(counts, **few)
+    monkeypatch.setattr("time.monotonic", lambda: float(next(ticks)))
+    slow = make_plan(counts, **few)
+    assert json.dumps(quick.to_json(), default=float) == json.dumps(slow.to_json(), default=float)
+    assert all(len(outcome.entropies) == 2 for outcome in (*slow.by_size, *slow.by_absence))
+
+    monkeypatch.setattr("fedentopt.plan.trying.LONGEST", 0.0)
+    plan = make_plan(counts, **few)
+    assert {o.choice.selector for o in plan.by_size} == {RandomSelector, EntropySelector}
+    reasons = {one.selector: one.reason for one in plan.skipped}
+    assert set(reasons) == {cls.name for cls in counts_only()} - {"random", "fedentopt"}
+    assert "estimated from the sizes of the table" in reasons["kl"]
+    assert "without --all" in reasons["kl"]
+    wanted = make_plan(counts, **few, everything=True)
+    assert {one.selector for one in wanted.skipped} == {"clustered-label"}  # which cannot serve so many
+    small = make_plan(two_classes_each(), **few)  # of a small table nothing is left out, whatever it takes
+    assert not small.skipped
+
+
+def test_estimates_grow_with_what_makes_selectors_slow() -> None:
+    counts = np.tile(two_classes_each(), (25, 1))
+    federation = Federation(names(1000), tuple("abcdef"), counts)
+    larger = Federation(names(4000), tuple("abcdef"), np.tile(counts, (4, 1)))
+    for cls in counts_only():
+        taken = seconds(federation, Choice(cls, 5), 10)
+        assert seconds(larger, Choice(cls, 5), 10) >= taken
+        assert seconds(federation, Choice(cls, 5), 40) >= taken
+        assert seconds(federation, Choice(cls, 5, away=0.2), 10) >= taken
+        assert taken > 0 or cls is RandomSelector
+
+
+def test_a_choice_that_takes_long_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedentopt.plan.trying.PATIENCE", 0.0)
+    plan = make_plan(two_classes_each(), cohorts=["4"], rounds=2, repetitions=3, epsilon=["none"], away="0")
+    many = {o.choice.selector: len(o.entropies) for o in plan.by_size}
+    assert many.pop(RandomSelector) == many.pop(EntropySelector) == 3
+    assert set(many.values()) == {1}
+
+
+def test_trials_read_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    usual = CountTable.register
+    monkeypatch.setattr(CountTable, "register", lambda self, *a, **k: (read.append(1), usual(self, *a, **k))[1])
+    budgets = ["none", "1", "0.5"]
+    make_plan(two_classes_each(), cohorts=["3", "5"], rounds=2, repetitions=2, epsilon=budgets, away="10%")
+    assert len(read) == 1 + 2 * 2  # the counts, and those with noise for each budget and seed, for all sizes
+
+
+def test_noise_that_takes_long_is_tried_with_the_recommended_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedentopt.plan.trying.LARGE", 0)
+    asked = {"cohorts": ["3", "6"], "rounds": 2, "repetitions": 1, "epsilon": ["none", "1"], "away": "0"}
+    assert [o.choice.cohort for o in make_plan(two_classes_each(), **asked).by_noise] == [3, 6]
+    monkeypatch.setattr("fedentopt.plan.trying.LONGEST_NOISE", 0.0)
+    plan = make_plan(two_classes_each(), **asked)
+    size = plan.recommendation.chosen.choice.cohort
+    assert [o.choice.cohort for o in plan.by_noise] == [size]
+    assert f"noise with other cohorts than {size}" in plan.skipped[-1].reason
+    assert plan.privacy
+    assert len(make_plan(two_classes_each(), **asked, everything=True).by_noise) == 2
+
+
+def test_a_log_says_how_far_a_large_plan_is(
+    fedentopt: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "counts.csv", two_classes_each())
+    options = ["plan", str(file), "--cohort", "4", "--rounds", "2", "--out", str(tmp_path / "p.html")]
+    assert "tried" not in fedentopt(*options).err  # done before anybody looks
+    monkeypatch.setattr("fedentopt.cli.plan.LARGE_FILE", 0)
+    monkeypatch.setattr("fedentopt.cli.plan.PAUSE", 0.0)
+    lines = fedentopt(*options).err.splitlines()
+    assert lines[0].startswith("reading ")
+    assert lines[1] == "0% tried; now Random, M = 4"
+    assert re.fullmatch(r"\d+% tried, about \d+ s left; now .+, clients away", lines[-1])
 
 
 def test_sizes_by_hand() -> None:

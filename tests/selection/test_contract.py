@@ -28,6 +28,7 @@ from fedentopt.selection import (
 )
 from fedentopt.selection.fedentropy import ValueSelector
 from fedentopt.selection.selector import make_for_run
+from fedentopt.selection.table import CountTable
 from fedentopt.settings import settings_of
 
 
@@ -798,3 +799,41 @@ def test_arrays_that_are_not_finite_are_refused(name: str) -> None:
         broken[damaged].flat[0] = np.nan
         with pytest.raises(InputError, match=f"arrays: {damaged} .*; accepted: finite numbers"):
             other.load_arrays(broken)
+
+
+def test_an_array_of_numbers_says_who_is_available_as_a_list_does() -> None:
+    counts = np.random.default_rng(0).integers(1, 9, (40, 4))
+    here = np.array([30, 2, 2, 17, 5, 39])
+    pair = [RandomSelector(3, seed=1), RandomSelector(3, seed=1)]
+    for one in pair:
+        one.register(counts)
+    assert pair[0].select(here).clients == pair[1].select(here.tolist()).clients
+    for bad in (np.array([3, 40]), np.array([-1, 3]), np.array([], dtype=int), np.array([1.0, 2.0])):
+        with pytest.raises(InputError, match=r"available|client id"):
+            pair[0].select(bad)
+    with pytest.raises(InputError, match="client id"):
+        pair[0].select(np.ma.array([3, 4], mask=[True, False]))
+    pair[0].remove([0])  # numbers move up, ids do not
+    assert set(pair[0].select(np.array([1, 2, 3])).clients) == {1, 2, 3}
+    named = RandomSelector(2)
+    named.register(counts, ids=[str(k) for k in range(40)])
+    with pytest.raises(InputError, match="client 2: not registered"):
+        named.select(np.array([2, 3]))
+
+
+def test_a_table_that_was_read_is_registered_as_its_counts_are() -> None:
+    counts = np.random.default_rng(1).integers(1, 9, (40, 4))
+    table = CountTable()
+    table.register(counts, None, False, None)
+    shared, own = EntropySelector(3, buffer_size=9, seed=2), EntropySelector(3, buffer_size=9, seed=2)
+    shared.register(table)
+    own.register(counts)
+    assert [shared.select().clients for _ in range(5)] == [own.select().clients for _ in range(5)]
+    shared.update(np.array([[100, 0, 0, 0]]), ids=[7])
+    shared.register(np.ones((1, 4)), ids=["new"])
+    assert (table.rows.dense(4) == counts).all()
+    assert len(table) == 40
+    with pytest.raises(InputError, match="a table for 41 registered clients"):
+        shared.register(table)
+    with pytest.raises(InputError, match="4 classes; accepted: 3"):
+        EntropySelector(3, target=[1, 1, 1]).register(table)

@@ -242,3 +242,22 @@ def test_judge_only_removes_what_raises_entropy(clients: int, seed: int) -> None
 def test_judge_refuses(soft, weights, message: str) -> None:
     with pytest.raises(InputError, match=message):
         judge(soft, weights)
+
+
+def test_kl_keeps_what_it_picked_only_while_nothing_changes() -> None:
+    selector, other = KLSelector(2), KLSelector(2)
+    counts = np.array([[9, 0, 1], [0, 5, 2], [1, 1, 7], [4, 4, 4]])
+    for one in (selector, other):
+        one.register(counts)
+    first = selector.select()
+    expected = {client: limit.tolist() for client, limit in first.sample_limits.items()}
+    for limit in first.sample_limits.values():
+        limit[:] = 0  # what a caller does with its cohort is nothing to the next one
+    again = selector.select()
+    assert again.clients == first.clients
+    assert {client: limit.tolist() for client, limit in again.sample_limits.items()} == expected
+    assert selector.select([2, 3]).clients == other.select([2, 3]).clients
+    selector.cohort_size = 3
+    assert len(selector.select().clients) == 3
+    selector.update(np.array([[0, 90, 0]]), ids=[2])
+    assert selector.select().clients[0] == 2

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from fedentopt.cli.console import note, print_json, print_table, progress
+from fedentopt.cli.console import err, note, print_json, print_table, progress
 from fedentopt.cli.console import out as console
 from fedentopt.cli.select import COUNTS_HELP, DROP_HELP
 from fedentopt.errors import InputError
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     from fedentopt.plan import Plan
     from fedentopt.plan.outcome import Outcome
+
+LARGE_FILE = 1 << 20  # bytes
+PAUSE = 10.0  # seconds between two lines of progress in a log
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +65,9 @@ def plan(
         bool, typer.Option("--noisy", help="The file holds noisy counts: those below 0 are read as 0.")
     ] = False,
     drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help=DROP_HELP)] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Of a large table, try the selectors that take long, too.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="The page's file.")] = Path("plan.html"),
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -68,14 +76,18 @@ def plan(
     from fedentopt.plan import check_page, make_plan, write_page
 
     check_page(out)  # before the work, which may take a minute
-    table = read_counts(counts, noisy, drop or ())
+    in_log = _is_log() and counts.is_file() and counts.stat().st_size >= LARGE_FILE
+    if in_log:
+        note(f"reading {counts}")
+    with progress("reading"):
+        table = read_counts(counts, noisy, drop or ())
     for line in table.notes:
         note(line)
-    with progress("trying") as bar:
+    with _progress(in_log) as (advance, starting):
         found = make_plan(
             table.counts, clients=table.clients, classes=table.classes, cohorts=cohort, buffers=buffer,
             epsilon=epsilon, away=away, rounds=rounds, repetitions=repetitions, seed=seed, noisy=noisy,
-            source=str(counts), drop=drop or (), progress=lambda done, total: bar(completed=done, total=total),
+            source=str(counts), drop=drop or (), everything=all_, progress=advance, starting=starting,
         )  # fmt: skip
     page, refusal = None, None
     try:
@@ -90,6 +102,34 @@ def plan(
         raise refusal
     if open_ and page is not None:
         typer.launch(page.resolve().as_uri())
+
+
+def _is_log() -> bool:
+    return not err().is_terminal
+
+
+@contextmanager
+def _progress(in_log: bool) -> Iterator[tuple[Callable[[int, int], None], Callable[[str], None]]]:
+    """What is told how far trials are, and what is tried next: a bar for people, in a log a line from time to time."""
+    started = time.monotonic()
+    last, share = -PAUSE, 0.0
+    with progress("trying") as bar:
+
+        def advance(done: int, total: int) -> None:
+            nonlocal share
+            share = done / max(total, 1)
+            bar(completed=done, total=total)
+
+        def starting(text: str) -> None:
+            nonlocal last
+            bar(description=f"trying {escape(text)}")
+            taken = time.monotonic() - started
+            if in_log and taken - last >= PAUSE:
+                last = taken
+                left = f", about {taken * (1 - share) / share:.0f} s left" if share else ""
+                note(f"{share:.0%} tried{left}; now {text}")
+
+        yield advance, starting
 
 
 def _show(found: Plan, page: Path | None) -> None:

@@ -8,21 +8,22 @@ makes the same cohorts.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedentopt.randomness import generator
 from fedentopt.results.statistics import Spread
-from fedentopt.selection import EntropySelector, RandomSelector, Selector
+from fedentopt.selection import Selector
 from fedentopt.selection.cohort import ClientId
 from fedentopt.selection.noise import keyed_laplace
+from fedentopt.selection.table import CountTable
 from fedentopt.selection.trial import Trial, classes_held, make_selector, try_rounds
 
-PATIENCE = 4.0  # seconds; a selector that takes longer for one repetition is not asked for more of them
+MOST_KEPT = 3  # tables with noise, one per seed, that are kept for the next choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,21 +34,42 @@ class Federation:
     classes: tuple[str, ...]
     counts: np.ndarray
     noisy: bool = False
+    _with_noise: dict[tuple[float, int], CountTable] = field(default_factory=dict, init=False, repr=False)
 
-    @property
+    @cached_property
     def held(self) -> np.ndarray:
         """Which classes any client holds."""
         return np.asarray(np.maximum(self.counts, 0).sum(axis=0) > 0)
 
-    @property
+    @cached_property
+    def held_cells(self) -> int:
+        """How many label counts are above 0."""
+        return int(np.count_nonzero(self.counts > 0))
+
+    @cached_property
     def samples(self) -> float:
         """Samples per client, the median."""
         return float(np.median(np.maximum(self.counts, 0).sum(axis=1)))
 
-    @property
+    @cached_property
     def top(self) -> float:
         """The largest entropy a cohort can have, in bits."""
         return math.log2(max(classes_held(self.counts), 1))
+
+    def reported(self, epsilon: float | None, seed: int) -> CountTable:
+        """What clients report, read once for all trials with this noise, under their numbers in the place of names."""
+        if epsilon is None:
+            return self._reported
+        kept = self._with_noise
+        if (epsilon, seed) not in kept:
+            if len(kept) >= MOST_KEPT or any(budget != epsilon for budget, _ in kept):
+                kept.clear()
+            kept[epsilon, seed] = _read(keyed_laplace(self.counts, epsilon, self.clients, seed), noisy=True)
+        return kept[epsilon, seed]
+
+    @cached_property
+    def _reported(self) -> CountTable:
+        return _read(self.counts, self.noisy)
 
 
 @dataclass(frozen=True)
@@ -143,19 +165,11 @@ def try_choice(
     settings: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda rounds: None,
 ) -> Outcome:
-    """Try a choice with every seed. Refused: what the selector refuses.
-
-    Random selection and FedEntOpt, whose time is known beforehand, always have all repetitions; of others a clock may
-    leave some out, and their rows say how many there are.
-    """
+    """Try a choice with every seed. Refused: what the selector refuses."""
     trials = []
-    known = choice.selector in (RandomSelector, EntropySelector)
-    started = time.monotonic()
-    for place, seed in enumerate(seeds):
+    for seed in seeds:
         trials.append(_trial(federation, choice, rounds, seed, settings or {}))
         progress(rounds)
-        if not known and time.monotonic() - started > PATIENCE * (place + 1):
-            break
     held = federation.held
     labels = np.array([[result.label_counts for result in trial.rounds] for trial in trials])
     gaps = (labels <= 0) & held
@@ -181,25 +195,39 @@ def _trial(federation: Federation, choice: Choice, rounds: int, seed: int, setti
         buffer=choice.buffer,
         settings=settings,
     )
-    counts, true_counts = federation.counts, None
-    if choice.epsilon is not None:
-        true_counts = counts
-        counts = keyed_laplace(counts, choice.epsilon, federation.clients, seed)
-    # These two pick by place alone; numbers for names save them most of the time that a large table takes.
-    names = None if choice.selector in (RandomSelector, EntropySelector) else federation.clients
-    selector.register(counts, noisy=federation.noisy or choice.epsilon is not None, ids=names)
-    ids = np.arange(len(federation.clients)) if names is None else np.array(names, dtype=object)
-    return try_rounds(selector, rounds, true_counts, available=_available(ids, choice.away, seed))
+    true_counts = None if choice.epsilon is None else federation.counts
+    names = None
+    if choice.selector.__module__.startswith("fedentopt."):  # these pick by number alone, whatever a client is called
+        selector.register(federation.reported(choice.epsilon, seed))
+    else:
+        names = np.array(federation.clients, dtype=object)
+        counts = federation.counts
+        if choice.epsilon is not None:
+            counts = keyed_laplace(counts, choice.epsilon, federation.clients, seed)
+        noisy = federation.noisy or choice.epsilon is not None
+        selector.register(counts, noisy=noisy, ids=federation.clients)
+    available = _available(len(federation.clients), names, choice.away, seed)
+    return try_rounds(selector, rounds, true_counts, available=available)
 
 
-def _available(ids: np.ndarray, away: float, seed: int) -> Callable[[int], Sequence[ClientId] | None]:
-    """Who is there in a round: everybody, or all but those that a coin keeps away; at least one client."""
+def _read(counts: np.ndarray, noisy: bool) -> CountTable:
+    table = CountTable()
+    table.register(counts, None, noisy, None)
+    return table
+
+
+def _available(
+    clients: int, names: np.ndarray | None, away: float, seed: int
+) -> Callable[[int], Iterable[ClientId] | None]:
+    """Who is there in a round, by name or else by number: everybody, or all but those that a coin keeps away; at least
+    one client."""
     if not away:
         return lambda number: None
 
-    def here(number: int) -> Sequence[ClientId]:
-        draws = generator(seed, "away", number).random(len(ids))
-        present: list[ClientId] = ids[(draws >= away) | (draws == draws.max())].tolist()
-        return present
+    def here(number: int) -> Iterable[ClientId]:
+        draws = generator(seed, "away", number).random(clients)
+        present = np.flatnonzero((draws >= away) | (draws == draws.max()))
+        named: Iterable[ClientId] = present if names is None else names[present].tolist()
+        return named
 
     return here

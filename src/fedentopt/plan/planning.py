@@ -30,7 +30,7 @@ from fedentopt.plan.sizes import (
     epsilons,
     that_differ,
 )
-from fedentopt.plan.trying import Progress, Skipped, Trying
+from fedentopt.plan.trying import Progress, Skipped, Starting, Trying
 from fedentopt.selection import EntropySelector, RandomSelector, Selector
 from fedentopt.selection.selector import check_int
 from fedentopt.selection.trial import counts_only, has_buffer
@@ -125,7 +125,9 @@ def make_plan(
     noisy: bool = False,
     source: str = "counts.csv",
     drop: Sequence[str] = (),
+    everything: bool = False,
     progress: Progress = lambda done, total: None,
+    starting: Starting = lambda text: None,
 ) -> Plan:
     """Try every selector that needs label counts alone on (clients, classes) counts, and recommend one.
 
@@ -133,7 +135,9 @@ def make_plan(
     `cohorts` and `buffers` are numbers of clients or per cents of them, `epsilon` privacy budgets or "none", each one
     or several; `away` is the share of the clients that is away in a round. `noisy` counts hold noise already, and get
     no more. `source` and `drop` are for the command that carries the plan out. Without `rounds` and `repetitions` there
-    are 100 and 3, or fewer for large tables; `settings["sampled"]` says so.
+    are 100 and 3, or fewer for large tables; `settings["sampled"]` says so. Of large tables, selectors that would take
+    long, by an estimate from sizes alone, are left out unless `everything` is wanted; `skipped` says so. `progress` is
+    told the rounds done and all of them, `starting` in words what is tried next.
     """
     federation = _federation(counts, clients, classes, noisy)
     if noisy and epsilon is not None:
@@ -152,19 +156,25 @@ def make_plan(
     about = sum(most_buffers if has_buffer(cls) else 1 for cls in selectors) + len(noises)
     used_rounds, used_repetitions, sampled = amount_of_work(federation, sizes, about, rounds, repetitions)
     tried_buffers = {size: that_differ(found, size, used_rounds) for size, found in tried_buffers.items()}
-    trying = Trying(federation, used_rounds, range(seed, seed + used_repetitions), progress)
-    kept = [cls for cls in selectors if trying.can_serve(cls, sizes, len(sizes) * used_rounds * used_repetitions)]
-    base = [
+    trying = Trying(federation, used_rounds, range(seed, seed + used_repetitions), progress, starting)
+    every = [
         Choice(cls, size, buffer, budgets[0])
         for size in sizes
-        for cls in kept
+        for cls in selectors
         for buffer in (tried_buffers[size] if has_buffer(cls) else [None])
     ]
+    kept = _kept(trying, every, everything)
+    base = [choice for choice in every if choice.selector in kept]
     trying.expect(len(base) + len(noises) * len(sizes) + (len(kept) if absent else 0))
     by_size = trying.all(base)
     recommendation = recommend(federation, by_size)
-    by_noise = trying.all(_with_noise(by_size, recommendation, noises, tried_buffers))
-    by_absence = trying.all(_with_absence(by_size, recommendation, absent)) if absent else []
+    noised = _with_noise(by_size, recommendation, noises, tried_buffers)
+    by_noise = trying.all(trying.with_noise(noised, recommendation.chosen.choice.cohort, everything=everything))
+    by_absence = []
+    if absent:
+        choices = _with_absence(by_size, recommendation, absent)
+        there = {*_kept(trying, choices, everything), recommendation.chosen.choice.selector}
+        by_absence = trying.all([choice for choice in choices if choice.selector in there])
     settings = {
         "file": source,
         "clients": len(federation.clients),
@@ -213,6 +223,14 @@ def _federation(
         if not np.isfinite(row).all() or (not noisy and (row.min() < 0 or not row.any())):
             validate_report(name, row, table.shape[1], noisy)  # says what is wrong with it
     return Federation(names, labels, table, noisy)
+
+
+def _kept(trying: Trying, choices: Sequence[Choice], everything: bool) -> list[type[Selector]]:
+    """The selectors of these choices that can be tried with all of theirs."""
+    of: dict[type[Selector], list[Choice]] = {}
+    for choice in choices:
+        of.setdefault(choice.selector, []).append(choice)
+    return [cls for cls, its in of.items() if trying.can_serve(cls, its, everything=everything)]
 
 
 def _with_noise(

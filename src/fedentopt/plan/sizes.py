@@ -15,6 +15,7 @@ import numpy as np
 
 from fedentopt.errors import InputError
 from fedentopt.plan.outcome import Federation
+from fedentopt.plan.work import round_cost
 from fedentopt.privacy import check_epsilon
 from fedentopt.settings import amount
 
@@ -105,12 +106,6 @@ def away_share(text: str) -> float:
     if not 0 <= share < 1:
         raise InputError(f"--away: {text!r}; accepted: a share of the clients from 0% to below 100%, such as 20%")
     return share
-
-
-def round_cost(federation: Federation, cohort: int) -> float:
-    """Milliseconds that FedEntOpt takes for a round, roughly: it looks at every client for every pick."""
-    clients, classes = federation.counts.shape
-    return float(cohort * (0.02 + 0.004 * classes + 5e-7 * clients * classes))
 
 
 def amount_of_work(

@@ -181,7 +181,9 @@ class EntropySelector(Selector):
     def _available(self, buffer: Iterable[ClientId], rows: np.ndarray) -> dict[ClientId, int]:
         """The buffered clients that are among `rows`, oldest first, and their numbers."""
         numbers = self._table.find(buffer)
-        here = np.isin(numbers, rows) if rows.size < len(self._table) else numbers >= 0
+        here = numbers >= 0
+        if rows.size < len(self._table):  # ascending, as all numbers of clients that are available are
+            here = rows[np.minimum(np.searchsorted(rows, numbers), rows.size - 1)] == numbers
         listed = zip(buffer, numbers.tolist(), here.tolist(), strict=True)
         return {client: number for client, number, is_here in listed if is_here}
 

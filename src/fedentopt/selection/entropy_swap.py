@@ -52,9 +52,11 @@ class EntropySwapSelector(EntropySelector):
 
     def _small_table(self, rows: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Those who may be in the cohort, ascending, and their counts; None where they are many."""
-        among = np.setdiff1d(rows, closed, assume_unique=True)
         classes = self._table.num_classes or 1
-        return (among, self._table.rows.take(among).dense(classes)) if among.size * classes <= FEW_CELLS else None
+        if (rows.size - closed.size) * classes > FEW_CELLS:
+            return None
+        among = np.setdiff1d(rows, closed, assume_unique=True)
+        return among, self._table.rows.take(among).dense(classes)
 
     def _better_of(self, small: tuple[np.ndarray, np.ndarray], picked: list[int], place: int) -> int | None:
         """The same as `_better`, by definition."""

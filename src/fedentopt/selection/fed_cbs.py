@@ -158,7 +158,9 @@ class Imbalance:
         if self._dense is not None or self._screen is not None:
             return draw_one(rng, np.where(open_rows, -beta * self.logs(gathered), -np.inf))
         places = np.flatnonzero(open_rows)
-        return int(places[draw_one(rng, -beta * self.logs(gathered, places))])
+        # Of most clients, all at once: taking rows out costs more than those few products.
+        logs = self.logs(gathered)[places] if 2 * places.size > open_rows.size else self.logs(gathered, places)
+        return int(places[draw_one(rng, -beta * logs)])
 
     def _draw_by_bound(
         self, rng: np.random.Generator, gathered: np.ndarray, beta: float, chi2: np.ndarray, off: float, share: float

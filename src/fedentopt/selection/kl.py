@@ -27,9 +27,21 @@ from fedentopt.selection.selector import Selector, selector
 class KLSelector(Selector):
     """Seol and Kim's selection. Its cohorts carry `sample_limits`, per client and class."""
 
+    def __init__(self, cohort_size: int, seed: int = 0, **settings: Any) -> None:
+        super().__init__(cohort_size, seed, **settings)
+        # While everybody is there: version of the table, size, and what was picked.
+        self._kept: tuple[tuple[int, int], list[int], list[np.ndarray]] | None = None
+
     def pick(self, available: np.ndarray, losses: np.ndarray | None) -> Cohort:
         assert self._table.num_classes is not None
-        places, limits = pick_by_rarest(self._table.rows.take(available), self._table.num_classes, self.cohort_size)
+        asked = (self._table.version, self.cohort_size)
+        if available.size == len(self._table) and self._kept is not None and self._kept[0] == asked:
+            _, places, kept = self._kept
+            limits = [limit.copy() for limit in kept]
+        else:
+            places, limits = pick_by_rarest(self._table.rows.take(available), self._table.num_classes, self.cohort_size)
+            if available.size == len(self._table):
+                self._kept = (asked, places, [limit.copy() for limit in limits])
         picked = available[places].tolist()
         clients = (self._table.ids[number] for number in picked)
         return self.cohort(picked, sample_limits=dict(zip(clients, limits, strict=True)))

@@ -179,6 +179,9 @@ class Selector(KnownKeywords, ABC):
             raise InputError("select: no client is registered; accepted: at least one")
         if available is None:
             return np.arange(len(self._table))
+        marked = self._table.numbers_marked(available)
+        if marked is not None:
+            return marked
         rows = np.unique(self._table.numbers_of(client_ids(available), "available: client"))
         if not rows.size:
             raise InputError(f"available: nobody of {len(self._table)} registered clients; accepted: at least one")
@@ -258,7 +261,10 @@ class Selector(KnownKeywords, ABC):
         number given first does, up to 2**20 classes. Known ids, bad counts and another number of classes are
         refused, and then no client of the call is added.
         """
-        self._table.register(counts, ids, noisy, num_classes, check_number=self._check_number)
+        if isinstance(counts, CountTable):  # of trials on the same counts, which are read once for all of them
+            self._table.share(counts, num_classes, self._check_number)
+        else:
+            self._table.register(counts, ids, noisy, num_classes, check_number=self._check_number)
 
     def update(self, counts: Any, *, noisy: bool = False, ids: Sequence[ClientId] | None = None) -> None:
         """Replace the counts of registered clients, which keep their place; forms and refusals as in `register`."""

@@ -26,6 +26,7 @@ class CountTable:
         self._named: list[Any] | None = None  # the classes, where series or data frames have named them
         self._ids: list[ClientId] = []
         self._numbers: dict[ClientId, int] = {}
+        self._numbered = True  # whether every id is its own number
         self._blocks: list[Rows] = []
         self._changes: list[tuple[np.ndarray, Rows]] = []  # numbers of clients and their new counts
         self._sizes: tuple[int, np.ndarray] | None = None  # version, and what was added up then
@@ -61,11 +62,31 @@ class CountTable:
                 )
         if not names:
             return
+        start = len(self)
         check_number(len(self) + len(names), classes)
         self.num_classes, self._named = classes, named
         self._numbers.update(zip(names, range(len(self._ids), len(self._ids) + len(names)), strict=True))
         self._ids.extend(names)
+        self._numbered = self._numbered and names == list(range(start, len(self)))
         self._blocks.append(rows)
+        self.version += 1
+
+    def share(self, other: CountTable, num_classes: int | None, check_number: Callable[[int, int], None]) -> None:
+        """Take over another table's clients and counts, which were read and checked there; one with clients of its own
+        refuses. Rows are never written to, so both keep the same ones until one of them changes."""
+        if len(self):
+            raise InputError(f"counts: a table for {len(self)} registered clients; accepted: before the first ones")
+        if not len(other):
+            return
+        assert other.num_classes is not None
+        if self._expected(num_classes) not in (None, other.num_classes):
+            raise InputError(
+                f"counts: {other.num_classes} classes; accepted: {num_classes}, as set or registered before"
+            )
+        check_number(len(other), other.num_classes)
+        self.num_classes, self._named = other.num_classes, other._named
+        self._ids, self._numbers, self._numbered = other._ids.copy(), other._numbers.copy(), other._numbered
+        self._blocks = [other.rows]
         self.version += 1
 
     def update(self, counts: Any, ids: Sequence[object] | None, noisy: bool) -> None:
@@ -86,6 +107,7 @@ class CountTable:
             self._blocks = [self.rows.take(np.flatnonzero(~drop))]
             self._ids = [name for name in self._ids if name not in gone]
             self._numbers = dict(zip(self._ids, range(len(self._ids)), strict=True))
+            self._numbered = self._ids == list(range(len(self._ids)))
             self.version += 1
         return gone
 
@@ -95,6 +117,18 @@ class CountTable:
             return np.fromiter((self._numbers[client] for client in clients), dtype=np.int64)
         except KeyError as error:
             raise InputError(f"{what} {error.args[0]!r}: not registered; accepted: ids given to register") from None
+
+    def numbers_marked(self, clients: Any) -> np.ndarray | None:
+        """Numbers, ascending, of clients whose ids are their numbers and given as an array of them; else None."""
+        if not self._numbered or type(clients) is not np.ndarray:  # a masked array is refused where ids are read
+            return None
+        if clients.ndim != 1 or clients.dtype.kind not in "iu" or not clients.size:
+            return None
+        if clients.min() < 0 or clients.max() >= len(self):
+            return None
+        marked = np.zeros(len(self), dtype=bool)
+        marked[clients] = True
+        return np.flatnonzero(marked)
 
     def find(self, clients: Iterable[ClientId]) -> np.ndarray:
         """Numbers of these clients, -1 for an unknown one."""

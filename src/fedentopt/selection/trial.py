@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ def try_rounds(
     rounds: int,
     true_counts: np.ndarray | None = None,
     progress: Callable[[], None] = lambda: None,
-    available: Callable[[int], Sequence[ClientId] | None] = lambda number: None,
+    available: Callable[[int], Iterable[ClientId] | None] = lambda number: None,
     target: np.ndarray | None = None,
     *,
     keep_limits: bool = False,
@@ -115,15 +115,14 @@ def try_rounds(
     A cohort that is smaller because too few are available is no matter for a warning here. `keep_limits`: rounds say
     how many samples clients may use, a number per client and class.
     """
-    number = {client: i for i, client in enumerate(selector.clients)}
-    times = np.zeros(len(number), dtype=np.int64)
+    times = np.zeros(len(selector.clients), dtype=np.int64)
     target = getattr(selector, "target", None) if target is None else EntropySelector(1, target=target).target
     done = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CohortWarning)
         for _ in range(rounds):
             cohort = selector.select(available(selector.round + 1))
-            picked = [number[client] for client in cohort.clients]
+            picked = selector.numbers_of(cohort.clients)
             np.add.at(times, picked, 1)
             limits = cohort.sample_limits if keep_limits else None
             labels = cohort.label_counts if true_counts is None else np.maximum(true_counts[picked], 0).sum(axis=0)
