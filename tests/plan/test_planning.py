@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -494,3 +495,29 @@ def test_large_numbers_are_written_out(tmp_path: Path) -> None:
     assert not re.findall(r".{20}\de\+\d", shown + plan.privacy + plan.recommendation.reason)
     assert f"n = {plan.samples:,.0f} samples per client" in plan.privacy
     assert f" {counts[0].sum():,.0f} " in shown
+
+
+# --- how sure a recommendation is
+def test_a_choice_that_hangs_on_the_draw_is_called_a_close_call() -> None:
+    """What each repetition leads to is what it leads to as a plan of its own."""
+    counts = np.random.default_rng(3).dirichlet(np.full(6, 0.2), 24) * 90
+    settings = {"cohorts": [3, 4, 6], "buffers": [0, 6], "epsilon": "none", "away": 0.0, "rounds": 30}
+    plan = make_plan(np.round(counts).astype(int), repetitions=4, seed=0, **settings)
+    alone = []
+    for seed in range(4):
+        chosen = make_plan(np.round(counts).astype(int), repetitions=1, seed=seed, **settings).recommendation.chosen
+        alone.append((describe(chosen), chosen.choice.cohort))
+    together = (describe(plan.recommendation.chosen), plan.recommendation.chosen.choice.cohort)
+    others = Counter(one for one in alone if one != together)
+    said = "".join(
+        f"{', ' if place else ''}{times}{'' if place else ' of 4 repetitions lead'} to {what} and cohorts of {size}"
+        for place, ((what, size), times) in enumerate(others.most_common())
+    )
+    assert others, "a table on which the draw decides"
+    assert plan.recommendation.trade.endswith(f" A close call: by themselves, {said}.")
+
+
+def test_a_clear_choice_is_not_called_close() -> None:
+    counts = np.kron(np.eye(4, dtype=int), np.full((5, 1), 50))  # a class per client
+    plan = make_plan(counts, cohorts=[4], buffers=[0], epsilon="none", away=0.0, rounds=20, repetitions=3)
+    assert "close call" not in plan.recommendation.trade

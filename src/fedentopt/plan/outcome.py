@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -111,6 +111,15 @@ class Outcome:
     def entropy(self) -> float:
         """Mean over all rounds."""
         return float(self.entropies.mean())
+
+    def repetition(self, number: int) -> Outcome:
+        """The outcome of one repetition alone, the last where there are fewer; `times` stay those of all."""
+        first = min(number, len(self.entropies) - 1)
+        one = slice(first, first + 1)
+        return replace(
+            self, entropies=self.entropies[one], covered=self.covered[one], missed=self.missed[one],
+            h_norm=self.h_norm[one], never=self.never[one],
+        )  # fmt: skip
 
     def row(self, federation: Federation) -> dict[str, Any]:
         """The outcome as JSON."""

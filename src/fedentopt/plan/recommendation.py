@@ -10,10 +10,14 @@
 4. At that size random selection is taken where nothing beats it by more than `NEAR` of the largest possible entropy
    and by more rounds with every class than `NEAR`; else FedEntOpt where it does, unless another selector beats it by as
    much; else the first of the others that does, likewise.
+
+Near a threshold chance decides. Where single repetitions would lead to another choice than all of them together, the
+recommendation says so.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,20 +50,45 @@ class Recommendation:
 
 def recommend(federation: Federation, outcomes: Sequence[Outcome]) -> Recommendation:
     """The recommendation from outcomes without absence, all with the same noise; random selection among them."""
-    random = {o.choice.cohort: o for o in outcomes if o.choice.selector is RandomSelector}
-    best = {size: _best_of(federation, outcomes, random[size]) for size in sorted(random)}
-    most = max(outcome.entropy for outcome in best.values())
-    enough = [size for size, outcome in best.items() if outcome.entropy >= ENOUGH * most - 1e-9]
-    full = [size for size in enough if best[size].covered.mean() >= FULL]
-    size = (full or enough)[0]
+    random = _random_of(outcomes)
+    best, size, full = _decide(federation, outcomes)
     chosen = best[size]
     if chosen is random[size]:
         contender = max(_by_selector(federation, outcomes, chosen), key=lambda o: o.entropy, default=None)
         reason = _random_reason(federation, chosen, contender)
     else:
         reason = _reason(federation, chosen, random)
-    trade = _trade(federation, best, random, size, bool(full)) + _as_good(federation, outcomes, chosen, random[size])
-    return Recommendation(chosen, random[size], reason, trade)
+    trade = _trade(federation, best, random, size, full) + _as_good(federation, outcomes, chosen, random[size])
+    return Recommendation(chosen, random[size], reason, trade + _close_call(federation, outcomes, chosen))
+
+
+def _random_of(outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
+    return {o.choice.cohort: o for o in outcomes if o.choice.selector is RandomSelector}
+
+
+def _decide(federation: Federation, outcomes: Sequence[Outcome]) -> tuple[dict[int, Outcome], int, bool]:
+    """The best choice of every cohort size, the size to take, and whether its cohorts cover every class."""
+    random = _random_of(outcomes)
+    best = {size: _best_of(federation, outcomes, random[size]) for size in sorted(random)}
+    most = max(outcome.entropy for outcome in best.values())
+    enough = [size for size, outcome in best.items() if outcome.entropy >= ENOUGH * most - 1e-9]
+    full = [size for size in enough if best[size].covered.mean() >= FULL]
+    return best, (full or enough)[0], bool(full)
+
+
+def _close_call(federation: Federation, outcomes: Sequence[Outcome], chosen: Outcome) -> str:
+    """What single repetitions would lead to, where that is not the same; a choice with fewer has its last again."""
+    repetitions = max(len(outcome.entropies) for outcome in outcomes)
+    alone: Counter[str] = Counter()
+    for number in range(repetitions):
+        best, size, _ = _decide(federation, [outcome.repetition(number) for outcome in outcomes])
+        if best[size].choice != chosen.choice:
+            alone[f"{describe(best[size])} and cohorts of {size}"] += 1
+    if not alone:
+        return ""
+    (what, times), *more = alone.most_common()
+    others = "".join(f", {times} to {what}" for what, times in more)
+    return f" A close call: by themselves, {times} of {repetitions} repetitions lead to {what}{others}."
 
 
 def gain(federation: Federation, ours: Outcome, theirs: Outcome) -> float:
