@@ -326,8 +326,10 @@ def test_large_tables_are_sampled_and_say_so() -> None:
     assert f"{rounds} rounds and {repetitions} repetitions" in said
     assert "100000 clients" in said
     assert amount_of_work(big, [3], 12, 50, 4) == (50, 4, None)  # what is asked for is done
-    small = Federation(names(3), ("a", "b"), np.ones((3, 2)))
-    assert amount_of_work(small, [1, 2], 8, None, None) == (100, 3, None)
+    for clients, most in ((3, [1, 2]), (200, [2, 10, 20, 60, 100])):
+        small = Federation(names(clients), ("a",) * 10, np.ones((clients, 10)))
+        assert amount_of_work(small, most, 16, None, None) == (100, 3, None)
+    assert amount_of_work(Federation(names(201), ("a",) * 10, np.ones((201, 10))), [2, 100], 16, None, None)[2]
 
     counts = np.tile(two_classes_each(), (150, 1))  # 6000 clients
     plan = make_plan(counts, cohorts=["4"], rounds=2, repetitions=1, epsilon=["none"], away="0")
@@ -510,11 +512,13 @@ def test_a_choice_that_hangs_on_the_draw_is_called_a_close_call() -> None:
     together = (describe(plan.recommendation.chosen), plan.recommendation.chosen.choice.cohort)
     others = Counter(one for one in alone if one != together)
     said = "".join(
-        f"{', ' if place else ''}{times}{'' if place else ' of 4 repetitions lead'} to {what} and cohorts of {size}"
+        f"{f', {times}' if place else ''} to {what} and cohorts of {size}"
         for place, ((what, size), times) in enumerate(others.most_common())
     )
+    most = max(others.values())
+    by = "itself, 1 of 4 repetitions leads" if most == 1 else f"themselves, {most} of 4 repetitions lead"
     assert others, "a table on which the draw decides"
-    assert plan.recommendation.trade.endswith(f" A close call: by themselves, {said}.")
+    assert plan.recommendation.trade.endswith(f" A close call: by {by}{said}.")
 
 
 def test_a_clear_choice_is_not_called_close() -> None:

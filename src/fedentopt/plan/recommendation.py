@@ -88,7 +88,8 @@ def _close_call(federation: Federation, outcomes: Sequence[Outcome], chosen: Out
         return ""
     (what, times), *more = alone.most_common()
     others = "".join(f", {times} to {what}" for what, times in more)
-    return f" A close call: by themselves, {times} of {repetitions} repetitions lead to {what}{others}."
+    own, leads = ("itself", "leads") if times == 1 else ("themselves", "lead")
+    return f" A close call: by {own}, {times} of {repetitions} repetitions {leads} to {what}{others}."
 
 
 def gain(federation: Federation, ours: Outcome, theirs: Outcome) -> float:

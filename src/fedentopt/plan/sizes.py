@@ -26,7 +26,8 @@ EPSILONS: tuple[float | None, ...] = (None, 5.0, 1.0, 0.5, 0.1)
 ROUNDS, FEWEST_ROUNDS = 100, 10
 REPETITIONS, FEWEST_REPETITIONS = 3, 2
 LARGEST_COHORT = 100  # tried without being asked for
-BUDGET = 12_000.0  # milliseconds of FedEntOpt, as estimated
+SMALL = 2_000  # label counts up to which nothing is saved
+BUDGET = 12_000.0  # of larger tables: milliseconds of FedEntOpt, as estimated
 
 
 def as_words(option: str, given: Given) -> list[str] | None:
@@ -115,8 +116,9 @@ def amount_of_work(
 
     `choices` is about how many selectors and settings are tried with every cohort size.
     """
+    clients, classes = federation.counts.shape
     each = choices * sum(round_cost(federation, cohort) + 0.3 for cohort in cohorts)
-    affordable = BUDGET / each
+    affordable = math.inf if clients * classes <= SMALL else BUDGET / each
     used_repetitions = REPETITIONS if repetitions is None else repetitions
     used_rounds = ROUNDS if rounds is None else rounds
     if rounds is None and used_rounds * used_repetitions > affordable:
@@ -125,10 +127,10 @@ def amount_of_work(
         used_rounds = min(max(int(affordable / used_repetitions) // 10 * 10, FEWEST_ROUNDS), ROUNDS)
     if used_rounds == (rounds or ROUNDS) and used_repetitions == (repetitions or REPETITIONS):
         return used_rounds, used_repetitions, None
-    clients, classes = federation.counts.shape
     return (
         used_rounds,
         used_repetitions,
         f"Sampled: {used_rounds} rounds and {used_repetitions} repetitions of each choice, to be quick with {clients} "
-        f"clients and {classes} classes (small tables have {ROUNDS} and {REPETITIONS}); all clients were used.",
+        f"clients and {classes} classes (tables of up to {SMALL:,} label counts have {ROUNDS} and {REPETITIONS}); all "
+        "clients were used.",
     )
