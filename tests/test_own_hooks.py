@@ -228,7 +228,11 @@ def test_what_is_built_in_is_not_looked_at():
         ("mix", lambda self, round, more: None, "(missing a required argument: 'more'); accepted: mix(round)"),
         ("step", lambda self, server, start, trained: None, "accepted: step(server, start, trained, shares)"),
         ("local_loss", lambda model, batch: None, "accepted: local_loss(model, start, batch, context)"),
-        ("push", lambda self, vectors, *, more: None, "(missing a required argument: 'more'); accepted: push(vectors)"),
+        (
+            "push",
+            lambda self, vectors, *, more: None,
+            "argument: 'more'); accepted: push(vectors)",
+        ),  # Python's words vary
     ],
 )
 def test_a_hook_that_cannot_be_called_as_it_is_is_refused(hook, written, told):
