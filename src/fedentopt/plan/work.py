@@ -1,8 +1,8 @@
 """How long trials take, estimated from the sizes of the table and the settings alone.
 
 What a plan leaves out of a large table hangs on these estimates and never on a clock: the same table gives the same
-plan on a slow machine, or one that is busy. They are seconds of one core, measured on tables of 100 to 1,000,000
-clients and 10 to 1,000 classes, and right to about a factor of three.
+plan on a slow machine, or one that is busy. They are seconds of one core, and rough: enough to tell seconds from
+minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from fedentopt.plan.outcome import Choice, Federation
 from fedentopt.selection import EntropySelector, RandomSelector, Selector
 
-LARGE = 50_000  # label counts, clients times classes, from which on selectors may be left out
+LARGE = 50_000  # label counts, clients times classes, beyond which selectors may be left out
 LONGEST = 30.0  # seconds that one selector may take with all its sizes, and again with clients away
 LONGEST_NOISE = 60.0  # seconds that noise may take with all sizes of cohorts; beyond, the recommended size alone has it
 PATIENCE = 4.0  # seconds; a choice whose trial takes longer has one
